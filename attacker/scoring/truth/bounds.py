@@ -18,7 +18,8 @@ from attacker.bounds import (
 from attacker.bounds.cramer_rao import MAX_DENSE, MAX_ITERATIONS, PROBES
 from attacker.scoring.truth.originals import Use
 from fedsim.data import Dataset
-from fedsim.recording import DamagedFile, Recording
+from fedsim.recording import DamagedFile, Observation, Recording
+from fedsim.recording.index_database import INDEX_FILE
 from fedsim.truth import Used
 
 PRIOR_EXAMPLES = 464
@@ -60,15 +61,15 @@ class CaseBounds:
     def _bound(self, uses: Sequence[Use]) -> dict[int, float]:
         if self._left <= 0:
             raise NotBounded("the time for bounds is used up; attacker score --bounds TIME gives more")
-        used = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
-        indices = sorted({index for one in used for step in one.steps for index in step})
-        place = {index: i for i, index in enumerate(indices)}
-        x, y = self._data.train[indices]
-        seen = [self._recording.read_observation(self._rows[use.round, use.attempt, use.clients[0]]) for use in uses]
         if any(len(use.clients) > 1 for use in uses):
             raise NotBounded("no bound is known for secure sums")
         if self._recording.manifest.network:
             raise NotBounded(f"no bound is known if the clients' network is changed by {self._recording.manifest.network}")
+        seen = [self._read_observation(use) for use in uses]
+        used = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
+        indices = sorted({index for one in used for step in one.steps for index in step})
+        place = {index: i for i, index in enumerate(indices)}
+        x, y = self._data.train[indices]
         messages = [
             build_message(UsedExamples(one, tuple(tuple(place[index] for index in step) for step in own.steps)), y)
             for one, own in zip(seen, used, strict=True)
@@ -77,6 +78,15 @@ class CaseBounds:
         self._check_time(information)
         found = bound_error(information, self._find_prior())
         return dict(zip(indices, found.mse.tolist(), strict=True))
+
+    def _read_observation(self, use: Use) -> Observation:
+        """Read the observation of one client. Raises DamagedFile if the recording has none that is valid."""
+        (client,) = use.clients
+        row = self._rows.get((use.round, use.attempt, client))
+        if row is None:
+            words = f"has no valid row of client {client} in round {use.round}, attempt {use.attempt}"
+            raise DamagedFile(self._recording.folder / INDEX_FILE, words)
+        return self._recording.read_observation(row)
 
     def _check_time(self, information: FisherInformation) -> None:
         """Raise NotBounded if the expected time of the bound exceeds what is left.

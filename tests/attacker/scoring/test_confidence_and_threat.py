@@ -1,5 +1,7 @@
 """Tests of score rows: AUROC and calibration of confidence, identification, exact matches, threat classes, and bounds."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +84,21 @@ def test_modes_and_buffers_are_concessions() -> None:
     assert [one.split(":")[0] for one in both] == ["mode eval", "buffers shared"]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "noisy"
+def federate(out: Path, **settings: Any) -> Path:
     experiment = {
         "rounds": 1,
         "model": {"name": "mlp", "hidden": [32]},
         "data": "digits",
-        "clients": {"count": 8},
         "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-        "defense": "gaussian(0.003)",
+        **settings,
     }
     engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
     return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return federate(tmp_path_factory.mktemp("runs") / "noisy", clients={"count": 8}, defense="gaussian(0.003)")
 
 
 def score(run: Path, *, bound_seconds: float) -> list[ScoreRow]:
@@ -130,3 +134,35 @@ def test_without_time_there_are_no_bounds_and_a_reason(run: Path) -> None:
     assert all(row.bound_mse is None for row in scorer.score(folder))
     assert scorer.bounds is not None
     assert len(scorer.bounds.reasons) == 8
+
+
+def score_with_reasons(run: Path) -> tuple[list[ScoreRow], dict[str, str]]:
+    """Replay an attack, and return its score rows and the reasons for missing bounds."""
+    spec = AttackSpec(name="exact", arguments={"fallback": "none"})
+    folder = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run().folder
+    scorer = Scorer(run, [run / "truth"], bound_seconds=60)
+    rows = scorer.score(folder)
+    assert scorer.bounds is not None
+    return rows, scorer.bounds.reasons
+
+
+def test_secure_sums_are_scored_without_bounds(tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", clients={"count": 2}, secure_aggregation={"threshold": 2})
+    rows, reasons = score_with_reasons(run)
+    assert len(rows) == 2
+    assert all(row.bound_mse is None for row in rows)
+    assert list(reasons.values()) == ["no bound is known for secure sums"]
+
+
+def test_case_with_a_damaged_index_row_has_no_bound(tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", clients={"count": 2}, defense="gaussian(0.003)")
+    score_with_reasons(run)
+    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
+        index.execute("UPDATE observations SET bytes = -1 WHERE client = (SELECT min(client) FROM observations)")
+    folder = next(path for path in (run / "reconstructions").iterdir() if path.is_dir())
+    scorer = Scorer(run, [run / "truth"], bound_seconds=60)
+    assert sorted(row.bound_mse is None for row in scorer.score(folder)) == [False, True]
+    assert scorer.bounds is not None
+    (reason,) = scorer.bounds.reasons.values()
+    assert "index.sqlite" in reason
+    assert "no valid row" in reason
