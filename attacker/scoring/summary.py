@@ -38,8 +38,8 @@ class Summary:
     psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over these distinct examples. One without a
     reconstruction counts with the scores of the null's reconstruction, or of the best constant image, see `fill_failures`. None
     if no row has the measure. In means, a PSNR counts as at most 58.9 dB, see `PSNR_OF_8_BITS`.
-    seconds, iterations: total wall time of done cases, and median over rows of done cases of the case's number of iterations;
-    None if no case is done. failures: number of rows of finished cases without a reconstruction.
+    seconds, iterations: total wall time of done cases, and median of their numbers of iterations; each case counts once. None if
+    no case is done. failures: number of rows of finished cases without a reconstruction.
     identified: share of examples to which guesses would be as near with a probability of at most 1 %, see `ScoreRow.identified`.
     other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
     if no other client was attacked.
@@ -148,7 +148,7 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         values = average_by_example(done, key)
         return estimate_share(list(values.values()), [clusters[index] for index in values]) if values else None
 
-    efforts = [row for row in done if row.iterations is not None]
+    efforts = {row.case: row for row in done if row.iterations is not None}.values()
     bound, efficiency = _compare_with_bounds(complete)
     return Summary(
         run=first.run,
@@ -170,7 +170,7 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         mse=estimate("mse"),
         continuous_error=estimate("continuous_error"),
         categorical_right=estimate("categorical_right"),
-        seconds=sum({row.case: row.seconds or 0.0 for row in efforts}.values()) if efforts else None,
+        seconds=sum(row.seconds or 0.0 for row in efforts) if efforts else None,
         iterations=median(row.iterations or 0 for row in efforts) if efforts else None,
         failures=sum(row.failure is not None for row in done),
         surplus=sum({row.case: row.surplus or 0 for row in done}.values()),
@@ -182,7 +182,7 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         bound=bound,
         efficiency=efficiency,
         confidence=judge_confidence([(row.confidence, bool(row.success)) for row in done if row.confidence is not None]),
-        routes=dict(Counter({row.case: row.route for row in efforts if row.route}.values())),
+        routes=dict(Counter(row.route for row in efforts if row.route)),
     )
 
 

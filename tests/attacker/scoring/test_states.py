@@ -93,6 +93,17 @@ def test_interrupted_case_that_failed_later_is_failed(attacked: Path) -> None:
     assert next(row for row in rows_of(attacked) if row.case == path.stem).state == "failed"
 
 
+def test_effort_of_a_case_counts_once() -> None:
+    efforts = [("a", 1, 10), ("b", 1, 20), ("c", 5, 900)]
+    rows = [
+        ScoreRow(case=case, index=index, iterations=iterations, seconds=2.0, route="optimisation")
+        for case, examples, iterations in efforts
+        for index in range(examples)
+    ]
+    (summary,) = summarise(rows)
+    assert (summary.iterations, summary.seconds, summary.routes) == (20, 6.0, {"optimisation": 3})
+
+
 @pytest.mark.parametrize(
     ("row", "state"),
     [
