@@ -23,7 +23,10 @@ from attacker.service.schemas import AuditTold, FindingTold, Problem
 router = APIRouter(dependencies=[Depends(check_parameters)])
 
 VERDICT_RESPONSES: dict[int | str, dict[str, Any]] = REFUSED_RESPONSES | {
-    409: {"model": Problem, "description": "The audit has no verdict yet, or shows truth that the service was not given."}
+    409: {
+        "model": Problem,
+        "description": "The audit has no verdict yet, its files were deleted, or it shows truth that the service was not given.",
+    }
 }
 PAGE_RESPONSES = VERDICT_RESPONSES | {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 
@@ -82,14 +85,18 @@ def _find_verdict(service: Parts, id: str) -> AuditPaths:
     """Return the files of an audit's verdict.
 
     Raises UnknownJob if there is no such job, UnknownName if its recording no longer exists, and RequestError if the job is not
-    an audit, if it has no verdict, or if the verdict shows scores although the service was started without `--truth`.
+    an audit, if it has no verdict yet, if the verdict's files were deleted, or if the verdict shows scores although the service
+    was started without `--truth`.
     """
     job = service.queue.get(id)
     if not isinstance(job.spec, AuditSpec):
         raise RequestError(f"job {id} is not an audit; it attacks {job.spec.recording} by {job.spec.attack}", status=409)
     paths = make_audit_paths(make_audit_base(service.settings.state_folder, job.id))
-    if job.state != "done" or job.result is None or not all(path.exists() for path in paths):
+    if job.state != "done" or job.result is None:
         raise RequestError(f"job {id} is {job.state}; an audit has a verdict when it is done", status=409)
+    if missing := [path.name for path in paths if not path.exists()]:
+        words = f"the folder audits in the service's state folder lacks {' and '.join(missing)}"
+        raise RequestError(f"the verdict of job {id} was deleted: {words}; audit the recording again", status=409)
     if job.result.scored and not service.catalogue.get_run(job.spec.recording).told["truth"]:
         raise RequestError("this verdict shows scores; it is served if the service is started with --truth", status=409)
     return paths

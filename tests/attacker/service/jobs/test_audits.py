@@ -140,3 +140,17 @@ def test_only_audits_have_a_verdict(ask: Ask) -> None:
     job = asked.parts.queue.submit(JobSpec(recording="digits", attack="exact")).id
     assert "is not an audit" in asked(f"/api/v1/jobs/{job}/audit").json()["error"]["message"]
     assert asked("/api/v1/jobs/none/audit").status_code == 404
+
+
+def test_deleted_verdict_is_refused_with_what_to_do(ask: Ask, root: Path) -> None:
+    asked = ask()
+    job = complete_audit(asked, root, truth=False)
+    for path in make_audit_paths(make_audit_base(asked.parts.settings.state_folder, job)):
+        path.unlink()
+        for address in ("audit", "audit/page"):
+            answer = asked(f"/api/v1/jobs/{job}/{address}")
+            message = answer.json()["error"]["message"]
+            assert answer.status_code == 409
+            assert "deleted" in message
+            assert "audit the recording again" in message
+            assert "when it is done" not in message
