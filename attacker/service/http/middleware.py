@@ -41,10 +41,11 @@ class LoggedOut(Exception):
 
 
 class TooSlow(Exception):
-    """Raised if a client sends or receives too slowly, or disconnects before its request is complete.
+    """Raised if a client sends its request, or receives its response, too slowly."""
 
-    The middleware then gives up the request or the rest of its response.
-    """
+
+class Disconnected(Exception):
+    """Raised if a client disconnects before its request is complete."""
 
 
 class ServiceParts(Protocol):
@@ -77,17 +78,26 @@ class Guard:
             raise RuntimeError(f"the protocol {scope['type']!r} is not supported")
         answer = _SecuredSender(send, self.patience)
         try:
+            await self._answer(scope, receive, answer)
+        except LoggedOut:
+            log.info("a response was cut off, because the session of its request has ended")
+        except Disconnected:
+            log.info("a client disconnected before its request was complete")
+        except TooSlow:
+            log.info("the rest of a response was given up, because the client received it too slowly")
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: "_SecuredSender") -> None:
+        """Send the application's response, or an error response if the request is refused or the application fails."""
+        try:
             headers, known = _read_headers(scope), scope["app"].state.parts
             answer.admitted = _check(scope, headers, known)
             if scope["method"] in CHANGING_METHODS:
                 receive = _replay_body(await _read_body(receive, known.settings.max_body, self.patience), receive)
             await self.app(scope, receive, answer.send)
+        except (LoggedOut, Disconnected, TooSlow):
+            raise
         except Refused as refused:
             await answer.refuse(scope, refused)
-        except LoggedOut:
-            log.info("a response was cut off, because the session of its request has ended")
-        except TooSlow:
-            log.info("the connection of a client was closed, because it was too slow")
         except Exception:  # a bug: the client gets a plain error, and the log the traceback
             log.exception("%s %s failed", scope["method"], scope["path"][:200])
             if not answer.begun:
@@ -200,8 +210,8 @@ def _read_cookie(header: str, name: str) -> str:
 async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
     """Return the body of a request.
 
-    Raises Refused if it has more than `most` bytes, whatever its headers claim, and TooSlow if it is not complete after
-    `patience` seconds or the client disconnects.
+    Raises Refused if it has more than `most` bytes, whatever its headers claim, or is not complete after `patience` seconds, and
+    Disconnected if the client disconnects.
     """
     body = bytearray()
 
@@ -209,14 +219,17 @@ async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
         more = True
         while more:
             message = await receive()
-            if message["type"] != "http.request":  # the client disconnected
-                raise TooSlow
+            if message["type"] != "http.request":
+                raise Disconnected
             body.extend(message.get("body", b""))
             more = message.get("more_body", False)
             if len(body) > most:
                 raise Refused(413, f"the request is larger than {most} bytes")
 
-    await _wait_in_time(read(), patience)
+    try:
+        await _wait_in_time(read(), patience)
+    except TooSlow:
+        raise Refused(408, f"the request was not complete after {patience:g} seconds; send it again") from None
     return bytes(body)
 
 
@@ -252,8 +265,6 @@ class _SecuredSender:
         await _wait_in_time(self._send(message), self._patience)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:
-        if self.begun:  # the response has begun, so no error can be sent any more
-            raise TooSlow
         content = json.dumps(make_problem(str(refused))).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
         pairs = [(name.encode(), value.encode()) for name, value in (headers | refused.headers).items()]

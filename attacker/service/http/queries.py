@@ -35,6 +35,7 @@ REFUSED_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 REFUSED_CHANGE = REFUSED_RESPONSES | {
     403: {"model": Problem, "description": "The request comes from a page of another site."},
+    408: {"model": Problem, "description": "The request did not arrive in time."},
     413: {"model": Problem, "description": "The request is too large."},
     415: {"model": Problem, "description": "The body is not JSON."},
 }

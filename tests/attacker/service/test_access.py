@@ -1,6 +1,7 @@
 """Tests of access to the service: token, sessions, host names, origins, sizes of requests, and headers of answers."""
 
 import asyncio
+import json
 import os
 import secrets
 import stat
@@ -358,32 +359,71 @@ def test_headers_are_on_every_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) 
     assert answers[404].headers["cache-control"] == "no-store"
 
 
-def test_stalled_client_is_disconnected(tmp_path: Path) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        while True:
-            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+async def answer_forever(scope: Any, receive: Any, send: Any) -> None:
+    """Send a response without end."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
 
-    async def never(*message: Any) -> Any:
-        await asyncio.sleep(60)
 
-    guard = Guard(app, patience=0.05)
-    parts = SimpleNamespace(settings=ServiceSettings(root=tmp_path), keys=None)
+async def wait_forever(*message: Any) -> Any:
+    await asyncio.sleep(60)
+
+
+async def disconnect() -> Any:
+    return {"type": "http.disconnect"}
+
+
+def ask_guard(root: Path, method: str, receive: Any, send: Any) -> None:
+    """Make a request to `answer_forever` behind a guard that waits 0.05 seconds for the client."""
+    guard = Guard(answer_forever, patience=0.05)
+    parts = SimpleNamespace(settings=ServiceSettings(root=root), keys=None)
     served_app = SimpleNamespace(state=SimpleNamespace(parts=parts))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "path": "/",
         "raw_path": b"/",
         "query_string": b"",
         "headers": headers,
         "app": served_app,
     }
+    asyncio.run(guard(scope, receive, send))
+
+
+def test_stalled_client_is_disconnected(tmp_path: Path) -> None:
     started = time.monotonic()
-    asyncio.run(guard(scope, never, never))
-    asyncio.run(guard({**scope, "method": "GET"}, never, never))
+    ask_guard(tmp_path, "POST", wait_forever, wait_forever)
+    ask_guard(tmp_path, "GET", wait_forever, wait_forever)
     assert time.monotonic() - started < 5
+
+
+def test_request_that_arrives_too_slowly_is_answered_with_408(tmp_path: Path) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    ask_guard(tmp_path, "POST", wait_forever, send)
+    start, body = sent
+    assert start["status"] == 408
+    assert (b"Connection", b"close") in start["headers"]
+    assert set(SECURITY_HEADERS) <= {name.decode() for name, _ in start["headers"]}
+    assert "0.05 seconds" in json.loads(body["body"])["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "receive", "reason"),
+    [("GET", wait_forever, "given up, because the client received it too slowly"), ("POST", disconnect, "disconnected")],
+)
+def test_log_states_why_a_request_was_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str, receive: Any, reason: str
+) -> None:
+    with caplog.at_level("INFO", "attacker.service"):
+        ask_guard(tmp_path, method, receive, wait_forever)
+    (message,) = caplog.messages
+    assert reason in message
 
 
 def test_state_folder_is_private(ask: Ask, root: Path) -> None:
