@@ -40,6 +40,7 @@ from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_n
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.attacks.simulation.client import build_channel, build_network
 from attacker.reconstruction import Reconstruction, Slot
 
@@ -269,7 +270,8 @@ def agic(
     second total variation is added, weighted by that variance, as by denoised in `cpl`.
     distance, optimiser: by name, as in `cpl`; lbfgs or wolfe with euclidean suit small sigmoid networks. With adam, the start is
     random noise, pixels stay in [0, 1], and the search takes all steps. With any other optimiser, the start is the pattern of
-    `cpl`, pixels are not bounded, and the search stops after 10 iterations without a loss that is 5 % lower.
+    `cpl`, pixels are not bounded, and the search stops after 200 gradient evaluations in which its best loss decreased by at
+    most 5 %.
     learning_rate: 0 for the optimiser's default, which is 0.1 for adam. signed: adam uses only the sign of the gradient.
     label_rule: as in `cpl`, but not joint.
     local_steps: one_batch treats all local steps as one, simulated simulates each.
@@ -298,6 +300,7 @@ def agic(
         )
     needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())
     chosen = Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.get_optimiser(optimiser, learning_rate)
+    plateau = replace(PLATEAU_STOP, patience=PLATEAU_STOP.patience * LBFGS().period // chosen.period)
     matching = GradientMatching(
         name="agic",
         objective=Objective(
@@ -318,7 +321,7 @@ def agic(
         search=Search(
             optimiser=chosen,
             steps=steps,
-            stop=Stop(patience=steps, decrease=0.0) if adam else PLATEAU_STOP,
+            stop=Stop(patience=steps, decrease=0.0) if adam else plateau,
             restarts=restarts,
             coarse=coarse,
             compiled=compiled,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, find_unmet
 from attacker.attacks.linking import Links
+from attacker.attacks.matching.names import OPTIMISERS
 from attacker.attacks.multi_round.agic import agic
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import encode
@@ -215,6 +216,12 @@ def test_rounds_of_several_clients_are_refused(client: Client) -> None:
 def test_invalid_arguments_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         AttackSpec(name="agic", arguments=arguments)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMISERS if name != "adam"])
+def test_search_without_adam_stops_after_200_evaluations_without_progress(name: str) -> None:
+    search = agic(optimiser=name).matching.search
+    assert search.stop.patience * search.optimiser.period == 200
 
 
 def test_linked_rounds_of_several_local_epochs_keep_their_places(client: Client) -> None:
