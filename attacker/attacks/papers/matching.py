@@ -92,7 +92,7 @@ def cpl(
 
     init: start: random (normal), uniform, patterned (a random block, repeated 2x2 times), patterned4 (4x4 times), coarse4 (random
     squares of 4x4 pixels), dark, light, red, green, blue, smooth (grey with faint smooth differences), or insider with
-    auxiliary=FILE.npz, an archive of images from which one of the inferred class is drawn for each example.
+    auxiliary=FILE.npz, an archive of images from which one of the inferred class is drawn for each example (not with joint).
     optimiser: lbfgs, wolfe (L-BFGS with a line search), adam, momentum, or adagrad. learning_rate: 0 for the optimiser's default.
     distance: euclidean (squared), cosine, or absolute.
     label_rule: how labels are read from the gradient: inferred, bias, rows, llg, or ilrg, see `attacker.attacks.labels.rules`; or
@@ -121,6 +121,11 @@ def cpl(
     stops it. Its limits were chosen for that attack, and not tested on this one.
     """
     chosen, rule = named.get_optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)
+    if init == "insider" and rule is None:
+        raise ValueError(
+            "init 'insider' draws images of the classes that are inferred before the search, and label_rule 'joint' infers none; "
+            f"choose another label_rule: {', '.join(labels.LABEL_RULES)}, or another init"
+        )
     needs = (
         {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}
         | ({Need.LINEAR_HEAD} if rule else set())

@@ -65,6 +65,10 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"tv": -0.1}, "tv must be a number that is not negative"),
         ({"restarts": 0}, "restarts"),
         ({"boxed": "yes"}, "boxed must be true or false"),
+        (
+            {"init": "insider", "auxiliary": __file__, "label_rule": "joint"},
+            "init 'insider' .* label_rule 'joint' .*; choose another label_rule: .*inferred, or another init",
+        ),
     ],
 )
 def test_invalid_arguments_are_refused(arguments: dict[str, object], words: str) -> None:
