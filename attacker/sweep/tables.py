@@ -112,11 +112,17 @@ def list_cells(one: SettingResult) -> list[str]:
         f"{one.name}: {one.settings}" if one.settings else one.name,
         "" if one.accuracy is None else f"{one.accuracy:.3f}",
         "" if one.bytes_up is None else f"{one.bytes_up / 1e6:.3g}",
-        "infinite" if one.epsilon is None else f"{one.epsilon:.3g}",
+        _format_epsilon(one),
         shown,
         format_estimate(leak.rmse) if leak else "",
         format_estimate(leak.recovered) if leak else "",
     ]
+
+
+def _format_epsilon(one: SettingResult) -> str:
+    if not one.finished:
+        return ""
+    return "infinite" if one.epsilon is None else f"{one.epsilon:.3g}"
 
 
 def format_estimate(one: Estimate | None) -> str:

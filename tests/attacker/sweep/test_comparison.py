@@ -1,13 +1,14 @@
 """Tests of the comparison of settings in sweeps: strongest attacks, the Pareto front, winners, and paired tests."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attacker.sweep import SettingResult, SweepGrid, compare_settings, read_grid
 from attacker.sweep.federations import AttackScores, FederationResult
-from attacker.sweep.tables import NOT_AUDITED, escape_latex, to_csv, to_html, to_latex
+from attacker.sweep.tables import NOT_AUDITED, TABLE_COLUMNS, escape_latex, list_cells, to_csv, to_html, to_latex
 
 EXPERIMENT = """
 rounds = 1
@@ -121,6 +122,20 @@ def test_an_unfinished_grid_has_tables_too(grid: SweepGrid) -> None:
     assert all(one.finished == 0 and one.seeds == 2 and not one.audited for one in settings)
     assert "not finished" in to_html(grid, settings, comparisons)
     assert to_csv(settings).count("\n") == 1 + len(settings)
+
+
+def test_only_settings_with_results_have_an_epsilon(grid: SweepGrid) -> None:
+    failed = FederationResult(failed="out of memory", attacks={})
+    for result in (None, failed):
+        settings, _ = compare_settings(grid, [(one, result) for one in grid.federations])
+        assert {read_epsilon(one) for one in settings} == {""}
+    assert {read_epsilon(one) for one in results(grid)} == {"infinite"}
+    finite = [(one, replace(result, epsilon=2.5)) for one, result in make_results(grid)]
+    assert {read_epsilon(one) for one in compare_settings(grid, finite)[0]} == {"2.5"}
+
+
+def read_epsilon(one: SettingResult) -> str:
+    return dict(zip(TABLE_COLUMNS, list_cells(one), strict=True))["epsilon"]
 
 
 def test_latex_commands_are_escaped() -> None:
