@@ -75,6 +75,7 @@ class Cell:
 class Answered:
     """One reconstruction: its route (the method that gave it), and values for each example that was assigned to an original.
 
+    cell: the attacked cell; its `data` names the data set that the examples are from, also if it replaces one that is missing.
     evidence:   dict from the name of a feature, from which confidence is computed, to its values.
     confidence: probability of recovery, as the attack states it; NaN if it is undecided. recovered: whether it was recovered.
     explained:  share of the observed gradient's squared norm that the reconstruction explains; 0 if the attack does not state it.
@@ -120,6 +121,7 @@ def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data:
     evidence = {name: [values[c] for c in chosen] for name, values in found.evidence.items()}
     explained = found.explained if found.explained is not None else torch.zeros(len(found.x))
     confidence = found.confidence[chosen].tolist()
+    cell = replace(cell, data=data.name)
     return Answered(cell, route, data.data.is_image, evidence, confidence, explained[chosen].tolist(), right)
 
 
@@ -147,11 +149,12 @@ def _load_rows(name: str, asked: Options, count: int, *, part: Part, skip: int) 
     """Return `count` rows of one part of the table `name`, after the first `skip`; rows repeat if the part has too few.
 
     Of every four rows, two are in the tuning, one in the validation and one in the report part. Without a file of "adult" in
-    --data, the rows of "breast_cancer" are returned under its name.
+    --data, rows of "breast_cancer" are returned, and named so.
     """
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
-    found = path is not None and path.exists() and name == "adult"
-    loaded = datasets.load(f"csv:{path}") if found else datasets.load("breast_cancer")
+    if name == "adult" and (path is None or not path.exists()):
+        name = "breast_cancer"
+    loaded = datasets.load(f"csv:{path}" if name == "adult" else name)
     rows = np.arange(len(loaded.train))
     own = rows[np.isin(rows % 4, {"tuning": (0, 2), "validation": (1,), "report": (3,)}[part])]
     x, y = loaded.train[own[(np.arange(count) + skip) % len(own)]]
