@@ -211,9 +211,9 @@ def test_token_can_be_switched_off_on_loopback_only(tmp_path: Path) -> None:
             ServiceSettings(root=tmp_path, host=host, token=False)
 
 
-def test_token_is_required_by_default(root: Path, served_app: FastAPI, ask_of: Ask) -> None:
-    served_app.state.parts = make_parts(ServiceSettings(root=root, workers=0))
-    asked = ask_of(served_app)
+def test_token_is_required_by_default(root: Path, application: FastAPI, ask_of: Ask) -> None:
+    application.state.parts = make_parts(ServiceSettings(root=root, workers=0))
+    asked = ask_of(application)
     assert asked("/api/v1/recordings").status_code == 401
     assert asked.json("health")["token"] is True
     asked.parts.queue.close()
