@@ -95,23 +95,27 @@ class Summary:
 
     @property
     def ways(self) -> str:
-        """Return as text how many cases each method reconstructed, such as "5 by linear, 1 by optimisation".
+        """Return as text how many cases each method reconstructed, the commonest first, such as "5 by linear, 1 by optimisation".
 
-        Methods are closed forms, a search (`optimisation`), and guesses from the prior without reading the update. The text is ""
-        if the search reconstructed all cases.
+        Methods are the names in `routes`: closed forms, a search (`optimisation`), and guesses that do not use the update (`prior
+        alone`). The text is "" if all reconstructions are by `optimisation`, or if there are none.
         """
         if set(self.routes) <= {"optimisation"}:
             return ""
         return ", ".join(f"{count} by {route}" for route, count in sorted(self.routes.items(), key=lambda item: -item[1]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as plain JSON values."""
+        """Return the fields of the summary as a dict that can be written as JSON."""
         verdict = {"verdict": self.verdict.to_json() if self.verdict else None}
         return {**asdict(self), **verdict, "null": self.null.to_json() if self.null else None}
 
 
 def summarise(rows: Iterable[ScoreRow]) -> list[Summary]:
-    """Return one summary per attack. The summary of an attack's null is its field `null`."""
+    """Return a list of one summary per attack and run.
+
+    A null (the same attack without the update) has no summary of its own in the list: it is the field `null` of its attack's
+    summary. Rows of a null without rows of its attack are left out.
+    """
     ordered = sorted(rows, key=lambda row: (row.run, row.source))
     groups = [list(group) for _, group in groupby(ordered, key=lambda row: (row.run, row.source))]
     nulls = {_get_attack_key(group[0]): group for group in groups if group[0].null}
@@ -119,12 +123,19 @@ def summarise(rows: Iterable[ScoreRow]) -> list[Summary]:
 
 
 def _get_attack_key(row: ScoreRow) -> tuple[str, str, int, str, str]:
-    """Return what identifies an attack and is equal for its null: run, specification, seed and digests of code."""
+    """Return what identifies an attack and is equal for its null: run, attack with arguments, seed, and digests of code.
+
+    The digests are those in the row, of network and attack code that is not part of this project.
+    """
     return row.run, row.spec.removesuffix(" without gradient"), row.seed, row.network_code, row.attack_code
 
 
 def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Summary:
-    """Return the summary of an attack with that of its null on the same finished cases, and the verdict."""
+    """Return the summary of an attack with its verdict and the summary of its null.
+
+    rows: all rows of the attack. null: all rows of its null; empty if it was not run. Scores of the null are taken from cases
+    that both have finished only.
+    """
     cases, done = {row.case for row in rows}, [row for row in rows if row.is_finished]
     same, counted = [row for row in null if row.case in cases], {row.case for row in done}
     other = [row for row in same if row.is_finished and row.case in counted]
@@ -133,9 +144,9 @@ def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> 
 
 
 def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Sequence[ScoreRow]) -> Summary:
-    """Return a summary without null and verdict.
+    """Return the summary of an attack or null with None for the fields `null` and `verdict`.
 
-    rows: all rows of the attack. done: those of finished cases. complete: the rows `done` after `fill_failures`.
+    rows: all its rows. done: those of finished cases. complete: the rows `done` after `fill_failures`.
     """
     first = rows[0]
     clusters = find_clusters((row.index, row.case) for row in done)
@@ -187,10 +198,10 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
 
 
 def _compare_with_bounds(rows: Sequence[ScoreRow]) -> tuple[float | None, float | None]:
-    """Return the mean bound on the mean squared error, and the efficiency: this mean divided by the mean of the errors.
+    """Return the mean lower bound on the mean squared error, and the efficiency: this mean divided by the mean of the errors.
 
-    Means are over the examples that have both, and each mean in the ratio is at least the error of rounding to 8 bits. (None,
-    None) if no example has both.
+    Means are over the distinct examples that have both. For the efficiency, a mean below the error of rounding to 8 bits is
+    raised to that error. The result is (None, None) if no example has both.
     """
     bounds, errors = average_by_example(rows, "bound_mse"), average_by_example(rows, "mse")
     both = [index for index in bounds if index in errors]

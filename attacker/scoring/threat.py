@@ -1,9 +1,9 @@
-"""Threat classes A to H of the attacker behind a score row, after Carletti et al. 2025.
+"""Threat classes A to H of attackers, after Carletti et al. 2025, and training settings that make attacks easier.
 
-The classes are those of "SoK: Gradient inversion attacks in federated learning", which LeakPro enforces as well. A: gradients
-alone. B: also what anybody assumes of the data, such as ranges and smooth images. C: also the settings of local training. D: also
-data like the clients'. E: also batch-norm statistics of the clients. F: a server that changes the model. G: F with data like the
-clients'. H: G with clients of its own.
+The classes are those of "SoK: Gradient inversion attacks in federated learning". A: gradients alone. B: also what anybody assumes
+of the data, such as ranges and smooth images. C: also the settings of local training. D: also data like the clients'. E: also
+batch-norm statistics of the clients. F: a server that changes the model. G: F with data like the clients'. H: G with clients of
+its own.
 """
 
 import ast
@@ -22,12 +22,13 @@ TAMPERED_MODEL = "imprint"
 
 
 def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -> ThreatClass:
-    """Return the lowest class that covers the knowledge of an attack.
+    """Return the threat class of an attack: the first of F, E and D whose condition holds, otherwise C.
 
-    run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments. oracles: names of the
-    information that was given to the attack and that no server has. An attack with images like the clients' (an oracle, or a
-    decoder trained on such images) is in class D at least. The oracles of true labels and logits do not change the class, since
-    no class covers them.
+    F: a malicious server is among the oracles, or the model is the built-in `imprint`, which such a server has changed. E:
+    clients send batch-norm statistics (`buffers` is "shared"). D: an oracle supplies images, or the attack has a decoder that is
+    not built in. The oracles of true labels and logits do not change the class, since no class covers them.
+    run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments, as text. oracles: names of
+    the information that was given to the attack and that no server has.
     """
     if MALICIOUS_SERVER in oracles or str(run.get("model", "")).partition("(")[0] == TAMPERED_MODEL:
         return "F"
@@ -37,7 +38,10 @@ def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -
 
 
 def list_concessions(run: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return sentences on training settings that make attacks easier: eval mode, and batch-norm statistics that are sent."""
+    """Return a sentence for each training setting that makes attacks easier: eval mode, and batch-norm statistics that are sent.
+
+    run: as in `classify_threat`.
+    """
     training = _get_training(run)
     found = []
     if training.get("mode") == "eval":
@@ -53,7 +57,10 @@ def _get_training(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _has_other_decoder(spec: str) -> bool:
-    """Return whether the argument `decoder` of an attack names one that is not built in, such as a pretrained generator."""
+    """Return whether the argument `decoder` of an attack names one that is not built in, such as a pretrained generator.
+
+    spec: the attack with its arguments, as text. A decoder maps what a search optimises to examples.
+    """
     try:
         call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -31,9 +31,9 @@ MIN_CLUSTERS = 3
 class Score:
     """A score that is compared between attack and null.
 
-    name: field of `ScoreRow`. title: its name in printed text. sign: 1 if a higher score is nearer to the original, -1 if a
-    lower score is. unit: suffix of printed values. is_share: whether the score is 1 for a success and 0 otherwise for each
-    example, so that its mean is a share.
+    name: field of `ScoreRow`. title: its name in printed text. sign: 1 if a higher score is nearer to the original, -1 if a lower
+    score is. unit: suffix of printed values. is_share: whether the score of a row is 1 for a success and 0 otherwise, so that its
+    mean is a share.
     """
 
     name: str
@@ -57,17 +57,20 @@ REIDENTIFIED, SINGLE = "reidentification", "single"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The comparison of one score of an attack with its null.
+    """The comparison of one score of an attack with its null, the same attack without the update.
 
-    attack, null: means over the same examples; for re-identification, means of the share of other examples that are nearer to the
-    reconstruction than the original. The null is the same attack without the update.
-    difference: mean of attack minus null in units of the score, with its confidence interval over clusters. It is negative for a
-    leak if a smaller score is better, as `Score.sign` says, and for re-identification.
+    score, title: name of the score in code and in printed text. unit: suffix of printed values; "%" for shares, which are stored
+    in [0, 1].
+    attack, null: mean over examples; for re-identification, mean share of other examples that are nearer to the reconstruction
+    than the original is. None for the test of single examples, which compares no means.
+    difference: mean of attack minus null, with its confidence interval over clusters; None as for `attack`. An attack that beats
+    its null has a negative difference in scores of which smaller values are better (`Score.sign` is -1, and re-identification).
     p: one-sided p-value for the attack being better than its null. adjusted: p-value adjusted for the number of compared scores
     (Holm 1979).
     leaks: whether `adjusted` is at most `SIGNIFICANCE_LEVEL`.
-    detectable: smallest difference in favour of the attack that the test on a sample like this one reports as a leak with
-    probability 0.95, at the level divided by the number of compared scores; None if unknown.
+    detectable: estimate of the smallest difference in favour of the attack, as a positive number, that the test on a sample like
+    this one reports as a leak with probability 0.95. None if not even the recovery of every example would be reported so, and for
+    re-identification and single examples.
     """
 
     score: str
@@ -83,7 +86,7 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """Return the comparison as text: the score's means for attack and null, and for PSNR the interval of their difference.
+        """Return the comparison as text: the means for attack and null, and for PSNR also the interval of their difference.
 
         For the test of single examples, which compares no means, the text states its finding.
         """
@@ -110,11 +113,14 @@ class Comparison:
 class Verdict:
     """The result of comparing an attack with its null, the same attack without the update.
 
-    outcome: "recovered" if the attack shows a leak that includes recovered examples, "partly leaked" if only other scores show a
-    leak, "not distinguishable from the null at this sample" if no score does, "no verdict" if the comparison is not possible.
-    examples, clusters: number of distinct examples compared, and of the independent groups that they form.
-    recovered, null_recovered: how many of the examples the attack and the null recovered (`ScoreRow.success`) at least once.
-    flat: how many of the examples that the attack recovered are nearly of one colour, which a constant image recovers as well.
+    outcome: "recovered" if the attack shows a leak and recovers examples beyond what its null and chance explain, "partly leaked"
+    if only other scores show a leak, "not distinguishable from the null at this sample" if no score does. It is "no verdict" if
+    the null is missing, or if no score shows a leak and the null covers only some of the examples or the rows are of an old
+    version.
+    comparisons: one per tested score. examples, clusters: number of distinct examples compared, and of the independent groups
+    that they form.
+    recovered, null_recovered: how many of these examples the attack and the null recovered (`ScoreRow.success`) at least once.
+    flat: how many of the examples that the attack recovered are nearly of one colour.
     reason: why the outcome is "no verdict"; "" for other outcomes.
     """
 
@@ -129,12 +135,12 @@ class Verdict:
 
     @property
     def leaks(self) -> bool:
-        """Return whether any score shows a leak."""
+        """Return whether any comparison shows a leak, so that the outcome is "recovered" or "partly leaked"."""
         return self.outcome in ("recovered", "partly leaked")
 
     @property
     def leaked(self) -> tuple[Comparison, ...]:
-        """Return the comparisons that show a leak."""
+        """Return the comparisons that show a leak (`Comparison.leaks`)."""
         return tuple(one for one in self.comparisons if one.leaks)
 
     @property
@@ -144,7 +150,7 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """Return the verdict as one sentence without a full stop."""
+        """Return the verdict as text without a full stop: the outcome, and the numbers or the reason behind it."""
         if self.outcome == "no verdict":
             return f"no verdict: {self.reason}"
         if self.outcome == "recovered":
@@ -161,7 +167,9 @@ class Verdict:
         return f"not distinguishable from the null at this sample: {told}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as plain JSON values."""
+        """Return the verdict as a dict that can be written as JSON: its fields, and the properties `words`, `leaks` and
+        `detectable`.
+        """
         return {**asdict(self), "words": self.words, "leaks": self.leaks, "detectable": dict(self.detectable)}
 
 
@@ -175,7 +183,11 @@ def _format_leaked(leaked: Sequence[Comparison]) -> str:
 
 
 def _format_detectable(verdict: Verdict) -> str:
-    """Return as text how large a mean difference to the null would have been detected. Scores that are shares are left out."""
+    """Return a clause on the mean differences between attack and null that the tests may have missed.
+
+    Scores that are shares are left out. If no other score has a known `Comparison.detectable`, the clause says what so few cases
+    can show.
+    """
     sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None and one.unit != "%"}
     told = [_format_size(one) for one in sizes.values()]
     if told:
@@ -193,7 +205,10 @@ def _format_size(one: Comparison) -> str:
 
 
 def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
-    """Return the verdict on an attack, given its rows and those of its null, both of finished cases (`ScoreRow.is_finished`)."""
+    """Return the verdict on an attack.
+
+    rows, null: score rows of finished cases (`ScoreRow.is_finished`), of the attack and of its null; either may be empty.
+    """
     if not rows:
         return Verdict(outcome="no verdict", reason="no case is finished")
     if not null:
@@ -229,9 +244,11 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
 
 
 def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
-    """Test each score of `COMPARED_SCORES`, re-identification and single examples, and adjust the p-values for their number.
+    """Test each score of `COMPARED_SCORES`, re-identification and single examples; return their comparisons.
 
-    A score is left out if fewer than `MIN_CLUSTERS` clusters have it, and the labels if an oracle supplied them.
+    The p-values are adjusted for the number of tests. A score is left out if fewer than `MIN_CLUSTERS` clusters have it, the
+    labels if an oracle supplied them, and the last two tests if the rows lack the values that they need. clusters: dict from an
+    example's index to its cluster.
     """
     found: list[dict[str, Any]] = []
     oracles = both.attack[0].oracles
@@ -267,18 +284,20 @@ def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparis
 
 
 def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any]:
-    """Test whether the mean difference is positive; return the p-value `p` and a function `least`.
+    """Test whether the mean difference is positive; return a dict of the p-value `p` and a function `least`.
 
-    `least` maps a significance level to the smallest mean difference that the test would detect.
+    `least` maps a significance level to the smallest mean difference that the test would detect with probability 0.95. signed:
+    difference between attack and null of each example, positive if the attack is better. groups: cluster of each example.
     """
     return {"p": run_t_test(signed, groups), "least": partial(find_detectable_mean, signed, groups)}
 
 
 def _test_shares(both: Paired, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
-    """Return `p` and `least`, as `_test_means`, for a score that is the success of each example.
+    """Return a dict of `p` and `least`, as in `_test_means`, for a score that is 1 for a success of a row and 0 otherwise.
 
-    Fisher's exact test is used if every example is its own cluster and each success is 0 or 1, otherwise a sign-flip test.
-    differences: attack minus null by the example's index in the data set. groups: cluster of each of them.
+    Fisher's exact test is used if every example is its own cluster and its mean over rows is 0 or 1, otherwise a sign-flip test.
+    `least` returns None if no difference would be detected. name: field of `ScoreRow`. differences: attack minus null by the
+    example's index in the data set. groups: cluster of each of them.
     """
     mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
     count = len(set(groups))
@@ -299,20 +318,22 @@ def _compute_mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> f
 
 
 def _has_chances(both: Paired) -> bool:
-    """Return whether any row of the attack with a reconstruction has the field `chance`, or no row has a reconstruction.
+    """Return False if the attack's rows are of an earlier version, which did not compute `ScoreRow.chance`, and True otherwise.
 
-    Rows of earlier versions lack `chance`, the probability of a reconstruction this near to its original without information.
+    `chance` is an upper bound on the probability of a reconstruction this near to its original without information. The result is
+    also True if no row has a reconstruction, since the version cannot be told then.
     """
     answered = [row for row in both.attack if row.failure is None]
     return not answered or any(row.chance is not None for row in answered)
 
 
 def _has_recovered(both: Paired, compared: Sequence[Comparison]) -> bool:
-    """Return whether a leak includes recovered examples, and not only better scores.
+    """Return whether a leak, which some comparison shows, includes recovered examples, and not only better scores.
 
-    It does if the attack recovers significantly more examples than the null does, or an example that the null does not recover
-    and whose `chance` is significant by itself. If no row has `chance`, as in earlier versions, the number of examples recovered
-    by the attack minus that by the null must exceed half the number of compared examples.
+    It does if the attack recovers significantly more examples than the null does, or one that the null does not recover and whose
+    `ScoreRow.chance` is significant after correction for the numbers of rows and of compared scores. If no row has `chance`, as
+    in earlier versions, the number of examples recovered by the attack minus that by the null must exceed half the number of
+    compared examples.
     """
     if any(one.leaks and one.score == "success" for one in compared):
         return True

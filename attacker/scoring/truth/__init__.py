@@ -1,1 +1,1 @@
-"""The truth that reconstructions are compared with: the examples that clients used, and the data sets that hold them."""
+"""The truth that reconstructions are compared with: the examples that clients used, their data sets, and bounds on the error."""

@@ -30,8 +30,9 @@ ReadUsed = Callable[..., Used]
 class CaseBounds:
     """Lower bounds on the mean squared error of each example, for the cases of one run.
 
-    seconds: time budget. A case whose expected time exceeds what is left has no bound. The attribute `reasons` is a dict from the
-    key of each case without a bound to the reason.
+    read_used: function that returns the examples of a round, given round, attempt and clients. seconds: time budget of all calls
+    of `find` together. A case has no bound if its expected time exceeds what is left, or if no bound is known for its defense.
+    The attribute `reasons` is a dict from the key of such a case to the reason.
     """
 
     def __init__(self, recording: Recording, data: Dataset, read_used: ReadUsed, *, seconds: float = float("inf")) -> None:
@@ -43,9 +44,10 @@ class CaseBounds:
         self._rows = {(row.round, row.attempt, row.client): row for row in recording.read_rows(on_damage=lambda error: None)}
 
     def find(self, key: str, observed: Sequence[Use]) -> dict[int, float]:
-        """Return a dict from the data set index of each example of a case to the bound on its mean squared error.
+        """Return a dict from the data set index of each example of a case to the lower bound on its mean squared error.
 
-        The result is empty if there is no bound. key: key of the case, under which `reasons` then stores the reason.
+        The result is empty if there is no bound. key: key of the case, under which `reasons` then has the reason. observed: the
+        observations of the case.
         """
         uses = tuple(observed)
         if uses not in self._found:
@@ -89,9 +91,10 @@ class CaseBounds:
         return self._recording.read_observation(row)
 
     def _check_time(self, information: FisherInformation) -> None:
-        """Raise NotBounded if the expected time of the bound exceeds what is left.
+        """Raise NotBounded if the expected time of the bound exceeds what is left of the budget.
 
-        The expected time is that of one product of the information with a vector, measured here, times the number of products.
+        The expected time is that of one product of the information with a vector, measured here, times the largest number of such
+        products that the bound may need. information: Fisher information on the examples of a case.
         """
         started = monotonic()
         information.multiply(torch.ones(information.size, dtype=torch.float64))

@@ -1,4 +1,7 @@
-"""Data sets that folders of truth refer to: one for all clients, as in a simulation, or one per client."""
+"""Loaders of the data sets that folders of truth refer to: one for all clients, as in a simulation, or one per client.
+
+Truth is a record of which examples each client trained on, as indices into a data set.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,32 +18,41 @@ from fedsim.truth import TruthReader, Used
 
 @dataclass(frozen=True)
 class Holdings:
-    """The concatenation of all data sets that truth refers to.
+    """All data sets that truth refers to, joined into one.
 
-    data: the examples of all data sets, one set after the other. starts: dict from the content hash of a set to the index of its
-          first example.
+    data: data set whose training examples are those of all sets, one set after the other. starts: dict from the content hash of a
+    set to the index in `data.train` of its first training example.
     """
 
     data: Dataset
     starts: dict[str, int]
 
     def read_used(self, reader: TruthReader, round: int, attempt: int, client: str) -> Used:
-        """Return `TruthReader.read_used` with indices into `data`: the examples that a client used in a round."""
+        """Return the examples that a client used in one attempt at a round, as indices into `data.train`.
+
+        reader: one of those that were given to `load_holdings`. attempt: 1 plus the number of times that the server had resumed
+        the run. Raises KeyError if `reader` has no such truth.
+        """
         start = self.starts[reader.dataset["content_hash"]]
         used = reader.read_used(round, attempt, client)
         return Used(tuple(tuple(start + index for index in step) for step in used.steps)) if start else used
 
     def read_canaries(self, reader: TruthReader, client: str) -> tuple[tuple[int, int], ...]:
-        """Return `TruthReader.read_canaries` with indices into `data`."""
+        """Return a client's canary pairs: indices into `data.train` of two examples each, of which the client used one.
+
+        The result is empty if `reader` has none of this client. reader: as in `read_used`.
+        """
         start = self.starts[reader.dataset["content_hash"]]
         return tuple((start + a, start + b) for a, b in reader.read_canaries(client))
 
 
 def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> Holdings:
-    """Load the data sets that the folders of truth refer to.
+    """Load the data sets that the folders of truth refer to, and join them.
 
-    given: name and arguments of the data set, if they differ from those in truth; there must be only one data set then.
-    Raises ValueError if a data set's content differs from what truth refers to, or if the specifications of the sets differ.
+    readers: one per folder, at least one. given: name and arguments of a data set to load instead of what truth describes, such
+    as one that lies elsewhere; it must have the same content, so that truth may refer to only one data set then.
+    Raises ValueError if truth does not describe a data set, if a data set's content differs from what truth refers to, or if the
+    specifications (shape, classes, columns) of the sets differ.
     """
     found: dict[str, Dataset] = {}
     for reader in readers:
@@ -75,21 +87,29 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
 
 
 def _lacks_ranges(described: dict[str, Any]) -> bool:
-    """Return whether truth describes a table without saying which ranges scale its columns, as older versions wrote it."""
+    """Return whether truth describes a table without saying which ranges scale its columns, as older versions wrote it.
+
+    described: content of `dataset.json`.
+    """
     factory = datasets.DATASETS[datasets.split_name(described["name"])[0]]
     return "ranges_from" in signature(factory).parameters and "ranges_from" not in described["arguments"]
 
 
 def _add_client_ranges(described: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a table scaled by the ranges over all clients' rows, the only way in older versions."""
+    """Return the description of a table with the statement that the ranges over all clients' rows scale its columns.
+
+    In older versions, which did not state the ranges, this was the only way. described: content of `dataset.json`.
+    """
     return {**described, "arguments": {**described["arguments"], "ranges_from": "clients"}}
 
 
 def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None = None) -> Dataset:
     """Load the data set that truth describes, or the one that the user gives instead.
 
-    beside: folder with the client's part of a data set, next to its truth; it is used if the folder that truth names does not
-    exist, as after copying the client's folder to another machine.
+    described: content of `dataset.json`. given: name and arguments of the user's data set; if it is of the same kind as the one
+    in truth, arguments that the user did not give are those of truth. beside: for the kind `part`, a folder with one client's
+    part of a data set, the folder that is read if the one that truth or the user names does not exist, as after copying the
+    client's files to another machine.
     """
     name, arguments = described["name"], described["arguments"]
     if given:

@@ -1,4 +1,4 @@
-"""Originals behind the rounds of a case, and correctness of the rounds that an attack claims for each.
+"""The true examples (originals) behind the observations of a case, and checks of the rounds that an attack claims for them.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -15,9 +15,11 @@ from fedsim.truth import Used
 
 @dataclass(frozen=True)
 class Original:
-    """A distinct example that a client trained on in the rounds of a case.
+    """A distinct true example of a case: one that the observed clients used in training, at least once.
 
-    rounds: rounds that used it, ascending. batch, position: those of its first use. index: its index in the data set.
+    rounds: rounds of the case that used it, in the order of the case. batch, position: its first use, as the number of the local
+    step, from 1, and the position in the batch of this step, from 0; for a secure sum, the steps of its clients are numbered one
+    client after the other. index: its index in the training set.
     """
 
     rounds: tuple[int, ...]
@@ -29,7 +31,7 @@ class Original:
 class Use(NamedTuple):
     """One observation of a case: its round, and the clients that it depends on (several for a secure sum).
 
-    attempt: number of the start of the run in which the round was recorded; above 1 only after a resume.
+    attempt: 1 plus the number of times that the run had been resumed when the round was recorded.
     """
 
     round: int
@@ -38,7 +40,7 @@ class Use(NamedTuple):
 
 
 def list_uses(case: Mapping[str, Any]) -> list[Use]:
-    """Return the observations of a case in the order of rounds, given the case's entry in `attack.json`."""
+    """Return the observations of a case in the order of its rounds in `attack.json`. case: the case's entry in this file."""
     rounds = case.get("rounds") or [[case["round"], case["attempt"]]]
     cohorts = case.get("cohorts") or [case.get("cohort") or []] * len(rounds)
     return [
@@ -48,7 +50,10 @@ def list_uses(case: Mapping[str, Any]) -> list[Use]:
 
 
 def list_originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
-    """Return the distinct examples of several rounds in the order of their first use, given pairs of round and its truth."""
+    """Return the distinct examples of several rounds in the order of their first use.
+
+    used: pairs of a round and the examples used in it, in the order of the case's rounds.
+    """
     found: dict[int, Original] = {}
     for round, one in used:
         for batch, position, index in one.examples:
@@ -59,12 +64,12 @@ def list_originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
 
 
 def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
-    """Return a dict from an example's index in the data set to how many reconstructions it may have.
+    """Return a Counter from an example's index in the training set to how many reconstructions of a case may be assigned to it.
 
-    The number is the largest one over rounds of the example's uses in the round, divided by the number of epochs and rounded up.
-    It is 1 for most examples. It is larger if a round's steps continued beyond the end of the client's data, or if several
-    clients of a secure sum hold the same example: an attack that returns as many examples as were reported then has to return
-    such examples more than once. used: truth of each round. epochs: epochs per round.
+    The number is the example's uses in a round, divided by the number of epochs and rounded up; of several rounds, the largest
+    number counts. It is 1 for most examples. It is larger if a client's last steps started again at the beginning of its data, or
+    if several clients of a secure sum hold the same example: an attack that returns as many examples as were reported then has to
+    return such examples more than once. used: the examples used in each round. epochs: epochs per round.
     """
     places: Counter[int] = Counter()
     for one in used:
@@ -73,7 +78,10 @@ def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
 
 
 def list_claimed_rounds(found: Reconstruction) -> list[tuple[int, ...]]:
-    """Return, for each reconstructed example, the rounds that the attack claims for it, ascending."""
+    """Return a list with one tuple per reconstructed example: the rounds that the attack claims for it, ascending.
+
+    The tuple is empty if the attack assigns the example to no place in the recording.
+    """
     rounds: list[set[int]] = [set() for _ in range(len(found.x))]
     for slot in found.slots:
         if 0 <= slot.example < len(rounds):
@@ -82,9 +90,11 @@ def list_claimed_rounds(found: Reconstruction) -> list[tuple[int, ...]]:
 
 
 def make_link_fields(original: Original, rounds: Sequence[int] | None) -> MeasuredRow:
-    """Return the fields of a score row on links: the rounds that the attack claims for an example, and whether all are right.
+    """Return two fields of a score row on links between rounds: `rounds_claimed` and `link_correct`.
 
-    rounds: the claimed rounds; None without a reconstruction. `link_correct` is None if at most one round is claimed.
+    original: the true example. rounds: the rounds that the attack claims for its reconstruction, returned as `rounds_claimed`;
+    None without a reconstruction. `link_correct` is whether all claimed rounds used the example, or None unless at least two
+    rounds are claimed.
     """
     linked = rounds is not None and len(rounds) > 1
     right = set(rounds or ()) <= set(original.rounds)
