@@ -33,9 +33,11 @@ SECURITY_HEADERS = {
 
 
 def read_token(path: Path) -> str:
-    """Return the token in the file `path`, which is created at the first start with access for its owner only.
+    """Return the token in the file `path`; if there is no such file, create it with a new random token.
 
-    Raises ValueError if other users can read it or may have created it, or if the token is too short.
+    A new file is accessible to its owner only, and so is its folder. Raises ValueError if an existing file is a link or a special
+    file, belongs to another user or is open to other users, or if it does not hold a token of 32 to 999 printable ASCII
+    characters.
     """
     make_private(path.parent)
     try:
@@ -60,9 +62,10 @@ def _read_checked(path: Path) -> str:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Return whether a Host header is a loopback name or address of this machine.
+    """Return whether a Host header names this machine as itself: `localhost`, or a loopback address such as 127.0.0.1 or [::1].
 
-    This prevents DNS rebinding: a foreign web page whose host name resolves to 127.0.0.1 sends that host name and is refused.
+    host: value of the header, with or without a port. The check prevents DNS rebinding: a foreign web page whose host name
+    resolves to 127.0.0.1 sends that host name and is refused.
     """
     name = parse_hostname(host)
     if name is None:
@@ -76,7 +79,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def parse_hostname(host: str) -> str | None:
-    """Return the name in a Host header without its port, or None if the header is malformed."""
+    """Return the host name or address in a Host header, without port and brackets; None if the header is malformed."""
     if host.startswith("["):
         name, closed, port = host[1:].partition("]")
         port = port.removeprefix(":") if port.startswith(":") else port and "?"
@@ -95,7 +98,7 @@ def parse_hostname(host: str) -> str | None:
 def is_own(origin: str, host: str) -> bool:
     """Return whether an Origin header names the host and port in the Host header, so that the request is from the service's page.
 
-    The scheme may be http or https.
+    The scheme may be http or https; upper and lower case are not distinguished in names.
     """
     scheme, separator, name = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and name.lower() == host.lower()

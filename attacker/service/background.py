@@ -17,10 +17,10 @@ log = logging.getLogger("attacker.service")
 
 
 class Works:
-    """The watcher of recordings, the supervisor of jobs, and the rules of one service.
+    """The background work of one service: the watcher of recordings, the supervisor of jobs, and the rules that submit jobs.
 
-    Raises ValueError if the file of rules cannot be read, or if it limits the processor time of jobs that run on a Ray cluster,
-    where it cannot be measured.
+    Raises ValueError if the file of rules cannot be read or is invalid, or if a rule limits the processor time of jobs although
+    they run on a Ray cluster, where it cannot be measured.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -45,21 +45,30 @@ class Works:
         self._supervisor = Supervisor(settings, parts.queue, before_end=self._watcher.scan_run)
 
     def start(self) -> None:
-        """Start the threads, and return when every recording has been read once.
+        """Start the threads, and return after the first scan for recordings.
 
-        Raises ValueError if another service uses the same state folder.
+        Raises ValueError if another service uses the same state folder, or if a memory limit of jobs is set that this machine
+        cannot measure.
         """
         self._supervisor.start()
         self._watcher.start()
 
     def stop(self) -> None:
-        """Stop all threads and workers. Running jobs go back into the queue until the next start."""
+        """Stop all threads and workers, and close the queue.
+
+        Running jobs go back into the queue, from which the next start resumes them; those whose cancellation was requested are
+        cancelled instead.
+        """
         self._watcher.stop()
         self._supervisor.stop()
         self._parts.queue.close()
 
     def apply_rules(self, rounds: Sequence[Arrived]) -> None:
-        """Submit jobs by the rules for new rounds, and for earlier ones for which this failed, for example for a full queue."""
+        """Count new rounds in the metrics, and submit the jobs that the rules require for them.
+
+        Recordings whose jobs could not be submitted at the previous call, for example because the queue was full, are tried
+        again.
+        """
         if rounds:
             self._parts.metrics.count_arrived(rounds)
         if self._rules is None:

@@ -1,4 +1,7 @@
-"""Feed of server-sent events about changes. A page that reconnects receives the events that it missed if all are still stored."""
+"""Feed of server-sent events about changes.
+
+A page that reconnects with the id of its last event receives the events that it missed, if all of them are still stored.
+"""
 
 import asyncio
 import json
@@ -25,7 +28,9 @@ class TooMany(RuntimeError):
 class Event(NamedTuple):
     """One change.
 
-    number: counts all events. kind: what happened, such as "job". key: its subject, such as the job's id. data: content as JSON.
+    number: number of the event in its feed, from 1; 0 if it is sent for a single job only. A `hello`, the first event of a
+    connection, has the number after which its events follow. kind: what changed, such as "job". key: its subject, such as the
+    job's id; "" for a `hello`. data: content as JSON text.
     """
 
     number: int
@@ -41,9 +46,9 @@ class _Listener:
     gone: bool = False
 
     def take(self, event: Event | None) -> None:
-        """Put an event into the listener's queue; None disconnects it, and so does a full queue.
+        """Put an event into the listener's queue; None disconnects the listener after the events that still wait.
 
-        Must be called in the event loop of the listener.
+        A listener whose queue is full is disconnected without them. Must be called in the event loop of the listener.
         """
         if self.gone:
             return
@@ -57,7 +62,10 @@ class _Listener:
 
 
 class Feed:
-    """Changes, distributed to all listeners. `publish` and `close` may be called from any thread."""
+    """Changes, distributed to all listeners. `publish` and `close` may be called from any thread.
+
+    kept: number of past events that are stored for listeners that reconnect. listeners: maximum number of listeners.
+    """
 
     def __init__(self, kept: int = MAX_KEPT_EVENTS, listeners: int = MAX_LISTENERS) -> None:
         self.run = secrets.token_hex(4)
@@ -67,9 +75,9 @@ class Feed:
         self._lock = threading.Lock()
 
     def publish(self, kind: str, key: str, data: Any) -> None:
-        """Send an event to all listeners, and keep it for pages that reconnect.
+        """Send an event to all listeners, and store it for those that reconnect.
 
-        kind, key: as in `Event`. data: content of the event, sent as JSON.
+        kind, key: as in `Event`. data: content of the event, which is sent as JSON.
         """
         with self._lock:
             self._number += 1
@@ -131,11 +139,16 @@ class Feed:
                 self._listeners.discard(listener)
 
     def make_id(self, event: Event) -> str:
-        """Return the id of an event, which is also different from those of earlier runs of the service."""
+        """Return the id of an event: a random name of this feed, which differs after a restart of the service, and the event's
+        number.
+        """
         return f"{self.run}-{event.number}"
 
     def _list_missed(self, last: str | None) -> list[Event] | None:
-        """Return the events after the one with id `last`; None if that is None or unknown, or some are no longer stored."""
+        """Return the events after the one with id `last`.
+
+        None if `last` is None or not an id of this feed, or if some of the events after it are no longer stored.
+        """
         if last is None or last.partition("-")[0] != self.run:
             return None
         number = _parse_number(last)
@@ -159,7 +172,10 @@ def _parse_number(last: str | None) -> int:
 
 
 def encode_event(event: Event | None, id: str = "") -> bytes:
-    """Return the bytes of an event in the format of server-sent events; None gives a comment, which keeps the connection open."""
+    """Return the bytes of an event in the format of server-sent events.
+
+    None gives a comment, which keeps the connection open. id: id of the event; "" leaves it out.
+    """
     if event is None:
         return KEEP_ALIVE_COMMENT
     head = f"id: {id}\n" if id else ""

@@ -1,1 +1,1 @@
-"""The HTTP API, version 1, with one module per router."""
+"""The HTTP API, version 1: a module for each group of routes, and modules that these share."""

@@ -1,4 +1,4 @@
-"""The HTTP application, composed of catalogue, job queue and event feed."""
+"""Construction of the HTTP application from routes, middleware and the objects that they use."""
 
 import sqlite3
 
@@ -37,9 +37,10 @@ API_DESCRIPTION = (
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """Return the application. `app.state.parts` holds its parts; `background.Works` starts the background threads.
+    """Return the application with its parts, the objects that its routes use, in `app.state.parts`.
 
-    Raises ValueError if the state folder was not created by this service or is not writable, or the token file cannot be used.
+    The state folder and the token file are created if they are missing. No thread is started; `background.Works` does that.
+    Raises ValueError if one of these files may be of another user, or is not writable or invalid.
     """
     app = make_app()
     app.state.parts = make_parts(settings)
@@ -47,7 +48,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
 
 def make_parts(settings: ServiceSettings) -> Parts:
-    """Return the objects that the routes use. Raises ValueError as `create_app` does."""
+    """Return the objects that the routes use. Creates files and raises ValueError as `create_app` does."""
     try:
         state = claim_folder(settings.state_folder, adopt=settings.adopt_state)
         keys = Keys(read_token(settings.token_path), state / "sessions.json") if settings.token else None
@@ -69,9 +70,9 @@ def make_parts(settings: ServiceSettings) -> Parts:
 
 
 def make_app(*, patience: float = CLIENT_SECONDS) -> FastAPI:
-    """Return the application with its routes, which read their parts from `app.state` at each request.
+    """Return the application with its routes, but without `app.state.parts`, which the routes read at each request.
 
-    patience: seconds that a client may take to send a request, or to receive a piece of the response.
+    patience: seconds in which a client must have sent the body of a request, or received one piece of the response.
     """
     app = FastAPI(
         title="fedleak",

@@ -1,4 +1,7 @@
-"""Routes to start an audit of a recording, and to read its verdict."""
+"""Routes to start an audit of a recording, and to read its verdict.
+
+An audit is a job that checks a recording and attacks it within a budget of time, for a graded verdict on what leaks.
+"""
 
 import asyncio
 import json
@@ -32,7 +35,11 @@ PAGE_RESPONSES = VERDICT_RESPONSES | {200: {"content": {"text/html": {"schema": 
 
 
 class AuditRequest(BaseModel):
-    """Request of an audit. seconds: budget of processor time on one core for its attacks. priority: as in `JobSpec`."""
+    """Body of the request for an audit.
+
+    seconds: budget of processor time on one core for its attacks and their nulls, without its checks. priority: among waiting
+    jobs, the one with the highest priority runs first.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,7 +67,9 @@ async def submit_audit(response: Response, service: Service, id: Name, asked: Au
 
 @router.get("/jobs/{id}/audit", tags=["jobs"], response_model=AuditTold, responses=VERDICT_RESPONSES)
 def verdict(service: Service, id: Name) -> AuditTold:
-    """Return the verdict of the audit job `id`, which must be done: its findings, and the grade of the worst one."""
+    """Return the verdict of the audit job `id`: all findings, and the grade of the worst one. The job must be in the state
+    "done".
+    """
     found = json.loads(_find_verdict(service, id).data.read_bytes())
     return AuditTold(
         grade=found["grade"],
@@ -75,18 +84,20 @@ def verdict(service: Service, id: Name) -> AuditTold:
 
 @router.get("/jobs/{id}/audit/page", tags=["jobs"], response_class=Response, responses=PAGE_RESPONSES)
 async def verdict_page(request: Request, service: Service, id: Name) -> Response:
-    """Return the verdict of the audit job `id`, which must be done, as the HTML page that `attacker audit` writes."""
+    """Return the verdict of the audit job `id` as the HTML page that `attacker audit` writes. The job must be in the state
+    "done".
+    """
     paths = await asyncio.to_thread(_find_verdict, service, id)
     content = await asyncio.to_thread(paths.page.read_bytes)
     return await asyncio.to_thread(make_tagged_response, request, content, HTML_TYPE, {"Content-Security-Policy": REPORT_POLICY})
 
 
 def _find_verdict(service: Parts, id: str) -> AuditPaths:
-    """Return the files of an audit's verdict.
+    """Return the paths of the files with an audit's verdict.
 
-    Raises UnknownJob if there is no such job, UnknownName if its recording no longer exists, and RequestError if the job is not
-    an audit, if it has no verdict yet, if the verdict's files were deleted, or if the verdict shows scores although the service
-    was started without `--truth`.
+    Raises UnknownJob if there is no such job, and RequestError if the job is not an audit, if it has no verdict yet, if the
+    verdict's files were deleted, or if the verdict shows scores although the service was given no truth of the recording. Raises
+    UnknownName if the verdict shows scores and its recording no longer exists.
     """
     job = service.queue.get(id)
     if not isinstance(job.spec, AuditSpec):

@@ -25,7 +25,10 @@ class CachedResponse(NamedTuple):
 
 
 class ResponseCache:
-    """Responses, keyed by path and query, up to a total size in bytes; then the least recently used ones are dropped."""
+    """Cache of the newest response to each path and query.
+
+    most: size in bytes of all responses together above which the least recently used ones are dropped.
+    """
 
     def __init__(self, most: int = MAX_BYTES) -> None:
         self._run = secrets.token_hex(3)
@@ -49,12 +52,15 @@ class ResponseCache:
 
     @property
     def bytes(self) -> int:
-        """Total size of all cached responses in bytes."""
+        """Total size of all cached responses in bytes, with 500 for each as overhead."""
         return self._shelf.weight
 
 
 def make_tagged_response(request: Request, content: bytes, kind: str, headers: dict[str, str]) -> Response:
-    """Return a response with the hash of its content as entity tag, or status 304 if the client has that content already."""
+    """Return a response with the hash of its content as entity tag, or status 304 if the client has that content already.
+
+    kind: content type. headers: further headers of the response.
+    """
     tag = f'"{sha256(content).hexdigest()[:20]}"'
     headers = {**headers, "ETag": tag, "Cache-Control": "no-cache"}
     if tag in request.headers.get("if-none-match", ""):
@@ -68,7 +74,11 @@ def _make_response(make: Callable[[], Any], kind: str) -> CachedResponse:
 
 
 def encode_json(value: Any) -> bytes:
-    """Return the bytes of a value as JSON. Long lists in a dict are encoded in pieces, so that other threads run in between."""
+    """Return a value as JSON in UTF-8.
+
+    If it is a dict, whose keys must then be strings, its values that are long lists are encoded in pieces, so that other threads
+    run in between.
+    """
     if not isinstance(value, dict):
         return _encode_value(value)
     return b"{" + b",".join(_encode_value(key) + b":" + _encode_list(part) for key, part in value.items()) + b"}"

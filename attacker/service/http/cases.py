@@ -105,9 +105,10 @@ async def one_case(request: Request, service: Service, id: Name, source: Name, c
 
 
 def load_case(service: Parts, run: CatalogueRun, source: str, case: str) -> CaseWhole:
-    """Return one case of the attack `source` with its examples and the reconstructions of the attack's null.
+    """Return one case of an attack with its examples, each beside the reconstruction by the attack's null, if there is one.
 
-    Raises UnknownName if the run has no such attack, or the attack no such case.
+    source: name of the folder of the attack or null. case: key of the case. Raises UnknownName if the run has no such folder with
+    a valid `attack.json`, or this no such case. A null is the same attack without the client's update.
     """
     of, facts, rows = _find_case(service, run, source, case)
     null = service.catalogue.find_null(run, of)
@@ -165,9 +166,9 @@ async def _respond_half(request: Request, service: Parts, id: str, source: str, 
 
 
 def _find_case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
-    """Return the results of the attack `source`, one case of it, and the score rows of that case.
+    """Return the results of an attack, one case of it, and the score rows of that case; no rows without truth or scores.
 
-    Raises UnknownName if the run has no such attack, or the attack no such case.
+    source, case, and the error UnknownName: as in `load_case`.
     """
     of = service.catalogue.get_source(run, source)
     if case not in of.cases:
@@ -176,7 +177,7 @@ def _find_case(service: Parts, run: CatalogueRun, source: str, case: str) -> tup
 
 
 def describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
-    """Return a string that changes when the displayed data of a case change.
+    """Return a short hash that changes when the case's reconstruction file or its score rows change.
 
     It is part of image addresses, since browsers cache images by address.
     """
@@ -187,7 +188,7 @@ class _Answer(NamedTuple):
     """The stored result of one attack for a case.
 
     source: name of the attack's folder. whole: the reconstruction without its images; None if there is none that can be read.
-    rows: score rows of the case. links: addresses of its images.
+    rows: score rows of the case. links: makes the addresses of its images.
     """
 
     source: str

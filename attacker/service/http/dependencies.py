@@ -1,4 +1,4 @@
-"""The objects that all routes share."""
+"""The objects that all routes of one service share."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from attacker.service.settings import ServiceSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The objects that all routes share: catalogue, queue, feed and caches of one service.
+    """The objects that all routes share: catalogue of recordings, job queue, event feed, metrics and caches of a service.
 
     keys: the token and the open sessions; None if no token is required. replies: cache of responses. reporting: lock that lets
     only one run's report, an HTML page, be made at a time.

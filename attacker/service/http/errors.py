@@ -27,7 +27,8 @@ RETRY_LATER = {"Retry-After": "10"}
 class RequestError(Exception):
     """Raised for a request that cannot be carried out.
 
-    status: HTTP status of the response. field: name of the wrong field, if there is one. known: its allowed values.
+    status: HTTP status of the response. field: name of the wrong field of the request, if there is one. known: its allowed
+    values, if they can be listed.
     """
 
     def __init__(self, message: str, *, status: int = 422, field: str | None = None, known: Sequence[str] | None = None) -> None:
@@ -36,7 +37,7 @@ class RequestError(Exception):
 
 
 def tell_errors(app: FastAPI) -> None:
-    """Register handlers with `app` that return errors as `schemas.Problem`."""
+    """Register handlers with `app` that answer exceptions of routes with `schemas.Problem` and a fitting status."""
     for kind, status in ((UnknownRecording, 404), (UnknownJob, 404), (NoImage, 404), (NotNow, 409), (Full, 429), (TooMany, 503)):
         app.add_exception_handler(kind, _make_handler(status))
 
@@ -69,7 +70,10 @@ def _make_handler(status: int) -> Any:
 
 
 def describe_errors(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
-    """Return the first of pydantic's errors in the format of this API. spec: the job in the request, if any."""
+    """Return the first of pydantic's errors in a request as `schemas.Problem`.
+
+    spec: content of the request if it submits a job, otherwise None. Fields of a job are named with the prefix `spec.`.
+    """
     error = errors[0]
     where, *path = error["loc"]
     names = [str(part)[:100] for part in path if not (isinstance(part, str) and "[" in part)]
@@ -85,9 +89,9 @@ def describe_errors(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
 
 
 def _find_argument(message: str, spec: Any) -> list[str]:
-    """Return the path of the attack argument that a message is about: "arguments" and its name.
+    """Return the path of the attack argument that a message is about, as a list: "arguments" and the argument's name.
 
-    The path is only "arguments" if the message names none of the arguments that the request gave.
+    The list is only ["arguments"] if the message names none of the arguments in the request. spec: content of the request.
     """
     given = spec.get("arguments") if isinstance(spec, dict) else None
     given = given if isinstance(given, dict) else {}

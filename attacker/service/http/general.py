@@ -27,7 +27,7 @@ METRICS_RESPONSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/pla
 
 
 class Token(BaseModel):
-    """The token that a user enters on the page."""
+    """Body of a login: the token that a user enters on the page."""
 
     model_config = ConfigDict(extra="forbid")
 

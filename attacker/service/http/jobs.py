@@ -36,9 +36,9 @@ def jobs(
     limit: Limit = 100,
     after: After = None,
 ) -> Jobs:
-    """List jobs, the newest first; only those in one state or on one recording if these are given.
+    """List jobs, the last submitted first. `state` and `recording` select the jobs in this state and on this recording.
 
-    A response holds up to `limit` jobs. Its `next`, passed as `after`, gets the jobs that follow.
+    A response holds up to `limit` jobs. Its `next`, passed as `after`, gets the jobs that follow; it is null if there are none.
     """
     found = service.queue.list(state=state, recording=recording, limit=limit + 1, after=after)
     return Jobs(items=found[:limit], next=found[limit - 1].id if len(found) > limit else None)
@@ -61,9 +61,9 @@ def job(service: Service, id: Name) -> Job:
 
 @router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | WRONG_STATE_RESPONSE, openapi_extra=REQUIRED_BODY)
 def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
-    """Cancel a job: a waiting one at once, a running one after its best results so far are written.
+    """Cancel a waiting job at once, or ask a running one to save its best results so far and end.
 
-    A job that has ended is refused.
+    A job that has ended is refused with status 409.
     """
     return service.queue.cancel(id)
 
@@ -77,13 +77,13 @@ def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
 def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
     """Put a job back into the queue that failed, was cancelled, or was set aside because its workers died several times.
 
-    A job in another state is refused.
+    A job in another state is refused with status 409.
     """
     return service.queue.retry(id)
 
 
 def _check(service: Parts, spec: JobSpec) -> None:
-    """Raise RequestError if the job's recording or one of its clients does not exist, or none of its rounds does."""
+    """Raise RequestError if a job's recording is missing or unreadable, or lacks one of its clients or all of its rounds."""
     runs = service.catalogue.list_runs()
     try:
         run = service.catalogue.get_run(spec.recording)

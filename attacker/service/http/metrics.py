@@ -49,10 +49,10 @@ class Metrics:
         return generate_latest(self.registry)
 
     def count_arrived(self, rounds: Sequence[Arrived]) -> None:
-        """Count new rounds, and record the seconds from the last reply of each round to its detection (`Arrived.lag`).
+        """Count new rounds, and record the delay of each: seconds from its last reply until it was found (`Arrived.lag`).
 
-        All rounds are counted. Delays of `GAUGE_SECONDS` and more are not recorded, since these rounds came while the service was
-        not running.
+        Unknown and negative delays are not recorded, and none of `GAUGE_SECONDS` or more, since such a round probably came while
+        the service was not running.
         """
         self.arrivals.inc(len(rounds))
         for lag in (round.lag for round in rounds):
@@ -60,9 +60,9 @@ class Metrics:
                 self.lag.observe(lag)
 
     def count_change(self, job: Job) -> None:
-        """Record how long a job waited, if it begins its first attempt, or how long its last attempt took, if it has ended.
+        """Record how long a job waited if it now runs for the first time, or how long its last attempt took if it has now ended.
 
-        job: a job whose state has changed.
+        job: a job that has just changed.
         """
         created, started, ended = (_parse_seconds(text) for text in (job.created, job.started, job.ended))
         if job.state == "running" and job.attempts == 1 and job.id not in self._started and started and created:
@@ -75,7 +75,7 @@ class Metrics:
 
 
 class _Asked:
-    """Gauges whose values are computed at each collection."""
+    """Gauges of jobs, recordings, rounds and observations, whose values are computed at each collection."""
 
     def __init__(self, queue: Queue, catalogue: Catalogue) -> None:
         self._queue, self._catalogue = queue, catalogue
@@ -103,7 +103,8 @@ class _Asked:
 def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
     """Return the number of the newest recorded round minus that of the newest round with a reconstruction by any attack.
 
-    Nulls are not counted. Without a reconstruction, the number of the newest round is returned.
+    Nulls (attacks without the update) are not counted. Without a reconstruction, the number of the newest round is returned, and
+    0 if no round is recorded. The result is at least 0.
     """
     attacks = [source for source in catalogue.list_sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]
@@ -111,9 +112,9 @@ def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
 
 
 class Timed:
-    """ASGI middleware that counts and times requests, labelled by the path template of their route, such as `/jobs/{id}`.
+    """ASGI middleware that counts requests by route, method and status, and times them by route.
 
-    Event streams are counted but not timed.
+    A route is named by its path template, such as `/api/v1/jobs/{id}`. Event streams are counted but not timed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -143,7 +144,10 @@ class Timed:
 
 
 def _get_template(scope: Scope) -> str:
-    """Return the path template of a request's route, prefixes included; "none" if no route fits the request."""
+    """Return the path template of a request's route, with prefixes.
+
+    It is "none" if no route fits, or if the request was refused before a route was looked up.
+    """
     template = str(getattr(scope.get("route"), "path", "none"))
     inner = scope["path"].startswith(f"{API_PREFIX}/") and not template.startswith(API_PREFIX)
     return API_PREFIX + template if inner and template != "none" else template

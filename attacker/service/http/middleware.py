@@ -14,7 +14,7 @@ from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 
 CLIENT_SECONDS = 30.0
-"""Seconds that a client may take to send the next part of a request, or to receive the next part of a response."""
+"""Seconds in which a client must have sent the body of a changing request, or received the next part of a response."""
 MAX_PATH = 4096
 MAX_HEADERS = 16 * 1024
 API_PREFIX = "/api/v1"
@@ -29,7 +29,10 @@ Headers = MutableMapping[str, str]
 
 
 class Refused(Exception):
-    """Raised for a request that the middleware refuses with an error response."""
+    """Raised for a request that the middleware refuses with an error response.
+
+    status: HTTP status. headers: further headers of the response, given with _ in place of -.
+    """
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -140,10 +143,11 @@ def _check_host(headers: Headers, settings: ServiceSettings) -> None:
 
 
 def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
-    """Raise Refused for a changing request that may come from another site's page, or whose body is too large.
+    """Raise Refused for a changing request that may come from another site's page, or that declares too large a body.
 
-    The headers Origin and Sec-Fetch-Site must not name another site, and the content type must be JSON (a DELETE may have none).
-    Without permission by CORS, browsers let other sites' pages send forms and plain text, but neither JSON nor DELETE requests.
+    The headers Origin and Sec-Fetch-Site must not name another origin, and the content type must be JSON (a DELETE may have
+    none). Without permission by CORS, browsers let other sites' pages send forms and plain text, but neither JSON nor DELETE
+    requests.
     """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
     if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):
@@ -164,12 +168,12 @@ def _has_token(headers: Headers, keys: Keys) -> bool:
 
 
 def read_session(headers: Mapping[str, str], known: ServiceParts) -> str:
-    """Return the session cookie of this service in a request; "" without one."""
+    """Return the value of the session cookie of this service in a request; "" without one."""
     return _read_cookie(headers.get("cookie", ""), make_cookie_name(known))
 
 
 def needs_token(method: str, path: str) -> bool:
-    """Return whether a request needs the token.
+    """Return whether a request needs the token or a session, provided that the service requires a token.
 
     The service's health, login and the files of the page need none, since they contain no results.
     """
@@ -179,15 +183,19 @@ def needs_token(method: str, path: str) -> bool:
 def make_cookie_name(known: ServiceParts) -> str:
     """Return the name of the session cookie.
 
-    It contains a code that depends on the service's token, since browsers send the cookies of a host to all its ports, where
-    another service may run. Under TLS the prefix `__Host-` restricts the cookie to this host.
+    If the service has a token, the name contains a code that depends on it, since browsers send the cookies of a host to all its
+    ports, where another service may run. Under TLS the prefix `__Host-` restricts the cookie to this host.
     """
     name = "fedleak" if known.keys is None else f"fedleak-{known.keys.name}"
     return f"__Host-{name}" if known.settings.certfile else name
 
 
 def _read_headers(scope: Scope) -> Headers:
-    """Return headers by lower-case name. Raises Refused if they are too long, or a header that must be unique is repeated."""
+    """Return headers by lower-case name; values of a repeated header are joined by "; ".
+
+    Raises Refused if the headers are too long together, or if Host, Origin, Authorization, Content-Type or Content-Length is
+    repeated.
+    """
     found: dict[str, str] = {}
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
         raise Refused(400, f"the headers are longer than {MAX_HEADERS} bytes")
@@ -244,9 +252,10 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 class _SecuredSender:
-    """A sender that adds the security headers to a response, and raises LoggedOut if the session ends during the response.
+    """A sender of responses that adds the security headers which a response lacks.
 
-    admitted: function that returns whether the session is still open.
+    It raises LoggedOut if the session ends during the response, and TooSlow if the client does not receive a piece within
+    `patience` seconds. admitted: function that returns whether the response may still be sent; for a session, whether it is open.
     """
 
     admitted: Callable[[], bool] = staticmethod(lambda: True)
@@ -281,5 +290,5 @@ async def _wait_in_time(work: Awaitable[Any], patience: float) -> Any:
 
 
 def make_problem(message: str, field: str | None = None, known: list[str] | None = None) -> dict[str, Any]:
-    """Return an error in the format of the API. field: name of the wrong field of the request. known: its allowed values."""
+    """Return an error as `schemas.Problem`. field: name of the wrong field of the request. known: its allowed values."""
     return {"error": {"message": message, "field": field, "known": known}}

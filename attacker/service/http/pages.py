@@ -20,7 +20,7 @@ PAGE_FOLDER = Path(__file__).parent.parent / "web"
 
 
 def make_page_routes(folder: Path = PAGE_FOLDER) -> APIRouter:
-    """Return routes for the files that are now in `folder` and have a suffix in `CONTENT_TYPES`.
+    """Return routes for the files below `folder`, as listed now, that have a suffix in `CONTENT_TYPES`.
 
     index.html is served at /, icon.svg at /favicon.ico, and every file below /page/.
     """

@@ -35,7 +35,7 @@ PreviewVersion = Annotated[
 def preview(service: Service, id: Name) -> PreviewTold:
     """Return the best reconstructions of a running job so far.
 
-    The status is 404 if the job is not running, has no intermediate result yet, or its attack provides none as images.
+    The status is 404 if the job is not running or has no intermediate images, as attacks on tables and attacks without a search.
     """
     seen = _read_preview(service, id)
     address = f"{API_PREFIX}/jobs/{id}/preview"
@@ -73,7 +73,7 @@ def preview_image(service: Service, id: Name, n: Number, version: PreviewVersion
 
 
 def read_stamp(service: Parts, id: str) -> int:
-    """Return the time of the last change of a job's preview file in ns; 0 if there is none.
+    """Return the Unix time in ns at which a job's preview file last changed; 0 if there is none.
 
     It is cheaper than `read_version`, since the file is not opened.
     """

@@ -52,8 +52,8 @@ def check_parameters(request: Request) -> None:
 def complete_client(given: str | None, known: Collection[str]) -> str | None:
     """Return the full name of a client, given its name or a unique beginning of it; None for None.
 
-    given: the text in the request; if no name in `known` begins with it, it is returned unchanged. Raises RequestError if it is
-    not itself a name and several names begin with it.
+    given: the text in the request; if no name in `known` begins with it, it is returned unchanged. known: full names. Raises
+    RequestError if `given` is not itself a name and several names begin with it.
     """
     if given is None:
         return None
@@ -67,10 +67,10 @@ def complete_client(given: str | None, known: Collection[str]) -> str | None:
 def cut_page(
     items: Iterable[T], key: Callable[[T], Any], after: Any, limit: int, cursor: Callable[[T], str]
 ) -> tuple[Sequence[T], str | None]:
-    """Return the first `limit` items whose key is greater than `after`, and the cursor of the next page; None on the last page.
+    """Return the first `limit` items whose key is greater than `after`, and the cursor of the next page, None if there is none.
 
-    items: sorted by key. after: key, need not be that of an item; None for the first page. cursor: maps the last item of a page
-    to the text from which the client requests the next page.
+    items: sorted by key. after: a key, which need not be that of an item; None for the first page. cursor: maps the last item of
+    a page to the text from which the client requests the next page.
     """
     found: list[T] = []
     for item in items:
