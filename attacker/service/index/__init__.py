@@ -1,4 +1,7 @@
-"""The index of the recordings below one root folder. Files are read on demand, and their contents are not trusted."""
+"""Catalogue of the recordings below one root folder, with the results of attacks on them, for the pages of the service.
+
+Files are read on demand, and their contents are not trusted.
+"""
 
 from attacker.service.index.catalogue import Arrived, Catalogue, CatalogueRun, Changes, UnknownName
 

@@ -33,8 +33,8 @@ ShownState = Literal["none", "waiting", "running", "interrupted", "done", "faile
 class CaseFacts(NamedTuple):
     """A case (observations that are attacked together) as described in attack.json.
 
-    examples: number of examples, if the client reported it. status, reason: those of the observation in the recording; of the
-    first one if the case has several.
+    key: name of the case and of its files. rounds: rounds of its observations. examples: number of examples, None if it is not
+    known. status, reason: those of the observation in the recording; of the first one if the case has several.
     """
 
     key: str
@@ -49,12 +49,14 @@ class CaseFacts(NamedTuple):
 class Source:
     """The results of one attack or of its null, in the folder `name` below `reconstructions/`.
 
-    null: whether these are results of a null, the same attack without the client's update.
-    cases, answers, failures: dicts from the key of a case to the case, to its reconstruction (also an unfinished one of an
-                              interrupted case), and to the reason of failure.
-    running:  keys of the cases that are being attacked.
-    marks:    dict from the name of a case's file to a value that changes when the file changes. facts: the same for attack.json.
-    trouble:  messages about files that cannot be read.
+    attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether these are
+    results of a null, the same attack without the client's update. oracles: names of information that no server has and that the
+    attack was given. knows_defense: whether the attack models the clients' defense.
+    cases, answers, failures: dicts from the key of a case to the case, to the summary of its reconstruction (also an unfinished
+    one of an interrupted case), and to the reason of failure.
+    running: keys of the cases that are being attacked.
+    marks: dict from the name of a case's file to a value that changes when the file changes. facts: such a value of attack.json.
+    trouble: messages about files that cannot be read.
     """
 
     name: str
@@ -75,9 +77,9 @@ class Source:
     def find_state(self, key: str) -> ShownState:
         """Return the state of the case `key`, which must be in `cases`.
 
-        "done": it has a finished reconstruction. "failed": it has none, for the reason in `failures`. "none": the server received
-        no update that could be attacked. "running": it is being attacked. "interrupted": its search stopped before the end, and
-        its best result so far is kept. "waiting": it was not attacked yet.
+        "done": it has a finished reconstruction. "failed": it has no finished one, for the reason in `failures`. "none": the
+        server received no update that could be attacked. "running": it is being attacked. "interrupted": its search stopped
+        before the end, and its best result so far is kept. "waiting": it was not attacked yet, or stopped without any result.
         """
         cut_off = key in self.answers and self.answers[key].interrupted
         if key in self.answers and not cut_off:
@@ -94,7 +96,7 @@ class Source:
 def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
     """Return the null of the attack `source`: the same attack with the same seed, run without the clients' updates.
 
-    None if it is not among `sources`, or if `source` is a null itself.
+    It must also agree with the attack in `knows_defense`. None if it is not among `sources`, or if `source` is a null itself.
     """
     wanted = f"{source.spec} without gradient", source.seed, source.knows_defense
     mine = (one for one in sources if one.null and (one.spec, one.seed, one.knows_defense) == wanted)
@@ -102,10 +104,12 @@ def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
 
 
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
-    """Read the folder `name` below `reconstructions/` of `run`; files that have not changed since `before` are not read again.
+    """Read the results in the folder `name` below `reconstructions/` of `run`.
 
-    manifest: that of the recording, for a check that the attack is on this recording; None skips the check.
-    Raises ValueError with a message for users if attack.json is missing, invalid, or of another recording.
+    manifest: that of the recording, for a check that the attack is on this recording; None skips the check. before: the results
+    at an earlier time; reconstructions, failures and attack.json are only read again if they have changed since then.
+    Raises ValueError with a message for users if attack.json is missing, invalid, or of another recording. A reconstruction that
+    cannot be read counts as a failure of its case.
     """
     folder = run / "reconstructions" / name
     facts = read_mark(time.time(), folder / "attack.json")
@@ -196,7 +200,7 @@ def _list_under_way(run: Path, path: str) -> set[str]:
 def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source:
     """Return the attack and its cases as described in attack.json, as a `Source` without any result.
 
-    Raises ValueError if the file is missing, invalid, or of another recording.
+    Raises ValueError if the file is missing, invalid, or of another recording than that of `manifest`; None skips the last check.
     """
     where = f"reconstructions/{name}/attack.json"
     try:

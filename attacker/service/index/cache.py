@@ -18,9 +18,10 @@ class _Place(Generic[T]):
 
 
 class Shelf(Generic[T]):
-    """Values, each with a key and a version. The least recently used ones are dropped first.
+    """Cache of values, each with a key and a version; a key has one version at a time. The least recently used are dropped first.
 
-    most:   largest sum of weights. weight: weight of a value; 1 by default, so that `most` is a number of values.
+    most: sum of weights above which values are dropped, except the newest one. weight: function that returns the weight of a
+    value; 1 by default, so that `most` is a number of values.
     """
 
     def __init__(self, most: int, weight: Callable[[T], int] = lambda value: 1) -> None:
@@ -30,7 +31,7 @@ class Shelf(Generic[T]):
         self._lock = threading.Lock()
 
     def peek(self, key: Hashable, version: Hashable) -> T | None:
-        """Return the value of a key if it is there in this version, else None. Never waits."""
+        """Return the value of a key if it is cached in this version, else None. Does not wait for a value that is being made."""
         with self._lock:
             place = self._places.get(key)
             if place is None or place.version != version:
@@ -41,7 +42,8 @@ class Shelf(Generic[T]):
     def get(self, key: Hashable, version: Hashable, make: Callable[[T | None], T]) -> T:
         """Return the value of a key in this version; call `make` if it is not cached.
 
-        make: gets the value of the previous version, or None if that was dropped.
+        make: returns the new value, given the value of another version of the key, or None if there is none. If another thread is
+        making a value of the key, this call waits for it.
         """
         with self._lock:
             place = self._places.setdefault(key, _Place())
@@ -75,13 +77,15 @@ class Shelf(Generic[T]):
                 self._drop(key)
 
     def _add_weight(self, key: Hashable, place: _Place[T], weight: int) -> None:
-        """Add the weight of a new value, unless it was dropped while it was being made."""
+        """Count the weight of a new value in place of that of the old one, unless `place` was dropped while the value was being
+        made.
+        """
         if self._places.get(key) is place:
             self._total += weight - place.weight
             place.weight = weight
 
     def _drop_surplus(self, kept: Hashable) -> None:
-        """Drop the least recently used values until the rest is within the limit.
+        """Drop the least recently used values until the sum of weights is at most `most`, or nothing more can be dropped.
 
         The value of the key `kept` is not dropped, nor are values that are being made.
         """

@@ -1,4 +1,4 @@
-"""Catalogue of all recordings below the root folder in their present state. It only reads files.
+"""Catalogue of the recordings below the root folder, as of its last scan. It only reads files.
 
 Names in requests are looked up in lists and never used as paths.
 """
@@ -40,17 +40,21 @@ INDEX_FILE = "recording/index.sqlite"
 
 
 class UnknownName(LookupError):
-    """Raised for the name of a recording, an attack or a case that does not exist."""
+    """Raised for the name of a recording, an attack or a case that does not exist, and of an attack whose attack.json is
+    unreadable.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogueRun:
-    """One run at the time of the last scan.
+    """One run at the time of its last scan.
 
     identity: differs between recordings that had the same id one after the other; empty if the manifest cannot be read.
-    marks:    dict from "manifest", "index", "training" and "scores" to a value that changes when the file does.
-    sources:  the same for the folders of attacks, by their names. told: the run as the API returns it.
-    version:  differs between any two states of the run's files, also after a restart of the service.
+    marks: dict from "manifest", "index", "training" and "scores" to a value that changes when the file does.
+    sources: dict from the name of each folder of an attack or null to a value that changes when its files do. told: the run as
+    the API returns it.
+    version: hash of `marks`, `sources` and whether truth is given; also after a restart of the service, it differs between any
+    two states of these files.
     """
 
     id: str
@@ -67,7 +71,8 @@ class CatalogueRun:
 class Arrived(NamedTuple):
     """A round that is new since the last scan, or was recorded again after a resume or in a new recording.
 
-    lag: seconds from the arrival of the round's last reply at the server to the scan that found the round; None if unknown.
+    All rounds of a recording are new in its first scan. recording: its id. lag: seconds from the arrival of the round's last
+    reply at the server to the scan that found the round; None if unknown.
     """
 
     recording: str
@@ -77,7 +82,7 @@ class Arrived(NamedTuple):
 
 @dataclass
 class Changes:
-    """Differences between two scans. changed: changed and new runs. removed: ids of deleted runs. arrived: new rounds."""
+    """Differences between two scans. changed: changed and new runs. removed: ids of runs that are gone. arrived: new rounds."""
 
     changed: list[CatalogueRun] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -115,7 +120,7 @@ class Catalogue:
             return changes
 
     def scan_run(self, id: str) -> Changes:
-        """Find changes of one run since its last scan, and return them; none if it is unknown or no longer exists."""
+        """Find changes of the run `id` since its last scan, and return them; no changes if it is unknown or no longer exists."""
         with self._looking:
             changes, before = Changes(), self._runs.get(id)
             if before is None or not is_run(before.folder):
@@ -130,7 +135,8 @@ class Catalogue:
     def list_changed(self) -> list[str]:
         """Return the ids of runs that are being recorded and whose index has changed since the last scan.
 
-        It is cheap enough to be called several times a second.
+        A run counts as being recorded if its last known reply is less than `RECORDING_SECONDS` old. The call is cheap enough to
+        be made several times a second.
         """
         now = time.time()
         lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < RECORDING_SECONDS]
@@ -152,7 +158,10 @@ class Catalogue:
             raise UnknownName(f"there is no recording {id!r}") from None
 
     def get_rows(self, run: CatalogueRun) -> Mapping[int, Sequence[IndexRow]]:
-        """Return a dict from round to the rows of the recording's index."""
+        """Return a dict from each round, ascending, to the rows of the recording's index for this round, one per client.
+
+        It is empty if the index cannot be read.
+        """
 
         def read(before: IndexedRows | None) -> IndexedRows:
             try:
@@ -165,12 +174,12 @@ class Catalogue:
     def list_sources(self, run: CatalogueRun) -> list[Source]:
         """Return the results of all attacks and nulls on the run, sorted by the name of their folder.
 
-        `list_trouble` has a message about each folder that cannot be read as one of these.
+        A folder whose attack.json cannot be read is left out; `list_trouble` has a message about it.
         """
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
     def get_source(self, run: CatalogueRun, name: str) -> Source:
-        """Return the results of the attack or null in the folder `name` of `run`.
+        """Return the results of the attack or null in the folder `name` of the run.
 
         Raises UnknownName if there is no such folder, or its attack.json cannot be read.
         """
@@ -182,14 +191,16 @@ class Catalogue:
     def get_scores(self, run: CatalogueRun) -> Scores:
         """Return the scores as a dict from the folder of an attack or null to a dict from case to the scores of its examples.
 
-        The dict is empty if the service was given no truth (which examples each client trained on) of this run.
+        The dict is empty if nothing is scored, or if the service was given no truth (which examples each client trained on) of
+        this run.
         """
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
     def get_verdicts(self, run: CatalogueRun) -> RunVerdicts:
         """Return what the comparison of each attack with its null shows, as text.
 
-        Empty if the service was given no truth (which examples each client trained on) of this run.
+        The result holds no verdict if the service was given no truth (which examples each client trained on) of this run, or if
+        the score rows are too many or cannot be read.
         """
         if not run.told["truth"]:
             return RunVerdicts()
@@ -201,11 +212,13 @@ class Catalogue:
         return find_null(source, self.list_sources(run))
 
     def get_training(self, run: CatalogueRun) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl, the server's log of each round, sorted by round."""
+        """Return the rows of metrics.jsonl, the server's log of the rounds, sorted by round; rows without a round are left out."""
         return self._read_training(run)[0]
 
     def list_trouble(self, run: CatalogueRun) -> list[str]:
-        """Return messages about everything that is wrong with a run's files."""
+        """Return messages about files of a run that cannot be read or used; about its scores only if the service was given the
+        truth.
+        """
         found = [*run.told["trouble"], *self._read_training(run)[1]]
         if run.told["truth"]:
             found += self._read_scores(run)[1]

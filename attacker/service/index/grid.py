@@ -1,4 +1,8 @@
-"""The grid of clients by rounds, coloured by the leak of each observation. All functions are pure."""
+"""The grid of clients by rounds, coloured by the leak of each observation, and the results of attacks by round.
+
+The leak is the share of examples that an attack recovered or, without scores, the attack's own confidence. All functions are
+pure.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -15,7 +19,12 @@ STATE_ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", 
 
 
 class CellVerdict(NamedTuple):
-    """The result of one attack on one observation."""
+    """The result of one attack on one observation, the update of a client in a round.
+
+    cases: keys of the attack's cases that use the observation; the other values are over these cases. success, psnr: share of
+    their examples of this round that was recovered, and mean PSNR in dB; None without scores. confidence: see
+    `_average_confidence`.
+    """
 
     source: str
     cases: tuple[str, ...]
@@ -32,10 +41,11 @@ class CellVerdict(NamedTuple):
 def make_grid(
     rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores, nulls: Sequence[Source] = ()
 ) -> Grid:
-    """Return a cell for each row of the index (client and round), with the attack of `sources` that has the highest leak on it.
+    """Return the grid with a cell for each row of the index (client and round).
 
-    nulls: results among which the null of each attack (the same attack without the update) is looked for. The null's scores are
-    part of the cell.
+    A cell shows the attack of `sources` with the highest leak on the observation, and the scores of this attack's null. Its state
+    is over all of `sources`. rows: by round. scores: dict from the folder of an attack or null to its scores. nulls: results
+    among which the null of each attack (the same attack without the update) is looked for.
     """
     verdicts = [_collect_verdicts(source, scores.get(source.name, {})) for source in sources]
     beside = {source.name: find_null(source, nulls) for source in sources}
@@ -54,9 +64,9 @@ def make_grid(
 
 
 def compute_leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
-    """Return the results of an attack for each round with a finished case (reconstructed or failed), in ascending order.
+    """Return the results of an attack or null in each round with a finished case (reconstructed or failed), in ascending order.
 
-    A case of several rounds counts in each of them.
+    A case of several rounds counts in each of them. scores: dict from the key of a case to the scores of its examples.
     """
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():
@@ -106,9 +116,10 @@ def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapp
 
 
 def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
-    """Return the mean over `keys` of the confidence, the attack's own estimate in [0, 1] of the share of examples recovered.
+    """Return the mean over cases of the confidence, the attack's own estimate in [0, 1] of the share of examples recovered.
 
-    A failed case counts as 0. Cases without a result, and those of unknown confidence, are left out; None if no case remains.
+    keys: of the cases. A failed case counts as 0. Cases without a result, and those of unknown confidence, are left out; None if
+    no case remains.
     """
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)

@@ -19,19 +19,19 @@ NUM_HEADLINE_EXAMPLES = 6
 def find_strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> Source | None:
     """Return the attack that the headline describes; None if no attack has a reconstruction or scores.
 
-    It is the strongest scored one, by `attacker.report.words.find_strongest`, or else the first one in `sources` that is not a
-    null and has a reconstruction.
+    It is the strongest scored one, which `verdicts` names, or else the first one in `sources` that is not a null and has a
+    reconstruction.
     """
     scored = (source for source in sources if source.name == verdicts.strongest)
     return next(scored, None) or next((source for source in sources if source.answers and not source.null), None)
 
 
 def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[tuple[str, int]]:
-    """Return the `NUM_HEADLINE_EXAMPLES` examples that an attack reconstructed best, as pairs of case key and index.
+    """Return the examples that an attack reconstructed best, at most `NUM_HEADLINE_EXAMPLES`, as pairs of case key and index.
 
     The index is that of the example's row in `scores[key]`. Recovered examples come first, then those with higher PSNR; each
-    distinct example is returned once. For an attack without scores, the pairs are (key, 0), the first reconstructed example, for
-    the `NUM_HEADLINE_EXAMPLES` cases with the highest confidence.
+    distinct example is returned once. If no finished case has scores, the pairs are (key, 0), the first reconstructed example,
+    for the cases with the highest confidence.
     """
     rows = [(key, n, row) for key, some in scores.items() if key in source.cases for n, row in enumerate(some) if row.finished]
     if not rows:
@@ -55,8 +55,9 @@ def make_headline(
 ) -> Headline:
     """Return the headline of a run.
 
-    truth: whether the service was given the truth (which examples each client trained on), without which nothing can be scored.
-    worst: the examples to show.
+    rows: rows of the index by round. sources: results of all attacks and nulls. scores: dict from the folder of an attack or null
+    to its scores. truth: whether the service was given the truth (which examples each client trained on), without which nothing
+    can be scored. worst: the examples to show.
     """
     attacks = [source for source in sources if not source.null]
     states = Counter(
@@ -89,7 +90,9 @@ def make_headline(
 
 
 def _list_attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
-    """Return round and client of each update that some attack has finished with, by a reconstruction or by failing."""
+    """Return pairs of round and client, one for each update that some attack has finished with, by a reconstruction or by
+    failing.
+    """
     return {
         (number, case.client)
         for source in attacks
@@ -104,7 +107,8 @@ def _write_sentence(
 ) -> str:
     """Return the verdict on the strongest attack as text, or why there is none.
 
-    states: number of cases of all attacks in each state. updates: number of updates that can be attacked.
+    attacks: results of attacks, without nulls. states: number of their cases in each state, of those with an update. updates:
+    number of updates that can be attacked. truth: as in `make_headline`.
     """
     if not attacks:
         return (

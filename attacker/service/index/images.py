@@ -1,4 +1,4 @@
-"""Images and table rows of reconstructions and of their originals, read from untrusted files."""
+"""Images and table rows to show, of reconstructions and of their originals, read from untrusted files."""
 
 import io
 from collections.abc import Sequence
@@ -26,16 +26,17 @@ class NoImage(ValueError):
 
 
 class Halves(NamedTuple):
-    """Original and reconstruction as PNG files."""
+    """Original and reconstruction of one example, each as the content of a PNG file."""
 
     original: bytes
     reconstruction: bytes
 
 
 def encode_reconstruction(run: Path, file: str, number: int, data: DataSpec) -> bytes:
-    """Return one reconstructed example as PNG, with values clamped to [0, 1]. Raises NoImage.
+    """Return one reconstructed example as PNG, with values clamped to [0, 1].
 
-    file: the case's reconstruction, relative to `run`. number: index of the example in it, from 0.
+    file: the case's reconstruction, relative to `run`. number: index of the example in it, from 0. Raises NoImage if the example
+    cannot be read or is no image that can be shown, such as a table row.
     """
     pair = _read_alone(run, file, number, data)
     if pair.reconstruction is None:
@@ -44,7 +45,10 @@ def encode_reconstruction(run: Path, file: str, number: int, data: DataSpec) -> 
 
 
 def encode_pair(run: Path, file: str, data: DataSpec) -> Halves:
-    """Return original and reconstruction of the pair in `file`, which scoring wrote. Raises NoImage."""
+    """Return original and reconstruction of the pair in `file`, which scoring wrote, relative to `run`.
+
+    Raises NoImage if the file cannot be read or holds a table row.
+    """
     pair = _read_pair(run, file, data)
     if pair.original is None or pair.reconstruction is None:
         raise NoImage(pair.problem or "these data are table rows: their values are listed, and there is no image")
@@ -54,8 +58,8 @@ def encode_pair(run: Path, file: str, data: DataSpec) -> Halves:
 def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, ExamplePair]:
     """Return the first reconstructed examples of a case with tabular data, at most `MAX_ROWS`.
 
-    The result is a dict from the index of an example in the reconstruction to its values, without an original. It ends before
-    the first example that cannot be read.
+    The result is a dict from the index of an example in the reconstruction to its values, without an original. It ends before the
+    first example that cannot be read. file: the case's reconstruction, relative to `run`. whole: the same without its examples.
     """
     found = {}
     for number in range(min(whole.answer.examples, MAX_ROWS)):
@@ -67,7 +71,7 @@ def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, E
 
 
 def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, ExamplePair]:
-    """Return the first true examples of a case with tabular data, each with its reconstruction, at most `MAX_ROWS`.
+    """Return true examples of a case with tabular data, each with its reconstruction, from the first `MAX_ROWS` of `scores`.
 
     The result is a dict from the position of an example in `scores` to the pair. It has no entry for an example without a pair
     file, or whose file cannot be opened. If a file holds no valid table row, its pair only has a `problem`.
@@ -95,10 +99,11 @@ def _read_alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePai
 
 
 def _read_pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
-    """Return the original and the reconstruction in `file`; if its content is damaged, the pair only has a `problem`.
+    """Return the original and the reconstruction in `file`, which scoring wrote, relative to `run`.
 
     Raises NoImage if the file cannot be opened or, for images, is not a PNG of twice the width and once the height of an example.
-    The declared size is checked before decoding, since a file of a few bytes can declare an image of any size.
+    If the rest of its content is damaged, the pair only has a `problem`. The declared size is checked before decoding, since a
+    file of a few bytes can declare an image of any size.
     """
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)

@@ -1,4 +1,4 @@
-"""Readers of the two JSON lines files of a run: training metrics, and scores."""
+"""Readers of the two JSON lines files of a run: the training metrics of each round, and the scores of attacks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
@@ -21,8 +21,10 @@ Place = tuple[tuple[int, ...], int, int, int]
 class ShownScore(NamedTuple):
     """The fields of a score row that the page shows: a true example, and the scores of its reconstruction.
 
-    state: state of the case when it was scored; means are computed over rows of finished cases only. pair: image file, relative
-    to the run. example: index in the data set, by which rows of different rounds are known to be about the same example.
+    state: state of the case when it was scored; means are computed over rows of finished cases only. label_true, label: names of
+    the true and of the recovered class. pair: file with original and reconstruction, relative to the run. example: index in the
+    data set, which is the same in different rounds. batch, position: first use of the example, see
+    `attacker.scoring.rows.ScoreRow`.
     """
 
     case: str
@@ -45,7 +47,7 @@ class ShownScore(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Key of the example that is equal for the same example of the case in another attack."""
+        """Key of the example within its case, which is equal in the rows of another attack or null on the same case."""
         return self.rounds, self.batch, self.position, self.example
 
     @property
@@ -59,14 +61,20 @@ Scores = Mapping[str, Mapping[str, Sequence[ShownScore]]]
 
 
 def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of metrics.jsonl that have a round, sorted by it, and messages about lines that cannot be read."""
+    """Return the rows of metrics.jsonl that have a round, sorted by it, and messages about lines that cannot be read.
+
+    There are no rows if the file is missing.
+    """
     trouble: list[str] = []
     rows = [row for row in read_lines(run, "metrics.jsonl", trouble) if type(row.get("round")) is int]
     return sorted(rows, key=lambda row: int(row["round"])), trouble
 
 
 def read_scores(run: Path) -> tuple[Scores, list[str]]:
-    """Return the rows of scores.jsonl by attack and case, and messages about rows that cannot be used."""
+    """Return the rows of scores.jsonl by attack (name of its folder) and case, and messages about rows that cannot be used.
+
+    There are no rows if the file is missing.
+    """
     trouble: list[str] = []
     found: dict[str, dict[str, list[ShownScore]]] = {}
     wrong = 0
@@ -86,10 +94,10 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
 
 
 def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file with one JSON object per line.
+    """Yield the objects of the file `name` of a run, which has one JSON object per line; none if the file is missing.
 
-    An incomplete last line is left out: it is still being written. Lines that are no JSON object are skipped. trouble: list to
-    which a message is added if lines were skipped or the file cannot be read.
+    A last line without its end is left out: it is still being written. Other lines that are no JSON object are skipped. trouble:
+    list to which a message is added if lines were skipped or the file cannot be read.
     """
     if not (run / name).exists():
         return

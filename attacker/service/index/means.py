@@ -1,4 +1,4 @@
-"""Means over the finished cases of an attack. As in the report, each distinct example counts once."""
+"""Means over the finished cases of an attack, in which each distinct example counts once, as in the report."""
 
 from collections.abc import Iterable, Sequence
 from math import log10
@@ -25,7 +25,10 @@ def average_success(scores: Sequence[ShownScore]) -> float | None:
 
 
 def average_labels(scores: Sequence[ShownScore]) -> float | None:
-    """Return the share of distinct examples of finished cases whose label was recovered; None if there are none."""
+    """Return the share of distinct examples of finished cases whose label was recovered; None if there are none.
+
+    An example that was attacked several times counts with its mean.
+    """
     return _average_by_example((row.example, float(row.label_success)) for row in scores if row.finished)
 
 
@@ -39,7 +42,7 @@ def average_psnr(scores: Sequence[ShownScore]) -> float | None:
 
 
 def count_finished(scores: Sequence[ShownScore]) -> int:
-    """Return the number of distinct examples in finished cases, the denominator of `success`."""
+    """Return the number of distinct examples in finished cases, over which `average_success` is a share."""
     return len({row.example for row in scores if row.finished})
 
 

@@ -1,4 +1,7 @@
-"""Readers of parts of a reconstruction file. A page requests thousands of files, and one image at a time."""
+"""Readers of parts of a reconstruction file, such as its summary or one example, that do not read the rest.
+
+A page shows the summaries of thousands of files, and one image at a time.
+"""
 
 from collections.abc import Mapping
 from io import FileIO
@@ -27,8 +30,9 @@ TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
 class ReconstructionSummary(NamedTuple):
     """One case's reconstruction in numbers.
 
-    loss: the attack's final loss. confidence: the mean over the examples of the attack's estimate of the probability that an
-    example is recovered. Both are None if they are not finite.
+    examples: their number. route: the method that found them. loss: the attack's final loss; None if there is none or it is not
+    finite. confidence: mean over examples of the attack's estimate of the probability that an example is recovered; None if no
+    estimate is known. interrupted: whether the search stopped before its end.
     """
 
     examples: int
@@ -44,10 +48,12 @@ class Whole(NamedTuple):
     """A case's reconstruction without its images.
 
     labels: one class per example. confidence: one estimated probability per example that it is recovered; None if unknown.
-    losses: pairs of iteration and loss, see `thin_curve`.
-    places: dict from the index of an example to the first of the places in the recording that it fills: round, client, local
-    step from 1, and position in the batch of this step from 0.
-    rounds: dict from the index of an example to all rounds in which the client used it, according to the attack.
+    places: dict from the index of an example to the first of the places in the recording that it fills: round, client, local step
+    from 1, and position in the batch of this step from 0.
+    rounds: dict from the index of an example to all rounds in which the client used it, according to the attack. Both dicts lack
+    examples that the attack assigns to no place.
+    losses: pairs of iteration and loss, see `thin_curve`. oracles: names of information that the attack had and no server has.
+    shape: that of all examples together, with their number first.
     """
 
     answer: ReconstructionSummary
@@ -95,9 +101,9 @@ def read_whole(run: Path, name: str) -> Whole:
 
 
 def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
-    """Return one reconstructed example, with values as the attack returned them.
+    """Return one reconstructed example as float32, with values that are not clamped.
 
-    number: its index. Raises DamagedFile, and IndexError if there is no such example.
+    number: its index, from 0. Raises DamagedFile if the file is not a reconstruction, and IndexError if there is no such example.
     """
     with open_file(run, name, limit=MAX_BYTES) as file:
         layout, _ = _read_header(file)
@@ -112,15 +118,16 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
 
 
 def read_metadata(run: Path, name: str) -> dict[str, Any]:
-    """Read the metadata in the header of a tensor file. Raises DamagedFile if it is not one."""
+    """Read the metadata in the header of a safetensors file. Raises DamagedFile if it is missing or not such a file."""
     with open_file(run, name, limit=MAX_BYTES) as file:
         return _read_layout(file)[0]
 
 
 def thin_curve(losses: NDArray[np.float64], most: int = MAX_CURVE_POINTS) -> tuple[tuple[int, float], ...]:
-    """Return at most `most` points (iteration, loss) of a loss curve, evenly spaced from its first value to its last.
+    """Return at most `most` points (iteration, loss) of a loss curve, about evenly spaced from its first value to its last.
 
-    losses: the loss after each iteration, counted from 1. Chosen points with an infinite loss or NaN are left out, also the ends.
+    losses: the loss after each iteration; iterations are counted from 1. Points with an infinite loss or NaN are left out, also
+    the ends.
     """
     if not len(losses):
         return ()
@@ -237,7 +244,7 @@ def _to_finite(value: float) -> float | None:
 
 
 def read_failure(run: Path, name: str) -> str:
-    """Return why a case failed, from the file `name` below `run`, or a message that this file cannot be read."""
+    """Return why a case failed, from the file `name` below `run`. If the file cannot be read, a message says so instead."""
     from fedsim.recording.safe_files import read_bytes
 
     try:

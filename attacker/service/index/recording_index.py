@@ -1,4 +1,4 @@
-"""Reader of a recording's index. After the first time, it reads only the rows of rounds that have changed."""
+"""Readers of a recording's manifest and index. Given their earlier result, they read only rows of rounds that have changed."""
 
 import hashlib
 from collections import Counter
@@ -20,7 +20,11 @@ MAX_MESSAGE = 300
 
 
 class IndexRow(NamedTuple):
-    """The fields of a row of the index that the page shows."""
+    """The fields of a row of the index that the page shows: the reply of a client in a round.
+
+    num_examples: None if the client did not report it. bytes: size of the reply. time: Unix time at which the server received it.
+    reason: why the client failed or was late; "" otherwise.
+    """
 
     round: int
     client: str
@@ -46,9 +50,9 @@ The last arrival is the Unix time when the server received the last reply of the
 class Index:
     """The state of a recording's index, without its rows.
 
-    rounds:   dict from round to values that change whenever its rows do, see `RoundMarks`.
-    clients:  names of all clients, sorted. The name under which sums of secure aggregation are recorded is left out.
-    damage:   dict from round to messages about rows that cannot be read; under 0, messages about the whole index.
+    rounds: dict from round to values that change whenever its rows do, see `RoundMarks`. clients: names of all clients, sorted;
+    the name under which sums of secure aggregation are recorded is left out. damage: dict from round to messages about rows that
+    cannot be read; under 0, messages about the whole index.
     """
 
     rounds: RoundMarks = field(default_factory=dict)
@@ -61,9 +65,9 @@ class Index:
 
     @property
     def attempts(self) -> dict[int, int]:
-        """For each round, the number of times that the federation had been started when it was recorded.
+        """Dict from each round to the number of times that the federation had been started when the round was recorded.
 
-        A resume may repeat a round.
+        It is 1 unless the run was resumed. A resume may repeat a round.
         """
         return {number: marks[2] for number, marks in self.rounds.items()}
 
@@ -80,7 +84,7 @@ class Index:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of the run in `folder`. Raises ValueError, naming the file."""
+    """Return the manifest of the run in `folder`. Raises ValueError, naming the file, if it is missing or invalid."""
     return Manifest.read(folder / "recording" / "manifest.json")
 
 
@@ -95,7 +99,7 @@ def hash_manifest(folder: Path) -> str:
 def read_index(folder: Path, before: Index | None = None) -> Index:
     """Read the state of the index of the run in `folder`. Damage is reported in `Index.damage`, not raised.
 
-    before: the state at an earlier time. Rows are checked for damage in rounds that changed since then; None checks all rounds.
+    before: the state at an earlier time, to check only rows of rounds that changed since then for damage; None checks all.
     """
     before = before or Index()
     try:
@@ -112,9 +116,10 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
 
 
 def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = None) -> "IndexedRows":
-    """Return all rows of the index; only rounds that changed since `before` are read again.
+    """Return the rows of the index; rows that cannot be read are left out.
 
-    rounds: `Index.rounds` as returned by `read_index`.
+    rounds: `Index.rounds` as returned by `read_index`. before: rows at an earlier time; rounds that have not changed since then
+    are taken from it. Raises ValueError if the recording cannot be opened.
     """
     before = before or IndexedRows({}, {})
     changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
@@ -128,7 +133,11 @@ def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = N
 
 
 class IndexedRows(NamedTuple):
-    """The rows of an index, a tuple for each round, and the marks that show whether a round has changed."""
+    """The rows of an index, with the marks of its rounds.
+
+    rounds: marks, see `RoundMarks`, by which a later read finds the rounds that have changed. by_round: dict from round to its
+    rows.
+    """
 
     rounds: RoundMarks
     by_round: Mapping[int, tuple[IndexRow, ...]]
@@ -144,7 +153,11 @@ def _read_rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
 def _read_rows(
     recording: Recording, rounds: Sequence[int] | set[int] | None, damage: dict[int, list[str]], folder: Path
 ) -> list[IndexRow]:
-    """Return the rows of `rounds`, or of all rounds for None. Messages about unreadable rows are added to `damage`."""
+    """Return the rows of `rounds`, or of all rounds for None, without those that cannot be read.
+
+    Messages about them are added to `damage`, a dict from round, at most `MAX_MESSAGES` per round; 0 stands for an unknown round.
+    folder: that of the run, whose path is left out of messages.
+    """
     if rounds is not None and not rounds:
         return []
     told: Counter[int] = Counter()
@@ -167,13 +180,13 @@ def _read_rows(
 
 
 def _parse_round(reason: str) -> int:
-    """Return the round at the beginning of a message about a damaged row, or 0 if there is none."""
+    """Return the round in a message about a damaged row, which begins like "row 3, "; 0 for any other message."""
     number = reason.removeprefix("row ").partition(",")[0]
     return int(number) if number.isdecimal() and len(number) < 16 else 0
 
 
 def format_error(error: Exception, folder: Path) -> str:
-    """Return the message of an error without the path of the run.
+    """Return the message of an error without the path of the run in `folder`, cut after `MAX_MESSAGE` characters.
 
     Paths would disclose the folders of this machine to the users of the page.
     """

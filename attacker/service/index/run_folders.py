@@ -28,9 +28,10 @@ class FoundRuns:
 
 
 def find_runs(root: Path) -> FoundRuns:
-    """Return all runs below `root`: folders with `recording/manifest.json`, at most `MAX_FOLDER_DEPTH` folders deep.
+    """Return the runs below `root`: folders with `recording/manifest.json`, at most `MAX_FOLDER_DEPTH` folders deep.
 
-    Hidden folders, links, and folders inside a run are not searched, and not more than `MAX_FOLDERS` in total.
+    A run in a folder whose path has characters that ids cannot have is only reported in `trouble`. Hidden folders, links, and
+    folders inside a run are not searched, and not more than `MAX_FOLDERS` in total.
     """
     found, looked = FoundRuns(), 0
     for folder in _walk_folders(root, MAX_FOLDER_DEPTH):
@@ -55,9 +56,10 @@ def is_run(folder: Path) -> bool:
 
 
 def _walk_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders below `folder`, parents first, at most `depth` levels deep.
+    """Yield the folders below `folder`, without itself, parents first, at most `depth` levels deep.
 
-    Folders of runs are yielded but not entered; hidden folders are left out."""
+    Folders of runs are yielded but not entered; hidden folders and links are left out.
+    """
     try:
         with os.scandir(folder) as entries:
             inner = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
