@@ -167,8 +167,9 @@ class Verdict:
         return f"not distinguishable from the null at this sample: {told}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as a dict that can be written as JSON: its fields, and the properties `words`, `leaks` and
-        `detectable`.
+        """Return the verdict as a dict that can be written as JSON.
+
+        It has the fields, and the properties `words`, `leaks` and `detectable`.
         """
         return {**asdict(self), "words": self.words, "leaks": self.leaks, "detectable": dict(self.detectable)}
 

@@ -139,8 +139,9 @@ class Feed:
                 self._listeners.discard(listener)
 
     def make_id(self, event: Event) -> str:
-        """Return the id of an event: a random name of this feed, which differs after a restart of the service, and the event's
-        number.
+        """Return the id of an event: a random name of this feed and the event's number.
+
+        The name differs after a restart of the service, so that ids of earlier events are recognised as unknown.
         """
         return f"{self.run}-{event.number}"
 

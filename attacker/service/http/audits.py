@@ -67,8 +67,9 @@ async def submit_audit(response: Response, service: Service, id: Name, asked: Au
 
 @router.get("/jobs/{id}/audit", tags=["jobs"], response_model=AuditTold, responses=VERDICT_RESPONSES)
 def verdict(service: Service, id: Name) -> AuditTold:
-    """Return the verdict of the audit job `id`: all findings, and the grade of the worst one. The job must be in the state
-    "done".
+    """Return the verdict of the audit job `id`: all findings, and the grade of the worst one.
+
+    The job must be in the state "done".
     """
     found = json.loads(_find_verdict(service, id).data.read_bytes())
     return AuditTold(
@@ -84,8 +85,9 @@ def verdict(service: Service, id: Name) -> AuditTold:
 
 @router.get("/jobs/{id}/audit/page", tags=["jobs"], response_class=Response, responses=PAGE_RESPONSES)
 async def verdict_page(request: Request, service: Service, id: Name) -> Response:
-    """Return the verdict of the audit job `id` as the HTML page that `attacker audit` writes. The job must be in the state
-    "done".
+    """Return the verdict of the audit job `id` as the HTML page that `attacker audit` writes.
+
+    The job must be in the state "done".
     """
     paths = await asyncio.to_thread(_find_verdict, service, id)
     content = await asyncio.to_thread(paths.page.read_bytes)

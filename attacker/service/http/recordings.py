@@ -165,11 +165,12 @@ def _find_worst(
 
 @router.get("/{id}/grid", response_model=Grid)
 async def of_clients_and_rounds(request: Request, service: Service, id: Name, attack: SourceQuery = None) -> Response:
-    """Return a table of clients by rounds. `leak`, from 0 to 1, is the share of examples that an attack recovered from the
-    observation, or, without scores, the attack's mean confidence.
+    """Return a table of clients by rounds.
 
+    `leak`, from 0 to 1, is the share of examples that an attack recovered from the observation, or, without scores, the attack's
+    mean confidence.
     attack: name of the attack or null that is shown. By default, each cell shows the attack with the highest leak, nulls
-            excluded.
+    excluded.
     """
 
     def make(run: CatalogueRun) -> Grid:

@@ -77,8 +77,9 @@ class Shelf(Generic[T]):
                 self._drop(key)
 
     def _add_weight(self, key: Hashable, place: _Place[T], weight: int) -> None:
-        """Count the weight of a new value in place of that of the old one, unless `place` was dropped while the value was being
-        made.
+        """Count the weight of a new value in place of that of the old one.
+
+        This does nothing if `place` was dropped while the value was being made.
         """
         if self._places.get(key) is place:
             self._total += weight - place.weight

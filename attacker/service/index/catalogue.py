@@ -40,9 +40,7 @@ INDEX_FILE = "recording/index.sqlite"
 
 
 class UnknownName(LookupError):
-    """Raised for the name of a recording, an attack or a case that does not exist, and of an attack whose attack.json is
-    unreadable.
-    """
+    """Raised for the name of a recording, an attack or a case that does not exist, and of an attack that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,12 +210,13 @@ class Catalogue:
         return find_null(source, self.list_sources(run))
 
     def get_training(self, run: CatalogueRun) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl, the server's log of the rounds, sorted by round; rows without a round are left out."""
+        """Return the rows of metrics.jsonl, the server's log of the rounds, sorted by round; rows without a round are missing."""
         return self._read_training(run)[0]
 
     def list_trouble(self, run: CatalogueRun) -> list[str]:
-        """Return messages about files of a run that cannot be read or used; about its scores only if the service was given the
-        truth.
+        """Return messages about files of a run that cannot be read or used.
+
+        Scores are only checked if the service was given the truth of this run (which examples each client trained on).
         """
         found = [*run.told["trouble"], *self._read_training(run)[1]]
         if run.told["truth"]:

@@ -22,8 +22,8 @@ MAX_MESSAGE = 300
 class IndexRow(NamedTuple):
     """The fields of a row of the index that the page shows: the reply of a client in a round.
 
-    num_examples: None if the client did not report it. bytes: size of the reply. time: Unix time at which the server received it.
-    reason: why the client failed or was late; "" otherwise.
+    num_examples: number of examples behind the update; None if unknown. bytes: size of the reply. time: Unix time at which the
+    server received it. reason: why the client failed or was late; "" otherwise.
     """
 
     round: int
