@@ -11,9 +11,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the softmax cross-entropy of logits (N, K) with classes y (N,) or class probabilities y (N, K), averaged over N.
+    """Return the softmax cross-entropy of logits (N, K), averaged over N.
 
-    Raises ValueError for a single logit, for which the cross-entropy is always 0.
+    y: indices of classes (N,), or class probabilities (N, K).
+    Raises ValueError for a single logit, K = 1, for which the cross-entropy of any class is 0.
     """
     if logits.shape[-1] == 1:
         raise ValueError("this model has a single logit, which cross_entropy cannot use; set training.loss to 'logistic'")
@@ -21,10 +22,10 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def logistic(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the mean over N of log(1 + exp(-mu)), mu = (2y - 1) * logit, of logits (N, 1) with y (N,) in {0, 1}.
+    """Return the mean over N of log(1 + exp(-mu)), mu = (2y - 1) * logit, of logits (N, 1) with classes y (N,), 0 or 1.
 
-    For class probabilities y (N, 2), the term of each example is the mean over both classes with these probabilities.
-    Raises ValueError if there is more than one logit. Source: R-GAP, section 3.1.
+    If y holds class probabilities (N, 2), the term of an example is the mean of the terms of both classes, weighted with them.
+    Raises ValueError if there is more than one logit. Source: R-GAP (Zhu and Blaschko 2021), section 3.1.
     """
     if logits.shape[-1] != 1:
         raise ValueError(
@@ -41,14 +42,17 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "logistic": logistic}
 
 
 def find_loss(name: str) -> Loss:
-    """Return the loss function with this name. Raises ValueError, listing known names, if it is unknown."""
+    """Return the loss function called `name`: "cross_entropy" or "logistic". Raises ValueError for another name."""
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}. Known: {', '.join(LOSSES)}")
     return LOSSES[name]
 
 
 def count_outputs(loss: str, num_classes: int) -> int:
-    """Return the number of logits that a loss needs. Raises ValueError if the loss does not support that many classes."""
+    """Return the number of logits that a loss needs: 1 for "logistic", and one per class for "cross_entropy".
+
+    Raises ValueError for an unknown loss, and for "logistic" with more or less than two classes.
+    """
     find_loss(loss)
     if loss != "logistic":
         return num_classes
@@ -58,12 +62,12 @@ def count_outputs(loss: str, num_classes: int) -> int:
 
 
 def predict_classes(logits: Tensor) -> Tensor:
-    """Return the most probable class (N,) int64 from logits (N, K), or (N, 1) for two classes."""
+    """Return the most probable class (N,) int64 for logits (N, K). A single logit (N, 1) above 0 means class 1, else class 0."""
     return (logits[..., 0] > 0).long() if logits.shape[-1] == 1 else logits.argmax(dim=-1)
 
 
 def predict_probabilities(logits: Tensor) -> Tensor:
-    """Return class probabilities (N, K) from logits (N, K), or (N, 2) from (N, 1)."""
+    """Return class probabilities (N, K) from logits (N, K). A single logit (N, 1) is that of class 1, and gives (N, 2)."""
     if logits.shape[-1] != 1:
         return logits.softmax(dim=-1)
     return torch.cat([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=-1)

@@ -12,7 +12,7 @@ from fedsim.models.shapes import check_widths
 def mlp(shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (256,)) -> nn.Sequential:
     """Return linear layers with ReLU between them, for images and table rows, with PyTorch's initialisation.
 
-    hidden: width of each hidden layer.
+    shape: shape of one example, which is flattened. hidden: width of each hidden layer; empty for a single linear layer.
     """
     sizes = [prod(shape), *check_widths(hidden, "mlp: hidden")]
     layers: list[nn.Module] = [nn.Flatten()]

@@ -1,4 +1,4 @@
-"""Residual networks for small images (He et al. 2016), with and without batch norm."""
+"""Residual networks for small images (He et al. 2016), and the blocks that they consist of."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,10 @@ from fedsim.models.shapes import check_bool, check_image
 
 
 class BasicBlock(nn.Module):
-    """Residual block: two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes.
+    """Residual block: ReLU of the sum of two 3x3 convolutions, with a ReLU between them, and a shortcut.
 
+    The shortcut is the identity, or a 1x1 convolution if `stride` is not 1 or the number of channels changes.
+    before, after: number of input and output channels. stride: stride of the first convolution and of the shortcut.
     batch_norm: whether batch norm follows every convolution; convolutions then have no bias.
     bias:       whether convolutions without batch norm have a bias.
     """
@@ -33,13 +35,20 @@ class BasicBlock(nn.Module):
 
 
 def make_convolution(before: int, after: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool) -> list[nn.Module]:
-    """Return a convolution that keeps height and width at stride 1, followed by batch norm if requested."""
+    """Return a list of one convolution, with padding `kernel // 2`, and a batch-norm layer behind it if `batch_norm` is True.
+
+    before, after: number of input and output channels. bias: whether a convolution without batch norm has a bias.
+    """
     layer = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=bias and not batch_norm)
     return [layer, nn.BatchNorm2d(after)] if batch_norm else [layer]
 
 
 def make_stages(blocks: Sequence[int], widths: Sequence[int], *, batch_norm: bool, bias: bool) -> list[nn.Module]:
-    """Return the stages: `blocks` residual blocks per width; each stage after the first begins with stride 2."""
+    """Return a list of residual blocks: stage i has `blocks[i]` blocks with `widths[i]` output channels.
+
+    The first block takes `widths[0]` channels. Each stage after the first begins with a block of stride 2.
+    batch_norm, bias: as in `BasicBlock`.
+    """
     layers: list[nn.Module] = []
     before = widths[0]
     for stage, (count, after) in enumerate(zip(blocks, widths, strict=True)):
@@ -72,18 +81,19 @@ def _make_resnet(
 
 
 def resnet20_4(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a ResNet-20 of four times the width, with batch norm (Geiping et al. 2020, "Inverting gradients"; AGIC).
+    """Return a ResNet-20 of four times the usual width, with batch norm (Geiping et al. 2020, "Inverting gradients").
 
-    It has a 3x3 stem without pooling and three stages of three blocks, of widths 64, 128 and 256. The initial weights of
-    convolutions are Kaiming normal (fan out).
+    It has a 3x3 convolution of stride 1, three stages of three residual blocks, of widths 64, 128 and 256, and a global average
+    before the linear layer. The initial weights of convolutions are Kaiming normal (fan out).
     """
     return _make_resnet(shape, num_classes, blocks=(3, 3, 3), widths=(64, 128, 256), batch_norm=True)
 
 
 def resnet18(shape: tuple[int, ...], num_classes: int, batch_norm: bool = True) -> nn.Sequential:
-    """Return a ResNet-18 for small images: 3x3 stem of stride 1, no pooling, widths 64 to 512 (He et al. 2016).
+    """Return a ResNet-18 for small images: first a 3x3 convolution of stride 1, no max pooling, widths 64 to 512.
 
     batch_norm: False leaves out all normalisation; convolutions then have biases and PyTorch's initialisation.
+    Source: He et al. 2016.
     """
     norm = check_bool(batch_norm, "resnet18: batch_norm")
     return _make_resnet(shape, num_classes, blocks=(2, 2, 2, 2), widths=(64, 128, 256, 512), batch_norm=norm)

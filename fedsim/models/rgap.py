@@ -1,7 +1,7 @@
-"""The networks of R-GAP (Zhu and Blaschko 2021, "R-GAP: recursive gradient attack on privacy"), with the layers of its code.
+"""The networks of R-GAP, an attack that solves equations layer by layer (Zhu and Blaschko 2021).
 
-They have no biases, LeakyReLU of slope 0.2, and PyTorch's initialisation. Two classes have one logit, for the logistic loss;
-more classes have one logit each, for cross-entropy.
+They have no biases, LeakyReLU of slope 0.2, and PyTorch's initialisation. With two classes they have a single logit, for the
+logistic loss; with more, one logit per class, for cross-entropy.
 """
 
 from itertools import pairwise
@@ -15,20 +15,19 @@ LEAKY_SLOPE = 0.2
 
 
 def cnn6(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return CNN6, six convolutions and a linear layer: its linear systems have full rank, so R-GAP recovers inputs (table 1)."""
+    """Return CNN6 of R-GAP: six convolutions and a linear layer, wide enough for R-GAP to solve for 3x32x32 images (table 1)."""
     return _make_cnn(shape, num_classes, widths=(12, 36, 36, 36, 64, 128))
 
 
 def cnn6_d(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return CNN6 with 20 channels after its second convolution. A linear system is then rank-deficient, so R-GAP fails."""
+    """Return CNN6 with 20 instead of 36 channels after its second convolution; R-GAP then lacks equations for 3x32x32 images."""
     return _make_cnn(shape, num_classes, widths=(12, 20, 36, 36, 64, 128))
 
 
 def fcn3(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return three linear layers of 1000, 100 and `num_classes` outputs, for images and table rows.
+    """Return FCN3 of R-GAP: linear layers of 1000, 100 and then one output per class, or one for two classes.
 
-    As in the paper, the logits have no activation. The paper's code applies a LeakyReLU to them as well, and ignores its
-    derivative in the attack.
+    LeakyReLU follows the first two layers. It takes images and table rows, which are flattened.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise((prod(shape), 1000, 100)):

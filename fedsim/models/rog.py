@@ -1,6 +1,7 @@
-"""The networks of ROG (Yue et al. 2022, "Gradient obfuscation gives a false sense of security"), with the layers of its code.
+"""The networks of ROG, an attack on obfuscated gradients (Yue et al. 2022).
 
-None has batch norm, and all have PyTorch's initialisation. The paper uses images of 128x128 pixels.
+None has batch norm, and all have PyTorch's initialisation. The paper, "Gradient obfuscation gives a false sense of security",
+uses images of 128x128 pixels.
 """
 
 from torch import nn
@@ -10,9 +11,9 @@ from fedsim.models.shapes import check_image, check_side
 
 
 def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return two 5x5 convolutions, each with ReLU and 2x2 pooling, then linear layers of 512 and `num_classes` outputs.
+    """Return LeNet of ROG: two 5x5 convolutions, each with ReLU and 2x2 pooling, linear layers of 512 and `num_classes` outputs.
 
-    The convolutions have biases, and the linear layers have none.
+    The convolutions have biases. The linear layers, with a ReLU between them, have none.
     """
     channels, height, width = check_image(shape, "lenet_rog")
     check_side((channels, height, width), 4, "lenet_rog")
@@ -26,8 +27,9 @@ def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return three pairs of 3x3 convolutions, 2x2 pooling after each pair, and linear layers of 1024 and `num_classes` outputs.
+    """Return VGG7 of ROG: three pairs of 3x3 convolutions, each with 2x2 pooling; linear layers of 1024 and `num_classes` units.
 
+    A ReLU follows every layer but the last. Pooling follows each pair of convolutions; the pairs have 128, 256 and 512 channels.
     The convolutions have biases, and the linear layers have none.
     """
     channels, height, width = check_image(shape, "vgg7")
@@ -43,12 +45,12 @@ def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def resnet18_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a ResNet-18 without biases: 7x7 stem of stride 2 without pooling, average pooling to 8x8 before the linear layer."""
+    """Return ResNet-18 of ROG: no biases, first a 7x7 convolution of stride 2, no max pooling, finally average pooling to 8x8."""
     return _make_resnet(shape, num_classes, blocks=(2, 2, 2, 2))
 
 
 def resnet9_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return ResNet-9 of ROG: `resnet18_rog` with one block per stage."""
+    """Return ResNet-9 of ROG: `resnet18_rog` with one residual block instead of two per stage."""
     return _make_resnet(shape, num_classes, blocks=(1, 1, 1, 1))
 
 

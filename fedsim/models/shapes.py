@@ -1,4 +1,4 @@
-"""Argument checks that the factories of models share."""
+"""Checks of arguments, shared by the functions that build models."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,10 @@ def check_image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
 
 
 def check_side(shape: tuple[int, int, int], side: int, what: str) -> None:
-    """Raise ValueError if an image has less than `side` pixels in height or width. what: the model, for the message."""
+    """Raise ValueError if images of this shape (C, H, W) have less than `side` pixels in height or width.
+
+    what: the model, for the message.
+    """
     if min(shape[1:]) < side:
         raise ValueError(
             f"{what} takes images of at least {side}x{side} pixels, and these have {shape[1]}x{shape[2]}; use another model"
@@ -19,7 +22,10 @@ def check_side(shape: tuple[int, int, int], side: int, what: str) -> None:
 
 
 def check_widths(values: object, what: str) -> list[int]:
-    """Return `values` as a list of layer widths. Raises ValueError, naming `what`, unless they are whole numbers above 0."""
+    """Return `values`, the widths of layers, as a list; it may be empty.
+
+    Raises ValueError, naming `what`, unless `values` is a list or another sequence of whole numbers above 0.
+    """
     if not isinstance(values, Sequence) or isinstance(values, str) or not all(_is_width(value) for value in values):
         raise ValueError(f"{what} must be a list of whole numbers above 0, got {values!r}")
     return list(values)

@@ -1,4 +1,4 @@
-"""Digests of foreign source code, which identify the network or the attack that a result belongs to."""
+"""Identification of code from outside this project, such as a user's network or attack, and the files that it consists of."""
 
 import ast
 import hashlib
@@ -16,11 +16,11 @@ _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdli
 
 
 def identify_code(function: Callable[..., Any]) -> str:
-    """Return `module:name@digest` of a function or class that is not part of this project; "" for one that is.
+    """Return `module:name@digest` of a function or class from outside this project; "" for one of this project.
 
-    The digest covers the source files of its module and of all modules that this one imports, directly or indirectly, if they
-    belong to the same package or are not installed. It therefore changes with any file of a user's own network or attack. A
-    function without a source file, such as one typed at a prompt, is identified by its name alone.
+    The digest, 16 hexadecimal digits, covers the files of its module and of the loaded modules that this one uses, directly or
+    indirectly, if they belong to the same package or lie outside Python's folders of installed packages. The code of a function
+    typed at a prompt is not covered, since its module has no file. If the module of a function is unknown, the digest is empty.
     """
     module = inspect.getmodule(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -35,9 +35,10 @@ def identify_code(function: Callable[..., Any]) -> str:
 
 
 def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
-    """Return the package folders and single files that another machine needs to import `modules`.
+    """Return the paths, sorted, of package folders and single files that another machine needs to import a user's `modules`.
 
-    Modules that they import are included. This project and installed distributions are not; they must be installed there.
+    Loaded modules that they use, directly or indirectly, are included. Left out are modules of this project that they use, and
+    all modules in Python's folders of installed packages; the other machine must have them.
     """
     found = set[Path]()
     for module in {used for start in modules for used in _find_used_modules(start)}:
@@ -51,10 +52,10 @@ def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
 
 
 def _find_used_modules(start: ModuleType) -> Iterator[ModuleType]:
-    """Yield `start` and the modules that it uses, directly or indirectly, found by their globals and import statements.
+    """Yield `start` and the loaded modules that it uses, directly or indirectly, found by their globals and import statements.
 
-    Only modules of the package of `start`, and modules that are not installed, such as a user's files, are yielded and searched.
-    Modules of this project are not.
+    Besides `start`, only modules of its top-level package, and modules outside Python's folders of installed packages, such as a
+    user's files, are yielded and searched. Modules of this project are not.
     """
     package = start.__name__.partition(".")[0]
     seen, waiting = {start.__name__}, [start]
@@ -72,9 +73,10 @@ def _find_used_modules(start: ModuleType) -> Iterator[ModuleType]:
 
 
 def _find_imported_names(module: ModuleType) -> Iterator[str]:
-    """Yield the names in the import statements of a module; they may be names of modules.
+    """Yield the names in a module's import statements that may be modules: `a` and `a.b` for `from a import b`.
 
-    An imported value such as a number has no `__module__`, so that the globals do not show from which module it comes.
+    An imported value such as a number has no `__module__`, so that the globals do not show from which module it comes. A module
+    without a Python file that can be parsed yields no names.
     """
     path = _find_source_file(module)
     if path is None or path.suffix != ".py":
@@ -103,7 +105,7 @@ def _is_followed(module: ModuleType, package: str) -> bool:
 
 
 def _find_source_file(module: ModuleType) -> Path | None:
-    """Return the path of a module's source file, or of its compiled code if there is no source; None without either."""
+    """Return the path of the file, source or compiled, that a module was loaded from; None if there is none."""
     named = getattr(module, "__file__", None)
     path = Path(named).resolve() if isinstance(named, str) else None
     return path if path is not None and path.is_file() else None

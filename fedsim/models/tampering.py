@@ -1,8 +1,6 @@
-"""Signs that a server has changed a model so that updates give examples away: known patterns in weights.
+"""Checks of a model's weights for patterns by which published attacks of malicious servers make updates reveal examples.
 
-An honest server sends random or trained weights. Malicious servers send layers that sort the examples of a batch into single
-neurons, so that the gradient of a neuron holds one example, whatever the size of the batch. Clients can look for such layers
-before they train.
+Clients can check the weights that a server sends before they train. Random and trained weights usually show no such pattern.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,9 +27,9 @@ SUSPICIOUS_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Tampering:
-    """One sign of tampering.
+    """One sign of tampering in one weight of a model.
 
-    layer: name of the weight. pattern: short name of the pattern. evidence: one sentence with the measured value.
+    layer: name of the weight, such as "0.weight". pattern: short name of the pattern. evidence: what was found, in words.
     """
 
     layer: str
@@ -41,10 +39,10 @@ class Tampering:
 
 @dataclass(frozen=True)
 class ImprintLayer:
-    """A linear layer whose neurons all compare one linear quantity of the input with thresholds of their own.
+    """A linear layer in which each neuron compares (nearly) the same linear function of the input with a threshold of its own.
 
-    weight, bias: names of its parameters. direction: unit vector (n,); the quantity is its inner product with the input.
-    order: indices of the neurons by increasing threshold, (k,). thresholds: in that order, (k,).
+    weight, bias: names of its parameters. direction: unit vector (n,); the function is its inner product with the input (n,).
+    order: indices (k,) of the k neurons by increasing threshold. thresholds: the thresholds (k,) in this order.
     """
 
     weight: str
@@ -55,20 +53,22 @@ class ImprintLayer:
 
 
 def inspect_model(model: nn.Module) -> list[Tampering]:
-    """Return the signs of tampering in the weights of a model, such as one that a server has just sent; empty if there are none.
+    """Return a list of signs of tampering in the weights of a model, such as one that a server has just sent.
 
-    The patterns: imprint layers (Fowl et al. 2022, "Robbing the Fed"), trap weights (Boenisch et al. 2023, "When the curious
-    abandon honesty"), neurons that never react (Pasquini et al. 2022, "Eluding secure aggregation"), heads of a single class
-    (Wen et al. 2022, "Fishing for user data") and convolutions that only copy their input to imprint layers behind them (Zhao et
-    al. 2024, "LOKI"). An empty result does not prove that the server is honest, since only published patterns are known.
+    The patterns: layers whose rows are mostly parallel, as in imprint layers (Fowl et al. 2022, "Robbing the Fed"); rows that
+    hold the same values positive and negative (Boenisch et al. 2023, "When the curious abandon honesty"); biases so negative that
+    neurons never react (Pasquini et al. 2022, "Eluding secure aggregation"); a last linear layer in which the row of one class
+    dominates (Wen et al. 2022, "Fishing for user data"); and convolutions that only copy their input (Zhao et al. 2024, "LOKI").
+    An empty list does not prove that the server is honest.
     """
     return list(inspect_weights({name: p.detach() for name, p in model.named_parameters()}))
 
 
 def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
-    """Yield the signs of tampering in weights by parameter name, as in `inspect_model`.
+    """Yield the signs of tampering in weights, given by parameter name, for the patterns of `inspect_model`.
 
-    The last weight with two dimensions is taken for that of the head, the last linear layer.
+    Only parameters of two or more dimensions whose names end in "weight" are inspected. The last one of exactly two dimensions is
+    taken for the weight of the last linear layer.
     """
     matrices = {name: w.detach() for name, w in weights.items() if name.endswith("weight") and w.ndim >= 2}
     for name in matrices:
@@ -84,7 +84,7 @@ def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
 
 
 def is_large(weight: Tensor) -> bool:
-    """Return whether a weight has at least `MIN_ROWS` rows and `MIN_COLUMNS` columns, enough for its rows to be compared."""
+    """Return whether a weight has at least `MIN_ROWS` rows of at least `MIN_COLUMNS` values each, enough to compare its rows."""
     return weight.ndim >= 2 and len(weight) >= MIN_ROWS and weight[0].numel() >= MIN_COLUMNS
 
 
@@ -106,9 +106,9 @@ def _inspect_rows(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Ta
 
 
 def compute_parallel_share(weight: Tensor) -> float:
-    """Return the share of pairs of non-zero rows whose absolute cosine is above `PARALLEL_COSINE`; 0 for less than two rows.
+    """Return the share of pairs of rows whose absolute cosine is above `PARALLEL_COSINE`, among the rows that are not zero.
 
-    Only the first `MAX_ROWS` rows are compared.
+    Only the first `MAX_ROWS` rows are compared, each of them flattened. The share is 0 for less than two rows.
     """
     rows = weight.flatten(1)[:MAX_ROWS].double()
     rows = rows[rows.norm(dim=1) > 0]
@@ -120,9 +120,10 @@ def compute_parallel_share(weight: Tensor) -> float:
 
 
 def _compute_mirrored_share(weight: Tensor) -> float:
-    """Return the share of rows in which half of the values are the other half times a negative factor, in any order.
+    """Return the share of rows that hold about the same values twice, once positive and once negative, up to a factor.
 
-    Each row may have another factor. Only the first `MAX_ROWS` rows are examined.
+    Half of the values of such a row are positive, and half negative. The ratio of the k-th largest of both in magnitude is nearly
+    the same for all k. With an odd number of values, the middle one is ignored. Only the first `MAX_ROWS` rows are examined.
     """
     rows = weight[:MAX_ROWS]
     half = rows.shape[1] // 2
@@ -134,9 +135,10 @@ def _compute_mirrored_share(weight: Tensor) -> float:
 
 
 def _inspect_convolution(name: str, weight: Tensor) -> Iterator[Tampering]:
-    """Yield a sign of tampering if over `SUSPICIOUS_SHARE` of the filters have one single non-zero value.
+    """Yield a sign of tampering if more than the share `SUSPICIOUS_SHARE` of the filters have one single non-zero value.
 
-    Such a filter copies one channel of its input. Convolutions of 1x1, or with less than three filters, are not inspected.
+    Such a filter only scales and shifts one channel of its input. Convolutions of 1x1, or with less than three filters, are not
+    inspected.
     """
     if weight[0, 0].numel() < 2 or len(weight) < 3:
         return
@@ -160,10 +162,10 @@ def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
 
 
 def find_imprint(weights: Mapping[str, Tensor], inputs: int) -> ImprintLayer | None:
-    """Return the first linear layer with `inputs` columns, a bias, and rows that are positive multiples of one vector.
+    """Return the first linear layer with `inputs` columns, a bias, and rows that are nearly positive multiples of one vector.
 
-    The cosine of every row with the first one must be at least `PARALLEL_COSINE`, and there must be at least `MIN_ROWS` rows.
-    None if there is no such layer.
+    weights: by parameter name. The cosine of every row with the first one must be at least `PARALLEL_COSINE`, and there must be
+    at least `MIN_ROWS` rows, none of them zero. Returns None if there is no such layer.
     """
     for name, weight in weights.items():
         bias_name = f"{name.removesuffix('weight')}bias"

@@ -11,7 +11,7 @@ from fedsim.models.shapes import check_image
 def torchvision(shape: tuple[int, ...], num_classes: int, architecture: str) -> nn.Module:
     """Return an untrained image classifier of torchvision; nothing is downloaded.
 
-    architecture: torchvision's name of it, such as "resnet50". Auxiliary classifiers are left out.
+    architecture: torchvision's name of the network, such as "resnet50". Auxiliary classifiers are left out.
     Raises ValueError if the name is unknown, the data are not images of three channels, or a vision transformer (`vit_...`) gets
     images that are not square.
     """
