@@ -1,5 +1,4 @@
-"""Readers of files that the user names: NumPy archives (.npz), whose sizes and types are checked before anything is unpacked,
-and texts."""
+"""Readers of files that the user names, with checks of size and type: NumPy archives (.npz), text and TOML."""
 
 import os
 import stat
@@ -28,10 +27,11 @@ READABLE_KINDS = {"b": "truth values", "i": "integers", "u": "integers", "f": "n
 
 
 def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
-    """Read the arrays called `names` from an archive, by default all of them.
+    """Return a dict from name to array of the arrays called `names` in a NumPy archive (.npz), by default of all.
 
-    Raises ValueError, naming the file, if it is not an archive or not a regular file, lacks an array, states wrong sizes, or has
-    more than `limit` bytes of arrays. Raises FileNotFoundError if it does not exist.
+    limit: largest size of these arrays in bytes, together, when unpacked.
+    Raises ValueError, naming the file, if it is no regular file or no such archive, lacks one of the arrays, or one is damaged,
+    too large, or of a type that is refused, such as objects. Raises FileNotFoundError if the file does not exist.
     """
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
@@ -50,7 +50,10 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """Return the names of the arrays in an archive. Raises the same errors as `read_arrays`."""
+    """Return the names of the arrays in a NumPy archive (.npz).
+
+    Raises ValueError, naming the file, if it is no regular file or no such archive, and FileNotFoundError if it does not exist.
+    """
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
             return tuple(_list_entries(archive))
@@ -68,7 +71,7 @@ def _describe_error(path: Path, error: Exception) -> str:
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a file that the user named for reading; links are followed. Raises ValueError if it is not a regular file.
+    """Return a regular file opened for reading bytes; links are followed. Raises ValueError for a folder, pipe or device.
 
     Pipes are refused because reading them would block, and devices because they may have no end.
     """
@@ -80,7 +83,7 @@ def open_regular(path: Path) -> FileIO:
 
 
 def read_text(path: Path, *, limit: int = 2**24) -> str:
-    """Read a UTF-8 text file that the user named.
+    """Return the content of a UTF-8 text file that the user named.
 
     Raises ValueError if it has more than `limit` bytes, is not a regular file, or is not valid UTF-8.
     """
@@ -92,7 +95,10 @@ def read_text(path: Path, *, limit: int = 2**24) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file that the user named. Raises ValueError, naming the file, as `read_text` does and for invalid TOML."""
+    """Return the content of a TOML file that the user named, as a dict.
+
+    Raises ValueError, naming the file, if it is not a regular file, too large, or not valid TOML.
+    """
     try:
         return tomllib.loads(read_text(path))
     except UnicodeDecodeError as error:
@@ -104,10 +110,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
-    """Raise ValueError for a zip archive, as torch.save writes it, that has over `limit` bytes when unpacked.
+    """Raise ValueError for a zip archive, such as torch.save writes, whose entries claim over `limit` bytes when unpacked.
 
-    Also raises ValueError if an entry has a compression ratio above `MAX_RATIO`, its first `FREE_BYTES` not counted. A file that
-    is not a zip archive is not checked.
+    Also raises ValueError if an entry claims more than `FREE_BYTES` plus `MAX_RATIO` times its compressed size. A file that is
+    not a zip archive is not checked. path: path of `file`, for messages.
     """
     try:
         with ZipFile(file) as archive:
@@ -121,7 +127,7 @@ def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
 def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
     """Return a dict from the name of each array to its entry in the archive.
 
-    Raises ValueError if an entry is not an array, two have the same name, or there are more than `MAX_ARRAYS`.
+    Raises ValueError if an entry is not called `NAME.npy`, two have the same name, or there are more than `MAX_ARRAYS`.
     """
     found = archive.infolist()
     if len(found) > MAX_ARRAYS:
@@ -138,9 +144,9 @@ def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
 
 
 def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
-    """Raise ValueError if the unpacked sizes of all entries together exceed `limit` bytes, or an entry is compressed too much.
+    """Raise ValueError if the entries together claim over `limit` bytes when unpacked, or one is compressed too much.
 
-    Too much is a ratio above `MAX_RATIO`, the first `FREE_BYTES` of the unpacked entry not counted.
+    Too much: it claims more than `FREE_BYTES` plus `MAX_RATIO` times its compressed size.
     """
     total = 0
     for entry in entries:
@@ -155,7 +161,7 @@ def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
 
 
 def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
-    """Read one array. Raises ValueError if its type is refused or its size differs from the header."""
+    """Read one array. Raises ValueError if its version or type is refused, or its size differs from what its header says."""
     with archive.open(entry) as file:
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0)):

@@ -1,4 +1,4 @@
-"""Codecs: lossless packing of an update for the wire. A lossy step is a defense, not a codec."""
+"""Codecs, which pack an update into tensors to send without loss. A lossy step is a defense, not a codec."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fedsim.recording.packing.parts import TensorLike, check_kind, check_names, 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """The message of one client in one round: the tensors that the codec made of the update, and the codec's name."""
+    """An update in packed form: tensors by name, as they are sent, and the name of the codec that packed them."""
 
     tensors: Mapping[str, Tensor]
     codec: str = "dense"
@@ -23,13 +23,13 @@ class Payload:
 class Codec(NamedTuple):
     """A lossless conversion between updates and the tensors that are sent.
 
+    The codec "weights" is an exception: it cannot encode, and its decoded update, whole weights minus start, is rounded.
     encode: returns the tensors to send for an update.
-    decode: returns the update, given the sent tensors and the weights that the client started from; bit for bit what was encoded.
-    fits:   raises ValueError if names, types or shapes of the sent tensors cannot belong to an update of these weights. Tensors
-            that fit take at most a few times the memory of the weights.
+    decode: returns the update, given the sent tensors and the weights that the client started from.
+    fits:   raises ValueError if names, types or shapes of the sent tensors cannot belong to an update of these weights.
     sent:   returns, given the sent tensors and the weights, a boolean mask of the coordinates that were sent, by
             parameter name; {} for codecs that always send all coordinates.
-    packs:  whether the sent tensors differ from the update's in names or shapes. Then `decode` raises ValueError for
+    packs:  whether the sent tensors may differ from the update's in names or shapes. Then `decode` raises ValueError for
             invalid content, and needs only the shapes of the weights.
     """
 
@@ -45,14 +45,14 @@ def _refuse_update(update: Tensors) -> dict[str, Tensor]:
 
 
 def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
-    """Return the update `weights - start`, computed in float64 and rounded to the weights' type."""
+    """Return the update `weights - start` by name, computed in float64 and rounded to the type of `weights`."""
     return {name: (w.double() - start[name].double()).to(w.dtype) for name, w in weights.items()}
 
 
 def _check_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raise ValueError unless names and shapes are those of the weights.
+    """Raise ValueError unless `got` has the names and shapes of `weights`.
 
-    Also raises ValueError if one of a tensor and its weight is floating point and the other is not.
+    Also raises ValueError if a tensor is floating point and its weight is not, or the other way round.
     """
     check_names(got, weights)
     for name, tensor in got.items():
@@ -72,22 +72,31 @@ CODECS: dict[str, Codec] = {
 
 
 def find_codec(name: str) -> Codec:
-    """Return the codec with this name. Raises ValueError for an unknown name."""
+    """Return the codec called `name`, such as "dense". Raises ValueError for an unknown name."""
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}. Known: {', '.join(sorted(CODECS))}")
     return CODECS[name]
 
 
 def encode(update: Tensors, codec: str = "dense") -> Payload:
-    """Pack an update (tensors by parameter name) with a codec, and return the payload."""
+    """Pack an update (tensors by parameter name) with a codec, and return the payload.
+
+    codec: name of the codec. Raises ValueError if it is unknown, or "weights", which cannot pack updates.
+    """
     return Payload(tensors=find_codec(codec).encode(update), codec=codec)
 
 
 def decode(payload: Payload, start: Tensors) -> dict[str, Tensor]:
-    """Unpack a payload and return the update, given the weights `start` that the client started from."""
+    """Return the update (tensors by parameter name) in a payload, given the weights `start` that the client started from.
+
+    Raises ValueError if the codec is unknown.
+    """
     return find_codec(payload.codec).decode(payload.tensors, start)
 
 
 def find_sent(payload: Payload, start: Tensors) -> dict[str, Tensor]:
-    """Return a boolean mask of the sent coordinates by parameter name; empty if the codec always sends all of them."""
+    """Return a boolean mask of the coordinates that were sent, by parameter name; {} if the codec always sends all of them.
+
+    For codec "sparse", these are the nonzero coordinates. start: weights that the client started from.
+    """
     return find_codec(payload.codec).sent(payload.tensors, start)

@@ -31,7 +31,7 @@ def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
 
 
 def is_full_disk(words: str) -> bool:
-    """Return whether an error message, possibly sent by a client, is about a full disk or an exceeded quota."""
+    """Return whether the text of an error, possibly sent by a client, is about a full disk or an exceeded quota."""
     return any(f"[Errno {code}]" in words for code in (errno.ENOSPC, errno.EDQUOT)) or "disk is full" in words
 
 

@@ -1,7 +1,6 @@
-"""Atomic writing of files that only their owner can read, and JSON lines.
+"""Files of a run: locks, atomic writes with access for the owner only, JSON lines and safetensors.
 
-Functions that write take `below`: the folder below which symbolic links are not followed. It is the run's folder for files in a
-run, and by default the folder of the file.
+`below` is the folder below which symbolic links are not followed, usually that of the run.
 """
 
 import hashlib
@@ -45,8 +44,9 @@ MAX_LINE_BYTES = 2**24
 
 @contextmanager
 def hold_lock(path: Path, *, below: Path | None = None, wait: bool = False) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path` within a `with` block.
+    """Hold an exclusive lock on the file `path`, which is created if needed, within a `with` block.
 
+    below: folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
     wait: whether to wait while another process holds the lock. If it is False, ValueError is raised then.
     On Windows, nothing is locked.
     """
@@ -69,16 +69,19 @@ def hold_lock(path: Path, *, below: Path | None = None, wait: bool = False) -> I
 
 
 def make_private(folder: Path, *, below: Path | None = None) -> Path:
-    """Create `folder` with access for its owner only, and return it. An existing folder keeps its permissions."""
+    """Create `folder` with access for its owner only, and return its path. An existing folder keeps its permissions.
+
+    below: folder below which symbolic links on the way to `folder` are not followed; by default `folder` itself.
+    """
     with open_folder(folder, below=below, make=True):
         return folder
 
 
 @contextmanager
 def open_replacement(path: Path, *, below: Path | None = None, settle: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file for writing within a `with` block. At the end it is flushed and renamed to `path`.
+    """Open a temporary file for writing bytes within a `with` block. At the end it is flushed to disk and renamed to `path`.
 
-    On errors it is removed, and `path` stays as it was.
+    If the block raises an error, the file is removed, and `path` stays as it was. Only the owner can read the file.
 
     below:  folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
     settle: whether to fsync the folder, too, so that the new file name survives a crash of the machine.
@@ -113,7 +116,7 @@ def flush(path: Path) -> None:
 
 
 def _flush_and_drop(descriptor: int) -> None:
-    """Flush a file to disk and, if it is larger than `LARGE_BYTES`, drop it from the page cache."""
+    """Flush a file to disk and, if it is larger than `LARGE_BYTES`, drop it from the page cache where the system can."""
     os.fsync(descriptor)
     if os.fstat(descriptor).st_size > LARGE_BYTES and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -132,17 +135,23 @@ def write_bytes(path: Path, content: bytes, *, below: Path | None = None, settle
 
 
 def write_json(path: Path, value: Any, *, below: Path | None = None) -> None:
-    """Write `value` as indented JSON to `path` atomically. Raises ValueError for NaN and infinity."""
+    """Write `value` as indented JSON to `path` atomically. below: see `open_replacement`.
+
+    Raises ValueError for NaN and infinity.
+    """
     write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n", below=below)
 
 
 def to_json_lines(*values: Any) -> bytes:
-    """Return the values as bytes: JSON with one line per value. Raises ValueError for NaN and infinity."""
+    """Return JSON lines as bytes: one line of JSON per value. Raises ValueError for NaN and infinity."""
     return b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values)
 
 
 def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> None:
-    """Append a JSON line per value to `path` and flush it to disk. An incomplete last line, left by a crash, is removed first."""
+    """Append one line of JSON per value to the file `path`, which is created if needed, and flush it to disk.
+
+    An incomplete last line, left by a crash, is removed first. below: as in `hold_lock`.
+    """
     with open_folder(path.parent, below=below) as folder:
         descriptor = open_to_write(path.name, folder, os.O_RDWR | os.O_APPEND, path)
     with name_errors(path), os.fdopen(descriptor, "ab+") as file:
@@ -173,10 +182,10 @@ def replace_json_lines(path: Path, *values: Any) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file that `append_json_lines` wrote; none if the file does not exist.
+    """Return the JSON objects in a file of JSON lines as dicts, one per line; [] if the file does not exist.
 
-    An incomplete last line, left by a crash, is ignored. Raises DamagedFile, naming the file and the row (1-based), if a line is
-    not a JSON object or has more than `MAX_LINE_BYTES` bytes.
+    An incomplete last line, left by a crash, and empty lines are ignored. Raises DamagedFile, naming the file, if a line is not a
+    valid JSON object or has more than `MAX_LINE_BYTES` bytes, or the file is a link or too large.
     """
     if not os.path.lexists(path):
         return []
@@ -208,8 +217,8 @@ def write_tensors(
 ) -> str:
     """Write tensors by name to `path` atomically in the safetensors format. Return the SHA-256 of the file in hexadecimal.
 
-    Tensors are written directly from their memory, whereas the safetensors package would first copy all of them.
-    Raises ValueError for a type that the format does not have.
+    metadata: texts by name for the header. below, settle: see `open_replacement`.
+    Raises ValueError for a tensor of a type that is not in `DTYPES`.
     """
     digest = hashlib.sha256()
     with open_replacement(path, below=below, settle=settle) as file, ThreadPoolExecutor(1) as other:
@@ -225,7 +234,10 @@ def write_tensors(
 
 
 def _serialise_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """Yield the parts of a safetensors file: the header, then each tensor's memory."""
+    """Yield the parts of a safetensors file: the header with its length, then the bytes of each tensor that is not empty.
+
+    Raises ValueError for a type that is not in `DTYPES`.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in tensors.items():

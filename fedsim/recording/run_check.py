@@ -1,7 +1,7 @@
-"""Check of all files of a run for links, pipes and devices, which a run from an untrusted source may contain.
+"""Check of the files of a run for links, pipes and devices, which a run from an untrusted source may contain.
 
 Files are also opened without following links, see `safe_files`. This check runs first, so that a command stops before it does
-anything, and it covers files that libraries such as SQLite open by path.
+anything.
 """
 
 import os
@@ -39,16 +39,18 @@ set. A hard link to one of its files in another folder does not change it; such 
 
 
 def check_run(folder: Path) -> None:
-    """Raise DamagedFile, naming the path and what to do, for the first file of a run that `find_foreign` reports."""
+    """Raise DamagedFile, naming the path and what to do, for the first error that `find_foreign` reports for a run, if any."""
     for error in find_foreign(folder):
         raise error
 
 
 def find_foreign(folder: Path) -> Iterator[DamagedFile]:
-    """Yield an error for each symbolic link, hard link, pipe, socket and device in a run or a recording.
+    """Yield an error for each foreign entry, a symbolic link, hard link, pipe, socket or device, in a run or a recording.
 
-    The links that `fedsim prepare` makes between the folders of server, attacker and scorer on one machine are allowed, see
-    `_find_link_target`. In a folder that is neither a run nor a recording, only files that commands read or write are checked.
+    Also yields an error for a folder that is too deep or cannot be opened. The links that `fedsim prepare` makes between the
+    folders of server, attacker and scorer on one machine are allowed, see `_find_link_target`. In a folder that is neither a run
+    nor a recording, only entries with the names of `RUN_ENTRIES` and `RECORDING_ENTRIES` are checked. A missing folder gives no
+    error.
     """
     try:
         with open_folder(folder) as at:
@@ -65,13 +67,12 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
 
 
 def _find_link_target(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
-    """Return where an entry of a run's folder leads if it is a link made by `fedsim prepare`; None for any other entry.
+    """Return the folder that an entry leads to, and the root, if it is a link made by `fedsim prepare`; None otherwise.
 
-    `fedsim prepare` makes one folder of the run for each of server, attacker and scorer below a common root. The server's folder
-    holds a link `recording`, and the scorer's a link `reconstructions`. Both lead to the folder of the same name in
-    `attacks/RUN` below the root, which belongs to the attacker.
+    `fedsim prepare` makes one folder of the run for each of server, attacker and scorer, two levels below a common root. The
+    server's folder holds a link `recording`, and the scorer's a link `reconstructions`. Both lead to the folder of the same name
+    in `attacks/RUN` below the root, which belongs to the attacker.
     folder: the run's folder. name: name of the entry. at: descriptor of the opened `folder`.
-    Returns the folder that the link leads to, and the root.
     """
     try:
         led = os.readlink(name, dir_fd=at) if name in SHARED_FOLDERS else None
@@ -86,6 +87,7 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
     """Yield an error for each foreign entry (see `find_foreign`) of a folder, opened without following links below `below`.
 
     depth: depth of `folder`, where the entries of the run's folder have depth 1. A folder deeper than `MAX_DEPTH` is an error.
+    A missing folder gives no error.
     """
     try:
         with open_folder(folder, below=below) as at:
@@ -99,7 +101,10 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
 
 
 def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield an error for each foreign entry of the folder with descriptor `at` and depth `depth`. folder: path for messages."""
+    """Yield an error for each foreign entry (see `find_foreign`) of the folder with descriptor `at`, which is opened already.
+
+    folder: path of the folder, for messages. depth: its depth, see `_check_folder`.
+    """
     status, is_plain = os.fstat(at), True
     for name in sorted(os.listdir(at)):
         if not _is_plain_file(name, at):  # a check by name and descriptor is faster than building thousands of paths
@@ -121,9 +126,10 @@ def _is_plain_file(name: str, at: int) -> bool:
 
 
 def _check_entry(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield an error if the entry `name` of the folder with descriptor `at` is foreign, and for foreign entries below it.
+    """Yield an error if an entry is foreign (see `find_foreign`) and, if it is a folder, for foreign entries below it.
 
-    path: path of the entry, for messages. depth: depth of the entry, see `_check_folder`.
+    name: name of the entry in the folder with descriptor `at`. path: its path, for messages.
+    depth: its depth, see `_check_folder`.
     """
     try:
         status = os.stat(name, dir_fd=at, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Safe access to files of a run from an untrusted source: no links, no devices, limited sizes.
+"""Safe access to files of a run from an untrusted source: links are not followed, devices refused, and sizes limited.
 
 Folders are opened one by one through descriptors, so that a folder cannot be replaced by a link between a check and its use.
 """
@@ -29,7 +29,7 @@ COPY_ADVICE = "copy the run without its links, with cp -rL, if you trust what th
 
 
 class DamagedFile(ValueError):
-    """Error for a file of a recording that is missing, does not match its checksum in the index, or is not valid.
+    """Error for a file of a run or recording that is missing, damaged, or refused, such as a link.
 
     path: path of the file. reason: what is wrong, as the rest of a sentence that begins with the path.
     """
@@ -43,7 +43,7 @@ class DamagedFile(ValueError):
 
 
 def to_printable(text: str) -> str:
-    """Return `text`, such as the name of a file, with a question mark for each character that could steer a terminal."""
+    """Return `text`, such as the name of a file, with a question mark for each control character that could steer a terminal."""
     return UNPRINTABLE_PATTERN.sub("?", text)
 
 
@@ -63,11 +63,12 @@ def name_errors(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def open_file(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
-    """Open a regular file for reading within a `with` block. name: path relative to `folder`, with '/' between folders.
+    """Open a regular file for reading bytes within a `with` block. name: path relative to `folder`, with '/' between folders.
 
     Links below `folder` are not followed, and '..' is not allowed; `folder` itself may be reached through a link.
-    Raises DamagedFile if there is no such file, or it has more than `limit` bytes, is a hard link, or is mostly sparse. A
-    ValueError or OSError that is raised within the block becomes a DamagedFile for this file, too.
+    Raises DamagedFile if there is no such file, or it has more than `limit` bytes or several names (hard links), or is a larger
+    file that consists mostly of holes. A ValueError or OSError that is raised within the block becomes a DamagedFile for this
+    file, unless it is a DamagedFile already.
     """
     path = folder / name
     try:
@@ -90,7 +91,8 @@ def open_folder(folder: Path, *, below: Path | None = None, make: bool = False) 
     """Open `folder` as a descriptor, for functions that take `dir_fd`, within a `with` block.
 
     below: folder below which links are not followed; `folder` or one above it, by default `folder`. It may be a link itself.
-    make:  whether to create missing folders, with access for their owner only.
+    make:  whether to create `below`, `folder` and folders between them, if missing, with access for their owner only. Missing
+           folders above `below` are created with usual permissions.
     Raises DamagedFile if a part of the path below `below` is a link or not a folder, ValueError if `folder` is not below `below`
     or contains '..' there, and OSError as `os.open` does.
     """
@@ -116,10 +118,10 @@ def open_folder(folder: Path, *, below: Path | None = None, make: bool = False) 
 
 
 def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
-    """Open the regular file `name` in the folder with descriptor `at` for writing, and create it if it does not exist.
+    """Open the file `name` in the folder with descriptor `at`, create it if it does not exist, and return a descriptor.
 
-    flags: flags of `os.open`, such as os.O_RDWR, that are added to its own. path: path of the file, for messages.
-    Returns a descriptor. Raises DamagedFile for a symbolic or hard link, and for anything but a regular file.
+    flags: flags of `os.open` that are added, with at least os.O_RDWR or os.O_WRONLY. path: path of the file, for messages.
+    Raises DamagedFile for a symbolic or hard link, and for anything but a regular file.
     """
     try:
         with name_errors(path):
@@ -147,7 +149,10 @@ def check_status(status: os.stat_result) -> None:
 
 
 def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
-    """Return the content of a small file, at most `limit` bytes. Raises what `open_file` raises."""
+    """Return the content of the file `name` in `folder`.
+
+    Raises DamagedFile if it has more than `limit` bytes, or if `open_file` refuses it.
+    """
     with open_file(folder, name, limit=limit) as file:
         content = file.read(limit + 1)
         if len(content) > limit:
@@ -156,9 +161,10 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
 
 
 def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
-    """Return the parsed content of a JSON file of at most `limit` bytes.
+    """Return the parsed content of a JSON file.
 
-    Raises DamagedFile, naming the file, if `open_file` refuses the file or `parse_json` its content, for example for NaN.
+    Raises DamagedFile, naming the file, if it is missing, a link, larger than `limit` bytes, or not valid JSON; NaN and infinity
+    are not valid.
     """
     try:
         return parse_json(read_bytes(path.parent, path.name, limit=limit))
@@ -172,8 +178,8 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
 def open_tensors(path: Path, *, limit: int) -> Iterator[Any]:
     """Open a safetensors file within a `with` block, as `safetensors.safe_open` does, after the checks of `open_file`.
 
-    limit: largest size of the file in bytes. Raises DamagedFile, naming the file, as `open_file` does, and SafetensorError if the
-    file is not a safetensors file.
+    limit: largest size of the file in bytes. Raises DamagedFile, naming the file, if it is missing, a link or too large, and
+    SafetensorError if it is not a safetensors file.
     """
     with open_file(path.parent, path.name, limit=limit) as file, safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
         yield tensors
@@ -189,9 +195,10 @@ def read_exactly(file: FileIO, into: memoryview) -> None:
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """Parse JSON. Raises ValueError for invalid JSON, duplicate keys and deep nesting.
+    """Return the value that a JSON text stands for. Raises ValueError for invalid JSON, duplicate keys and deep nesting.
 
-    finite: whether to raise ValueError also for NaN and infinity, which Python's JSON writes as NaN and Infinity.
+    finite: whether to raise ValueError also for NaN and infinity, which Python's JSON writes as NaN and Infinity, and for numbers
+            too large for a float.
     """
     try:
         if not finite:
@@ -226,7 +233,7 @@ def _open_descriptor(stack: ExitStack, path: Path | str, flags: int, at: int | N
 
 
 def _check(descriptor: int, limit: int) -> None:
-    """Raise ValueError if a file is not regular, has more than `limit` bytes, or is mostly sparse."""
+    """Raise ValueError if a file is not regular, has several names (hard links) or over `limit` bytes, or is mostly holes."""
     status = os.fstat(descriptor)
     check_status(status)
     if status.st_size > limit:
@@ -239,7 +246,7 @@ def _check(descriptor: int, limit: int) -> None:
 
 
 def _has_holes(descriptor: int, size: int) -> bool:
-    """Return whether a file of `size` bytes has holes, according to SEEK_HOLE.
+    """Return whether a file of `size` bytes has holes, according to SEEK_HOLE. The descriptor is then at the file's start.
 
     The number of its blocks does not prove holes, since some network file systems do not count blocks.
     """
@@ -259,7 +266,7 @@ def _describe_reason(error: OSError) -> str:
 
 
 def _check_distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a mapping from JSON pairs. Raises ValueError for a duplicate key."""
+    """Return a dict of the JSON pairs. Raises ValueError for a duplicate key."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key occurs twice in one JSON object")

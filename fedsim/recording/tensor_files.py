@@ -1,4 +1,4 @@
-"""Reader of safetensors files from untrusted sources: the header is checked before memory is allocated."""
+"""Reader of safetensors files from untrusted sources: the header is checked before memory for tensors is allocated."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class TensorEntry(NamedTuple):
-    """The description of a tensor in the header: its type, its shape, and where its bytes lie.
+    """The description of a tensor in a file's header: its type, its shape, and where its bytes lie.
 
     start, end: range of the tensor's bytes, counted from the end of the header; `end` is exclusive.
     """
@@ -39,13 +39,13 @@ TensorEntries = Mapping[str, TensorEntry]
 
 
 def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEntries], None] | None = None) -> dict[str, Tensor]:
-    """Read the tensors in the file `name` below `folder`, by name, in the order of the header.
+    """Return a dict from name to tensor of the safetensors file `name` below `folder`, in the order of its header.
 
-    sha256: expected digest of the file. fits: function that raises ValueError if the header describes unexpected tensors. It is
-    called before anything but the header is read, so that no memory is allocated for false claims.
+    sha256: expected digest of the file, in hexadecimal. fits: function that is given the descriptions of the tensors by name, and
+    raises ValueError if they are not as expected; it is called before memory for the tensors is allocated.
 
-    The bytes are read once, into memory that all tensors share, and hashed at the same time.
-    Raises DamagedFile unless the file is a complete safetensors file with this digest.
+    The tensors may share memory. Raises DamagedFile unless the file is a complete safetensors file with this digest that `fits`
+    accepts.
     """
     with open_file(folder, name, limit=MAX_BYTES) as file:
         size = file.seek(0, 2)

@@ -1,1 +1,1 @@
-"""Building blocks of the codecs, which pack updates for the wire: bit packing, tables of values, and encoded positions."""
+"""The codecs `sparse`, `bits` and `levels`, which pack updates for the wire, and their building blocks."""

@@ -14,9 +14,9 @@ Bits = NDArray[Any]
 
 
 def to_bits(tensor: Tensor) -> Bits:
-    """Return the bit patterns (N,) of a tensor's N entries in row-major order, as unsigned integers.
+    """Return the bit patterns (N,) of a tensor's N entries in row-major order, as unsigned integers of the entries' width.
 
-    They share the memory of a contiguous tensor on the CPU. Raises ValueError for a type that a recording cannot hold.
+    They may share the memory of the tensor. Raises ValueError for a type that a recording cannot hold.
     """
     if tensor.dtype not in DTYPES:
         raise ValueError(f"a tensor of type {tensor.dtype} cannot be packed; use one of {', '.join(map(str, DTYPES))}")
@@ -32,23 +32,26 @@ def to_tensor(bits: Bits, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def compute_width(count: int) -> int:
-    """Return the number of bits that distinguish `count` values; 0 for one value."""
+    """Return the number of bits that distinguish `count` values; 0 for one value or none."""
     return max(0, count - 1).bit_length()
 
 
 def count_packed_bytes(width: int, count: int) -> int:
-    """Return the number of bytes that `pack` makes of `count` numbers of `width` bits."""
+    """Return the number of bytes that `pack` makes of `count` numbers of `width` bits each."""
     return width * -(-count // 8)
 
 
 def pack(numbers: NDArray[Any], width: int) -> Tensor:
-    """Pack integers (N,) below 2**width into bytes: first all lowest bits, eight per byte, then all second bits, and so on."""
+    """Pack integers (N,) in 0 to 2**width - 1 into a uint8 tensor: first all lowest bits, then all second bits, and so on.
+
+    Eight bits go into one byte. Each of the `width` groups begins with a new byte.
+    """
     planes = [np.packbits((numbers & numbers.dtype.type(1 << place)) != 0) for place in range(width)]
     return torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *planes]))
 
 
 def unpack(packed: Tensor, width: int, count: int) -> NDArray[Any]:
-    """Return the `count` integers that `pack` packed. Raises ValueError if `packed` has the wrong length."""
+    """Return the `count` integers (count,) that `pack` packed. Raises ValueError if `packed` has the wrong length."""
     if len(packed) != (expected := count_packed_bytes(width, count)):
         raise ValueError(f"has {len(packed)} bytes for {count} numbers of {width} bits each, which take {expected} bytes")
     kind = np.min_scalar_type((1 << width) - 1)

@@ -22,7 +22,7 @@ MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E
 class Palette(NamedTuple):
     """The distinct values of a tensor and their use.
 
-    values: the distinct bit patterns, ascending. codes: (N,) index in `values` of each entry.
+    values: the distinct bit patterns, ascending as unsigned integers. codes: (N,) index in `values` of each entry.
     """
 
     values: Bits
@@ -30,10 +30,10 @@ class Palette(NamedTuple):
 
 
 def find_palette(bits: Bits, most: int | None = None) -> Palette | None:
-    """Return the palette of `bits` (N,), or None if it has more than `most` values, or so many that it would save nothing.
+    """Return the palette of `bits` (N,), or None if they have more than `most` distinct values, or most likely nearly all differ.
 
-    An empty tensor has no palette either. The values are taken from a sample, and then every entry is compared with its presumed
-    value, which is faster than sorting.
+    The latter is judged by a sample, and only for large N. None is also returned for N = 0. Entries are looked up by a hash and
+    then compared, which is faster than sorting them all.
     """
     most = len(bits) if most is None else most
     sample = bits[:: max(1, len(bits) // SAMPLE_SIZE)]
@@ -55,14 +55,17 @@ def find_palette(bits: Bits, most: int | None = None) -> Palette | None:
 
 
 def _find_distinct(bits: Bits) -> Bits:
-    """Return the distinct values, ascending, like `np.unique` but ten times faster if most values differ."""
+    """Return the distinct values, ascending. It is faster than `np.unique` if most values differ."""
     ordered = np.sort(bits)
     found: Bits = ordered[np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])]
     return found
 
 
 def _look_up_by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
-    """Return the index in `values` of each entry by multiplicative hashing (Knuth, vol. 3, 6.4); a few indices may be wrong."""
+    """Return the presumed index in `values` of each entry, by multiplicative hashing (Knuth, vol. 3, 6.4).
+
+    It is wrong for entries that are not in `values`, and for some whose hash is that of another value.
+    """
     kind, width = bits.dtype.type, 8 * bits.itemsize
     places = np.zeros(1 << min(width, compute_width(len(values)) + 6), np.min_scalar_type(len(values) - 1))
     shift = kind(width - compute_width(len(places)))

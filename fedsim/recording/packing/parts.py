@@ -1,4 +1,4 @@
-"""Names and checks of the tensors that a codec makes of one parameter, called its parts."""
+"""Parts, the tensors that a codec makes of one parameter: their names on the wire, and checks of types and shapes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +33,10 @@ def join_parts(name: str, parts: Mapping[str, T]) -> dict[str, T]:
 
 
 def split_parts(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Group tensors by parameter and part. The inverse of `join_parts`. Raises ValueError for a name without separator."""
+    """Return a dict from parameter to a dict from part to tensor, of tensors called `NAME/PART`.
+
+    Raises ValueError for a name without "/".
+    """
     found: dict[str, dict[str, T]] = {}
     for key, tensor in tensors.items():
         name, separator, part = key.rpartition(PART_SEPARATOR)
@@ -66,7 +69,7 @@ def check_shape(got: TensorLike, weight: TensorLike) -> None:
 
 
 def check_kind(got: TensorLike, weight: TensorLike) -> None:
-    """Raise ValueError if one of the two tensors has an integer type and the other a floating point type."""
+    """Raise ValueError if one of the two tensors has a floating point type and the other has not."""
     if got.dtype.is_floating_point != weight.dtype.is_floating_point:
         raise ValueError(f"has type {got.dtype}, but the weight that was sent has {weight.dtype}; send it back as {weight.dtype}")
 

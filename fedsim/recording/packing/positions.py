@@ -1,10 +1,9 @@
-"""Encodings of a set of K positions out of 0 to N - 1; the smallest of three is used.
+"""Encodings of a set of K positions out of 0 to N - 1; the one that takes least space is used.
 
 index: each position as an integer of 8, 16, 32 or 64 bits, as N requires.
 mask:  one bit for each of the N positions.
 gaps:  Elias-Fano coding (Elias 1974; Vigna 2013, "Quasi-succinct indices"). The upper bits of the ascending positions are
-       coded as unary gaps in `high`, and the lower bits are stored in `low`. It takes about 2 + log2(N / K) bits per position,
-       less than one bit above the entropy of random positions.
+       coded as unary gaps in `high`, and the lower bits are stored in `low`.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ POSITION_PARTS = ({"index"}, {"mask"}, {"high", "low"})
 
 
 def pack(positions: Positions, size: int) -> dict[str, Tensor]:
-    """Encode ascending positions (K,) below `size`, at least one, with the smallest of the three encodings.
+    """Encode positions (K,), strictly ascending and below `size`, at least one, in the way that takes least space.
 
     Returns {"index": ...}, {"mask": ...} or, for gaps, {"high": ..., "low": ...}.
     """
@@ -48,7 +47,10 @@ def pack(positions: Positions, size: int) -> dict[str, Tensor]:
 
 
 def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
-    """Return the positions that `pack` encoded. Raises ValueError if there are none, they do not ascend or reach `size`."""
+    """Return the positions that `pack` encoded, as int64.
+
+    Raises ValueError unless there is at least one, they strictly ascend, and all are below `size`.
+    """
     if "index" in parts:
         found = parts["index"].numpy()
         if found.dtype.itemsize == 8 and len(found) and int(found.max()) >= size:
@@ -64,7 +66,7 @@ def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
 
 
 def check(parts: Mapping[str, TensorLike], size: int) -> None:
-    """Raise ValueError if types or lengths of `parts` cannot be those of encoded positions below `size`."""
+    """Raise ValueError if a part has another type than `pack` makes, or is longer than positions below `size` can need."""
     if "index" in parts:
         check_vector("index", parts["index"], torch.from_numpy(np.empty(0, _find_type(size))).dtype, most=size)
     elif "mask" in parts:
@@ -75,7 +77,7 @@ def check(parts: Mapping[str, TensorLike], size: int) -> None:
 
 
 def _decode_gaps(high: Tensor, low: Tensor, size: int) -> Positions:
-    """Decode positions below `size` from Elias-Fano coding."""
+    """Decode positions from Elias-Fano coding; `size` is what `pack` was given. Raises ValueError if lengths do not fit."""
     steps = np.flatnonzero(np.unpackbits(high.numpy()))
     count = len(steps)
     lower = _count_lower_bits(size, count)
@@ -86,12 +88,18 @@ def _decode_gaps(high: Tensor, low: Tensor, size: int) -> Positions:
 
 
 def _count_lower_bits(size: int, count: int) -> int:
-    """Return the number of lower bits per position in Elias-Fano coding; 0 if over half of all positions are coded."""
+    """Return the number of lower bits per position in Elias-Fano coding of `count` positions below `size`.
+
+    It is 0 if `count` is more than half of `size`, or 0.
+    """
     return max(0, (size // count).bit_length() - 1) if count else 0
 
 
 def _count_unary_bits(size: int, count: int, lower: int) -> int:
-    """Return the number of bits of the unary code of the upper bits of `count` positions below `size`."""
+    """Return the length in bits of the unary code of the upper bits of `count` positions below `size`.
+
+    lower: number of lower bits of each position, which are stored separately.
+    """
     return count + ((size - 1) >> lower)
 
 

@@ -1,6 +1,6 @@
-"""Codec `sparse`: only the nonzero entries of a tensor, with their positions.
+"""Codec `sparse`: the nonzero entries of a tensor with their positions or, if that is smaller, the whole tensor.
 
-Entries whose bits are all zero are omitted; -0.0 is sent like any other value.
+An entry counts as zero if all its bits are zero; -0.0 is sent like any other value.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,12 @@ SPARSE_PARTS = tuple(what | where for what in ({"values"}, *values.VALUE_PARTS) 
 
 
 def encode(update: Tensors) -> dict[str, Tensor]:
-    """Encode an update as parts of each parameter.
+    """Return a dict of the tensors to send: for each parameter NAME, its nonzero values and their positions.
 
-    Values are stored as `NAME/values`, or as `NAME/palette` and `NAME/codes` if there are few distinct ones. Positions are stored
-    as `NAME/index`, as `NAME/mask`, or as `NAME/high` and `NAME/low`. A parameter is stored unpacked as `NAME/dense` if that is
-    smaller. If all entries of a parameter are zero, `NAME/values` is empty and no positions are stored.
+    Values are `NAME/values`, or a table `NAME/palette` of the distinct values and indices `NAME/codes` into it; without
+    `NAME/codes` if all are equal. Positions are `NAME/index`, or `NAME/mask`, or `NAME/high` and `NAME/low`, see `positions`.
+    If all entries are zero, `NAME/values` is empty and no positions are sent. If the whole tensor takes no more space, or has no
+    entries, it is sent as `NAME/dense`.
     """
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
@@ -52,7 +53,10 @@ def _encode_tensor(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
-    """Decode an update. Raises ValueError if the parts do not give an update of the shapes of the weights `start`."""
+    """Return the update (tensors by parameter name) that was encoded.
+
+    start: weights, of which only names and shapes are used. Raises ValueError if the parts do not give an update of these shapes.
+    """
     check_fit(packed, start)
     update = {}
     for name, parts in split_parts(packed).items():
@@ -77,7 +81,7 @@ def _decode_tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
 
 
 def find_sent(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
-    """Return a boolean mask of the nonzero entries by parameter name, whichever encoding was used."""
+    """Return a boolean mask of the nonzero entries by parameter name, also for tensors that were sent whole."""
     masks = {name: (to_bits(tensor) != 0, tuple(tensor.shape)) for name, tensor in decode(packed, start).items()}
     return {name: to_tensor(mask.view(np.uint8), torch.bool, shape) for name, (mask, shape) in masks.items()}
 

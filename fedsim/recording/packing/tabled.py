@@ -1,9 +1,7 @@
 """Codecs `bits` and `levels`: each tensor as a table of its distinct values and an index per entry, or unchanged.
 
-A table of `bits` has at most 2 values; `levels` has tables of any size that saves space.
-
-Quantised updates take their true number of bits: with QSGD's 2 s + 1 values an entry takes ceil(log2(2 s + 1)) bits; with
-signs times one scale it takes one bit. The values are in the table, so that the codec works for any quantiser.
+A table of `bits` has at most 2 values; `levels` has tables of any size that saves space. The values are in the table, so that
+the codecs work for any quantiser.
 """
 
 from collections.abc import Mapping
@@ -19,7 +17,11 @@ from fedsim.recording.safe_files import shorten
 
 
 def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
-    """Encode each tensor as `NAME/palette` (at most `most` values) and `NAME/codes`, or as `NAME/dense` if that saves nothing."""
+    """Return a dict of the tensors to send: for each parameter NAME, a table `NAME/palette` and indices `NAME/codes` into it.
+
+    `NAME/codes` is left out if all values are equal. A tensor with more than `most` distinct values, or which would not become
+    smaller, is sent unchanged as `NAME/dense`.
+    """
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
         packed |= join_parts(name, values.encode_table(to_bits(tensor), tensor.dtype, most) or {"dense": tensor})
@@ -27,8 +29,9 @@ def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = None) -> dict[str, Tensor]:
-    """Decode an update. Raises ValueError if the parts do not give an update of the shapes of the weights `start`.
+    """Return the update (tensors by parameter name) that was encoded.
 
+    start: weights, of which only names and shapes are used. Raises ValueError if the parts do not give an update of these shapes.
     most: largest number of values that a tensor's table may have; None for any number. A larger table raises ValueError, too.
     """
     check_fit(packed, start, most)

@@ -13,9 +13,10 @@ VALUE_PARTS = ({"palette"}, {"palette", "codes"})
 
 
 def encode_table(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor] | None:
-    """Return the bit patterns (N,) of entries of type `dtype` as {"palette": distinct values, "codes": packed indices into it}.
+    """Return {"palette": distinct values, "codes": packed indices into it} for the bit patterns (N,) of entries of type `dtype`.
 
-    If all entries are equal, "codes" is left out. Returns None if there are over `most` values or the encoding saves nothing.
+    If all entries are equal, "codes" is left out. Returns None if there are no entries or over `most` distinct values, or the
+    encoding saves nothing.
     """
     found = palette.find_palette(bits, most)
     if found is None:
@@ -28,7 +29,10 @@ def encode_table(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dic
 
 
 def decode_table(parts: Mapping[str, Tensor], count: int) -> Bits:
-    """Decode `count` entries that `encode_table` encoded. Raises ValueError for an index beyond the table."""
+    """Return the bit patterns (count,) that `encode_table` encoded.
+
+    Raises ValueError if "codes" has the wrong length for `count` entries, or an index lies beyond the table.
+    """
     table = to_bits(parts["palette"])
     if "codes" not in parts:
         return table.repeat(count)
@@ -40,9 +44,10 @@ def decode_table(parts: Mapping[str, Tensor], count: int) -> Bits:
 
 
 def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_count: int) -> None:
-    """Raise ValueError if `parts` is not a table of values and their packed indices.
+    """Raise ValueError if types or lengths of `parts` cannot be those of a table of values and packed indices into it.
 
-    most: largest number of values in the table. least_count, most_count: range of the number of entries that the indices are for.
+    most: largest number of values in the table. least_count, most_count: range, both ends included, of the number of entries that
+    the indices are for.
     """
     length = check_vector("palette", parts["palette"], None, least=1, most=most)
     width = compute_width(length)
