@@ -1,4 +1,4 @@
-"""Recordings on disk of what the server sends and receives in each round, written by the federation and read by attacks."""
+"""Recordings on disk of what the server sends and receives in each round: their format, their writer and their reader."""
 
 from fedsim.recording.codec import Payload
 from fedsim.recording.manifest import Manifest

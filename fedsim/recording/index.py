@@ -1,6 +1,6 @@
-"""Reader of a recording's index, a database with one row per round and one per reply of a client.
+"""Reader of a recording's index, an SQLite database with a table of rounds and a table of the clients' replies.
 
-The recording may come from an untrusted source, so every value is checked.
+The recording may come from an untrusted source, so that values are checked.
 """
 
 import re
@@ -30,14 +30,20 @@ DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the index: a client's reply in a round, or its absence.
+    """One row of the index: a client's reply in a round, the reason for its absence, or the round's secure sum.
 
-    client, node, status, reason, bytes, metrics: as in `fedsim.recording.writer.Reply`.
+    client:       name of the client; "sum" for the secure sum, which is the mean update that secure aggregation reveals.
+    node:         id of the client in Flower, as text; "" for the secure sum.
     attempt:      1, and one more after each time that the run was resumed.
+    status:       "complete" if an update came, "masked" if it is only contained in the secure sum, "failed" if the client sent an
+                  error or a malformed message, "late" if it did not answer in time.
+    reason:       why the client failed or was late.
     num_examples: number of distinct examples behind the update; None if unknown. In a row from `make_row` it is still the number
                   that the client reported; `Recording.read_rows` replaces it.
-    file:         path of the update, relative to the recording's folder. `file`, `sha256` and `codec` are None if no update is
-                  stored.
+    file:         path of the file with what the client sent, relative to the recording's folder. `file`, `sha256` and `codec`
+                  are None if nothing of it is stored.
+    bytes:        size of the reply on the wire.
+    metrics:      numbers that the client reported, by name.
     received_at:  time at which the reply was recorded, in seconds since 1970.
     reported:     number of examples that the client reported. It is None in a row from `make_row`, and in that of a secure sum.
     """
@@ -67,7 +73,10 @@ INDEX_COLUMNS = tuple(field.name for field in fields(Row) if field.name != "repo
 
 @dataclass(frozen=True, kw_only=True)
 class SentRow:
-    """One round of the index: the clients that the server sent weights to, and the file that holds the weights."""
+    """One round in the index: the file with the weights that the server sent, and the clients that it sent them to (`cohort`).
+
+    attempt: 1, and one more after each time that the run was resumed. file: path relative to the recording's folder.
+    """
 
     round: int
     attempt: int
@@ -80,7 +89,7 @@ def query_index(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]
     """Return the rows, as tuples, that an SQL query finds in the index of the recording in `folder`.
 
     values: values of the placeholders (?) in the query.
-    Raises DamagedFile, naming the index, if the index is invalid or the query takes too long.
+    Raises DamagedFile, naming the index, if the index is missing or invalid, or the query takes too long.
     """
     try:
         with open_image(folder) as image:
@@ -90,7 +99,10 @@ def query_index(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]
 
 
 def make_row(folder: Path, values: tuple[Any, ...]) -> Row:
-    """Build a `Row` from its values in the order of `INDEX_COLUMNS`. Raises DamagedFile if a value is invalid."""
+    """Build a `Row` from its values in the order of `INDEX_COLUMNS`. Raises DamagedFile if a value is invalid.
+
+    folder: the recording, for messages.
+    """
     if wrong := _find_invalid_column(*values):
         raise _make_error(folder, values, wrong, values[INDEX_COLUMNS.index(wrong)])
     row = dict(zip(INDEX_COLUMNS, values, strict=True))
@@ -101,7 +113,7 @@ def make_row(folder: Path, values: tuple[Any, ...]) -> Row:
 def make_sent_row(folder: Path, values: tuple[Any, ...]) -> SentRow:
     """Build a `SentRow` from `values`: round, attempt, file, sha256, and cohort as a JSON list of names, in this order.
 
-    Raises DamagedFile if a value is invalid.
+    folder: the recording, for messages. Raises DamagedFile if a value is invalid.
     """
     round, attempt, file, sha256, text = values
     checks = {
@@ -131,14 +143,20 @@ def make_path(round: int, name: str) -> str:
 
 
 def check_counts(folder: Path, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Raise DamagedFile if a row does not consist of a round and of counts (integers of at least 0)."""
+    """Raise DamagedFile unless each row consists of the number of a round, from 1, and counts, from 0, all at most `MAX_NUMBER`.
+
+    folder: the recording, for messages.
+    """
     for values in rows:
         if not (_is_count(values[0], 1) and all(_is_count(value, 0) for value in values)):
             raise _make_error(folder, values, "round or bytes", values)
 
 
 def check_clients(folder: Path, clients: Iterable[Any]) -> None:
-    """Raise DamagedFile if a name of a client is invalid."""
+    """Raise DamagedFile unless all names have 1 to 64 of the characters A-Z a-z 0-9 - _, and none is "global" or "sum".
+
+    folder: the recording, for messages.
+    """
     for client in clients:
         if not (isinstance(client, str) and is_plain(client)):
             raise DamagedFile(
@@ -156,10 +174,7 @@ def _find_invalid_column(
     round: Any, client: Any, node: Any, attempt: Any, status: Any, reason: Any, examples: Any,
     file: Any, sha256: Any, codec: Any, bytes: Any, metrics: Any, received_at: Any,
 ) -> str:  # fmt: skip
-    """Return the name of the first column with an invalid value; "" if all values are valid.
-
-    It is written for speed, since it runs for each row of large recordings.
-    """
+    """Return the name of the first column with an invalid value; "" if all values are valid."""
     if type(round) is not int or not 1 <= round <= MAX_NUMBER:
         return "round"
     if type(client) is not str or not (is_plain(client) or client == SUM_CLIENT):
@@ -194,7 +209,7 @@ def _find_invalid_column(
 
 
 def _parse_metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, float]:
-    """Parse the metrics that a client reported. NaN is allowed, since clients report it when their training diverges.
+    """Return the metrics that a client reported, from JSON. NaN is allowed, since clients report it when their training diverges.
 
     values: the whole row, for error messages. Raises DamagedFile if the text does not map names to numbers.
     """

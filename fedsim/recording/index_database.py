@@ -1,8 +1,8 @@
-"""Access to the SQLite database of a recording's index that follows no link which another user may have put there.
+"""Safe access to the SQLite database of a recording's index, in a folder that an attacker may have prepared.
 
 SQLite opens files by path, so that anyone who may write to a folder could replace a file between its check and its use. Readers
-therefore query a private copy of the database that was read through descriptors. The writer requires a folder that only its own
-user may change, and compares the file that SQLite opened with the file that was checked.
+therefore query a private copy of the database, made without following links. The writer requires a folder that belongs to its
+own user and that others may not write to.
 """
 
 import atexit
@@ -65,7 +65,7 @@ COMMIT;
 
 
 class Image(NamedTuple):
-    """A private copy of an index, opened for queries. It is in memory unless it is larger than `MAX_MEMORY_BYTES`.
+    """A private copy of an index, opened for queries: in memory or, above `MAX_MEMORY_BYTES`, in a temporary file.
 
     state: values that identify the version of the index file from which the copy was made. size: size of that file in bytes.
     """
@@ -82,8 +82,9 @@ _kept: list[Image] = []
 def open_image(folder: Path) -> Iterator[Image]:
     """Open a private copy of the index in `folder` within a `with` block. Queries cannot change the recording.
 
-    The index is read without following links. Raises DamagedFile if it is missing, is not a database, is in a mode in which
-    reading changes it, or is locked by a writer for `LOCK_SECONDS`. Raises sqlite3.Error if SQLite cannot read it.
+    The index is read without following links. Raises DamagedFile if it is missing or a link, is not a database, is in a mode in
+    which reading changes it (write-ahead log), or stays locked by a writer for `LOCK_SECONDS`. Raises sqlite3.Error if SQLite
+    cannot read it.
     """
     with open_file(folder, INDEX_FILE, limit=MAX_BYTES) as file, _hold_shared_lock(file):
         state = _check_header(folder, file)
@@ -105,7 +106,7 @@ def open_image(folder: Path) -> Iterator[Image]:
 
 
 def close_images() -> None:
-    """Close the copies of the index that this process keeps in memory for the next query."""
+    """Close the copies of the index that this process keeps open for the next query."""
     while _kept:
         _kept.pop().connection.close()
 
@@ -114,7 +115,7 @@ atexit.register(close_images)
 
 
 def make_index(folder: Path) -> None:
-    """Write an empty index atomically into `folder`, unless there is one."""
+    """Write an index without rows atomically into `folder`, unless it has one already. A file of 0 bytes is replaced."""
     try:
         if (folder / INDEX_FILE).lstat().st_size:
             return
@@ -128,8 +129,9 @@ def make_index(folder: Path) -> None:
 def connect_to_write(folder: Path) -> sqlite3.Connection:
     """Return a connection to the index in `folder`, for writing.
 
-    Raises ValueError if other users may change the folder. Raises DamagedFile if the index is missing or a link, if its journal
-    would do more than undo an interrupted commit, or if SQLite opened another file than the one that was checked.
+    Raises ValueError if the folder belongs to another user, or others may write to it. Raises DamagedFile if the index is missing
+    or a link, was replaced while it was opened, or has a suspicious journal (the file with which SQLite undoes an unfinished
+    commit).
     """
     path = folder / INDEX_FILE
     with open_folder(folder) as at:
@@ -151,9 +153,9 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
 
 
 def _check_to_write(folder: Path, status: os.stat_result) -> None:
-    """Raise DamagedFile if the index is a symbolic or hard link, or its journal would do more than undo an interrupted commit.
+    """Raise DamagedFile if the index is not a regular file or has several names (hard links), or its journal is suspicious.
 
-    status: result of `os.fstat` for the index in `folder`.
+    status: result of `os.fstat` for the index in `folder`. Suspicious: see `_check_journal`.
     """
     try:
         check_status(status)
@@ -229,9 +231,10 @@ def _hold_shared_lock(file: FileIO) -> Iterator[None]:
 
 
 def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
-    """Return values that identify the current version of an index; they include the header, which counts commits.
+    """Return values that identify the current version of an index, from its header and the state of its files.
 
-    Raises ValueError if the file is not a database, or is in write-ahead mode, in which reading changes it.
+    Raises ValueError if the file is not a database, or is in write-ahead mode, in which reading changes it. Raises DamagedFile if
+    its journal is not a regular file.
     """
     start = file.read(100)
     if not start.startswith(b"SQLite format 3\0") or len(start) < 100:
@@ -254,10 +257,9 @@ def _read_state(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _copy_index(folder: Path, file: FileIO) -> sqlite3.Connection:
-    """Copy an index to a private database, in memory unless it is larger than `MAX_MEMORY_BYTES`.
+    """Return a connection to a private copy of an index: in memory or, above `MAX_MEMORY_BYTES`, in a temporary file.
 
-    If there is a journal, a writer was killed during a commit, or has not changed the index yet. SQLite then undoes the commit in
-    the copy, which changes nothing in the second case.
+    If there is a journal, a commit did not end. SQLite then undoes it in the copy.
     """
     file.seek(0)
     size = os.fstat(file.fileno()).st_size
@@ -287,7 +289,7 @@ def _open_in_memory(content: bytes) -> sqlite3.Connection:
 
 
 def _restrict(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Set limits and pragmas so that SQLite runs no code from the database and does not change it; return the connection."""
+    """Limit what SQLite accepts from a database, forbid changes of it, and return the connection."""
     with _close_on_error(connection):
         for limit, value in SQLITE_LIMITS.items():
             connection.setlimit(limit, value)
@@ -313,11 +315,11 @@ def _copy_file(file: FileIO, to: Path) -> None:
 
 
 def _check_journal(file: FileIO, size: int, path: Path) -> None:
-    """Raise DamagedFile if the journal would do more than restore pages of the index.
+    """Raise DamagedFile for a journal that would let SQLite delete another file, or make the index very large.
 
     A journal may end with the name of another file, which SQLite would delete. It also states the former size of the database, to
     which SQLite would enlarge it.
-    file: the journal, at `path`. size: sum of the sizes of the index and the journal in bytes.
+    file: the journal, at `path`. size: sum of the sizes of the index and the journal in bytes, the largest size that is accepted.
     """
     file.seek(0)
     start = memoryview(bytearray(28))

@@ -41,6 +41,7 @@ class Manifest:
     """The public settings of a run, which the server knows before the first message.
 
     name:     name of the run. created: time in ISO 8601, UTC. software: versions by package.
+    model, data, training: the network, the data and the local training of the clients.
     defense:  defense that clients apply to their updates. codec: name of the codec that packs updates for the wire.
     gradient: specification of the defense that changes how clients compute gradients; "plain" for none.
     inputs:   specification of the defense that changes how clients prepare examples; "" for none.
@@ -78,12 +79,15 @@ class Manifest:
         return self.model.network
 
     def write(self, path: Path) -> None:
-        """Write the manifest to `path` as JSON."""
+        """Write the manifest to `path` as JSON, atomically."""
         write_json(path, {"format_version": FORMAT_VERSION, **asdict(self), "defense": str(self.defense)})
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Read a manifest. Raises ValueError, naming the file, if it is not a manifest of this format version."""
+        """Read a manifest. Raises ValueError, naming the file, if it is not a manifest of this format version.
+
+        Raises NotAdmitted, a ValueError, if it names code of a user's own that was not allowed before.
+        """
         try:
             raw = parse_json(read_bytes(path.parent, path.name, limit=MAX_BYTES))
             if not isinstance(raw, dict):
@@ -107,7 +111,7 @@ class Manifest:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError if `name` is not a valid name of a run."""
+    """Raise ValueError if `name` is not a valid name of a run: 1 to 200 letters, digits, spaces and . , : ( ) + = @ - _."""
     if not RUN_NAME_PATTERN.fullmatch(name):
         raise ValueError(
             f"{shorten(name)} is not a valid name of a run: use 1 to 200 letters, digits, spaces and . , : ( ) + = @ - _"
@@ -168,11 +172,11 @@ def _convert_value(where: str, value: Any, hint: Any) -> Any:
 
 
 def check_plain(where: str, value: Any) -> Any:
-    """Return a value of parsed JSON unchanged, after checking all integers and texts in it.
+    """Return a value of parsed JSON unchanged, after checking all integers and texts in it, also keys and nested ones.
 
     where: name of the value for messages.
-    Raises ValueError if an integer is above `MAX_NUMBER` in magnitude, or a text has over `MAX_TEXT` characters or unprintable
-    ones.
+    Raises ValueError if an integer is above `MAX_NUMBER` in magnitude, or a text has over `MAX_TEXT` characters or a control
+    character.
     """
     if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE_PATTERN.search(value)):
         raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(value)}")

@@ -1,4 +1,4 @@
-"""Masked vectors: the random-looking integers that a server receives from a client under secure aggregation."""
+"""Masked vectors, the random-looking integers that a server receives from a client under secure aggregation, in files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,13 +26,14 @@ MAX_NUMBER = 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class Masked:
-    """The messages of one client in one round of secure aggregation, as the server sees them.
+    """What the server sees of one client in one round of secure aggregation.
 
-    words:  masked vector (HEADER_WORDS + coordinates of the update,) of type uint32; None if the client sent none. The first
-            `HEADER_WORDS` entries are masked counts of examples and of clipped coordinates, see there.
+    words:  masked vector, uint32 of shape (HEADER_WORDS + N,) for updates of N coordinates; None if the client sent none. Its
+            first words hold three masked numbers: examples, clipped coordinates, and 1 if any coordinate was clipped, else 0.
     mask_key, share_key: the client's public keys of the round, 32 bytes each, for masks and for the encryption of shares.
-    sealed: size in bytes of each encrypted message with shares of the client's secrets, one message per neighbour.
-    up, down: bytes sent by and to the client, by name of the exchange (`EXCHANGE_NAMES`), up to the last in which it took part.
+    sealed: size in bytes of each encrypted message with shares of the client's secrets, one message per neighbour, a client that
+            keeps such shares.
+    up, down: bytes sent by and to the client, by name of the exchange (`EXCHANGE_NAMES`); exchanges without any are left out.
     """
 
     words: Tensor | None = None
@@ -43,7 +44,7 @@ class Masked:
     down: Mapping[str, int] = field(default_factory=dict)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return the fields as tensors that can be written to a file."""
+        """Return the fields as a dict of tensors, which can be written to a file; without "words" if there are none."""
         tensors = {name: torch.tensor(list(key), dtype=torch.uint8) for name, key in self._list_keys().items()}
         tensors["sealed"] = torch.tensor(self.sealed, dtype=torch.int64)
         for name, sizes in (("up", self.up), ("down", self.down)):

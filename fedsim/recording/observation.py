@@ -1,6 +1,6 @@
-"""Observations: what an honest-but-curious server knows about one client in one round, the input of every attack.
+"""Observations: what an honest-but-curious server knows about one client in one round, the input of attacks.
 
-The classes are plain data, and none of their fields can hold the examples that a client trained on.
+The classes are plain data. They have no field for the examples that a client trained on.
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ def _check(condition: bool, message: str) -> None:
 class Column:
     """One column of the model's input for table data.
 
-    A continuous column is scaled to [0, 1] from the range `low` to `high`, in the column's own unit. A categorical column is one
-    of several adjacent one-hot columns with the same `name`; it is 1 if the value is `category`.
+    Continuous: the value, scaled so that `low` becomes 0 and `high` becomes 1; both are in the column's own unit.
+    Categorical: one of several adjacent columns with the same `name`, which is 1 if the value is `category`, and else 0.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """The public specification of the data: images (C, H, W) or table rows (F,), with values in [0, 1].
+    """The public specification of the data: images (C, H, W) or table rows (F,), with values in [0, 1] before normalisation.
 
-    mean, std: normalisation of the model's input: one value for the whole input or, for images, one per channel.
+    mean, std: normalisation of the model's input, (x - mean) / std: one value for all or, for images, one per channel.
     columns:   for tables, one entry per column of the model's input; may be empty.
     ranges_from: source of the ranges and categories of `columns`: "public" knowledge, "held_out" rows that no client holds, or
                the rows of all "clients", which reveals their extremes and rare values to everybody; "" if unknown.
@@ -87,19 +87,19 @@ class DataSpec:
         return tensor[:, None, None] if self.is_image else tensor
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Convert examples (..., *shape) with values in [0, 1] to normalised model input."""
+        """Return the model's input, (x - mean) / std, for examples x (..., *shape) with values in [0, 1]."""
         return (x - self._to_channels(self.mean, x)) / self._to_channels(self.std, x)
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """Convert normalised model input back to the scale of the examples, [0, 1]. Values outside are not clamped."""
+        """Return the examples, with values in [0, 1], for a model's input x (..., *shape). Values outside are not clamped."""
         return x * self._to_channels(self.std, x) + self._to_channels(self.mean, x)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """The name and arguments of the model's architecture, which `fedsim.models` builds. They are public.
+    """The name and arguments of the model's architecture, from which `fedsim.models` builds it. They are public.
 
-    network: a defense that changes the architecture, such as "precode(bottleneck=256)"; "" for none.
+    network: specification of a defense that changes the architecture, such as "precode(bottleneck=256)"; "" for none.
     """
 
     name: str
@@ -115,7 +115,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Everything that an honest-but-curious server knows about one client in one round, or about the round's secure sum.
+    """What an honest-but-curious server knows about one client in one round, or about the round's secure sum.
 
     The secure sum is what the server learns under secure aggregation: the mean of the updates of all clients in the sum.
 
@@ -124,17 +124,17 @@ class Observation:
     cohort:       the clients that were asked in that round, including this one; for the secure sum, the clients in it.
     num_examples: number of distinct examples behind the update, derived from the client's report and the prescribed training
                   (`Training.count_examples`); for the secure sum, the total over its clients; None if unknown.
-    weights:      weights that the server sent to the client, by name.
-    payload:      message that the client sent back.
+    model, data, training: the network, the data and the local training, with the learning rate of that round.
+    weights:      weights that the server sent, by name; if the client sends whole weights, in their type.
+    payload:      the update as sent, in packed form.
     defenses:     defenses that clients apply to their updates. gradient, inputs: defenses that change how clients compute
                   gradients and prepare examples.
-    buffers:      buffers that the server sent with the weights; empty if the model has none or `training.buffers` is not
-                  "shared".
-    buffers_after: buffers that the client sent back after its training.
+    buffers:      buffers that the server sent with the weights; empty if it sent none.
+    buffers_after: buffers that the client sent back after its training; empty if it sent none.
     metrics:      numbers that the client reported, unencrypted.
-    update:       local minus global weights by name, decoded from the payload.
+    update:       local minus global weights by name, as decoded from the payload, so after the defenses.
     sent:         boolean mask of the sent coordinates by name; empty if the codec always sends all of them.
-    rounding:     bound of the rounding error of `update` by name, if clients send whole weights; else empty.
+    rounding:     estimated rounding error of `update` by name, if clients send whole weights; else empty.
     """
 
     round: int
@@ -168,11 +168,12 @@ class Observation:
 
     @cached_property
     def rounding(self) -> Mapping[str, Tensor]:
-        """Return a bound of the rounding error of each coordinate of `update` by name; empty unless clients send whole weights.
+        """Return an estimate of the largest rounding error of each coordinate of `update`, by name.
 
-        A client that sends whole weights rounds them once per local step. Each rounding changes a weight by at most half the gap
-        between neighbouring floating point numbers, taken at the larger magnitude of the weight before and after training. The
-        bound is the number of steps times this half gap. If `num_examples` is unknown, one step per epoch is assumed.
+        It is empty unless clients send whole weights. They are then assumed to round them once per local step, each time by at
+        most half the gap between neighbouring floating point numbers, taken at the larger magnitude of the weight before and
+        after training. The estimate is the number of steps times this half gap. If `num_examples` is unknown, one step per epoch
+        is assumed.
         """
         if self.payload.codec != "weights":
             return {}

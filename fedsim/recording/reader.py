@@ -1,4 +1,4 @@
-"""Reader of recordings. Observations are loaded lazily, no code is executed, and all content is checked before it is used."""
+"""Reader of recordings, also from untrusted sources: content is checked, and observations are loaded one at a time."""
 
 import hashlib
 import json
@@ -36,9 +36,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Number of recorded clients of one round by status (see `Reply`), and the bytes of their replies on the wire.
+    """Numbers of clients in the index of one round by status, and the bytes of their replies on the wire.
 
-    Under secure aggregation, `complete` counts the secure sum, and `masked` the clients in it.
+    complete: an update came; or 1 for the secure sum, if there is one. masked: clients whose update is only contained in the
+    secure sum. failed: the client sent an error or a malformed message. late: it did not answer in time.
     """
 
     round: int
@@ -61,8 +62,8 @@ class Sent:
 class Recording:
     """A recording on disk: its manifest, its index, and its observations, loaded one at a time.
 
-    It may come from an untrusted source. Invalid content raises DamagedFile, which names the file; an invalid manifest raises
-    ValueError as soon as the recording is opened.
+    It may come from an untrusted source. Invalid content raises DamagedFile, which names the file, when it is read; an invalid
+    manifest raises ValueError as soon as the recording is opened.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -71,7 +72,10 @@ class Recording:
         self._sent = lru_cache(maxsize=2)(self._try_read_sent)
 
     def compute_fingerprint(self) -> str:
-        """Return a SHA-256 digest (hexadecimal) of the manifest and the first round's weights. It identifies the recording."""
+        """Return a SHA-256 digest (hexadecimal) of the manifest and of the checksum, in the index, of the first round's weights.
+
+        It identifies the recording, and stays the same when rounds are added after the first.
+        """
         first = "".join(row.sha256 for row in self._read_sent_rows("ORDER BY round LIMIT 1"))
         content = read_bytes(self.folder, "manifest.json", limit=MAX_BYTES)
         return hashlib.sha256(content + first.encode()).hexdigest()
@@ -85,9 +89,11 @@ class Recording:
     ) -> list[Row]:
         """Return the rows of the index in the order of round and client.
 
-        Their `num_examples` is the number that `Training.count_examples` derives from what the client reported.
+        Their `reported` is the number of examples that the client reported, and `num_examples` what `Training.count_examples`
+        derives from it; the row of a secure sum keeps its own.
         rounds, clients: return only rows of these rounds and of clients with these names; None or empty for all.
-        on_damage: callback for each invalid row, which is then skipped; without it, the first invalid row raises DamagedFile.
+        on_damage: function that is called with the error of each invalid row, which is then skipped; without it, the first one
+                   raises DamagedFile. An index that is missing, no database or out of order raises it in any case.
         """
         chosen, values = [], []
         for column, wanted in (("round", self._limit_rounds(rounds) if rounds else None), ("client", clients)):
@@ -115,14 +121,14 @@ class Recording:
         return replace(row, num_examples=self.manifest.training.count_examples(row.num_examples), reported=row.num_examples)
 
     def _limit_rounds(self, rounds: Iterable[int]) -> Iterable[int]:
-        """Return the selected rounds, to be listed in a query; of over `MAX_QUERIED_ROUNDS`, only those in the recording."""
+        """Return the rounds to list in a query: all that are given or, of over `MAX_QUERIED_ROUNDS`, only those in the index."""
         asked = Rounds.of(rounds)
         if len(asked) <= MAX_QUERIED_ROUNDS:
             return asked
         return [number for number in self.list_observed_rounds() if number in asked]
 
     def count_replies(self) -> list[Counts]:
-        """Return the numbers of replies by status, one `Counts` per round in ascending order."""
+        """Return the numbers of replies by status: one `Counts` per round with rows in the index, in ascending order."""
         statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
         found = index.query_index(
             self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round"
@@ -135,7 +141,7 @@ class Recording:
     def list_clients(self) -> list[str]:
         """Return the sorted names of all clients in the index, also of those that never sent an update.
 
-        The name of the secure sum, `SUM_CLIENT`, is left out.
+        The name of the secure sum, "sum", is left out.
         """
         found = [
             client for (client,) in index.query_index(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")
@@ -152,9 +158,9 @@ class Recording:
         return tuple(found)
 
     def read_masked(self, row: Row) -> Masked:
-        """Read what the server saw of one client under secure aggregation.
+        """Return what the server saw of one client under secure aggregation.
 
-        Raises DamagedFile, naming the file, if the file is invalid, and ValueError if the row has no masked vector.
+        Raises DamagedFile, naming the file, if the file is invalid, and ValueError if nothing of that kind is stored for the row.
         """
         if row.file is None or row.sha256 is None or row.codec != MASKED_CODEC:
             raise ValueError(
@@ -168,13 +174,13 @@ class Recording:
             raise DamagedFile(self.folder / row.file, str(error)) from None
 
     def list_rounds(self) -> list[int]:
-        """Return all rounds with global weights, ascending."""
+        """Return the rounds in which the server sent weights, as the index lists them, ascending."""
         return [row.round for row in self._read_sent_rows("ORDER BY round")]
 
     def list_observed_rounds(self, clients: Iterable[str] = ()) -> list[int]:
-        """Return the rounds that the index has a row of, ascending, also of rows that `read_rows` cannot read.
+        """Return the rounds that have a row of a client or secure sum in the index, ascending. The other values are not checked.
 
-        clients: only rows of these; all by default.
+        clients: consider only rows of these names; all by default.
         """
         names = sorted(clients)
         where = " WHERE client IN (SELECT value FROM json_each(?))" if names else ""
@@ -183,11 +189,11 @@ class Recording:
         return [number for (number,) in found if type(number) is int]
 
     def read_observation(self, row: Row) -> Observation:
-        """Read the observation of a row.
+        """Return the observation of a row.
 
-        Raises DamagedFile, naming the file, if it is invalid, its checksum differs from the one in the index, or its tensors do
-        not fit the weights that the server sent. Raises ValueError if the row has no update to read, because the client failed or
-        was late, or its update is masked.
+        Raises DamagedFile, naming the file, if it is missing or invalid, its checksum differs from the one in the index, or its
+        tensors do not fit the weights that the server sent. Raises ValueError if the row has no update to read, because the
+        client failed or was late, or its update is masked.
         """
         if row.file is None or row.sha256 is None or row.codec is None:
             words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
@@ -236,17 +242,17 @@ class Recording:
         clients: Iterable[str] | None = None,
         on_damage: OnDamage | None = None,
     ) -> Iterator[Observation]:
-        """Yield the observations of clients that sent an update, and of secure sums, one at a time, in the order of `read_rows`.
+        """Yield the observations of clients that sent an update, and of secure sums, one by one, in order of round and client.
 
         Failed, late and masked replies are left out. rounds, clients: read only these; None or empty for all.
-        on_damage: callback for each observation that cannot be read, with an error that names the file; the others follow.
-                   Without it, the first one raises DamagedFile.
+        on_damage: function that is called with the error, which names the file, of each row or observation that cannot be read;
+                   the others follow. Without it, the first one raises DamagedFile.
         """
         rows = self.read_rows(rounds=rounds, clients=clients, on_damage=on_damage)
         return _read_undamaged((row for row in rows if row.status == "complete"), self.read_observation, on_damage)
 
     def read_sent(self, round: int) -> Sent:
-        """Return what the server sent in a round. Raises DamagedFile if the file is missing or damaged."""
+        """Return what the server sent in a round. Raises DamagedFile if it is not recorded, or its file is missing or damaged."""
         sent = self._sent(round)
         if isinstance(sent, DamagedFile):
             raise sent.with_traceback(None)
@@ -257,7 +263,7 @@ class Recording:
         return [index.make_sent_row(self.folder, line) for line in found]
 
     def _try_read_sent(self, round: int) -> Sent | DamagedFile:
-        """Read what the server sent in a round, or return the error.
+        """Return what the server sent in a round, or the error if it cannot be read.
 
         The error is a return value, so that it is cached and damaged weights are not read again for each client of the round.
         """
@@ -285,7 +291,10 @@ def _read_undamaged(items: Iterable[T], read: Callable[[T], R], on_damage: OnDam
 
 
 def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
-    """Raise ValueError if names, types or shapes of a reply do not fit the weights and buffers that were sent."""
+    """Raise ValueError if names, types or shapes of a reply's tensors do not fit the weights and buffers that were sent.
+
+    A reply may lack buffers.
+    """
     payload, buffers = _split_buffers(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
@@ -297,6 +306,6 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
 
 
 def _split_buffers(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """Return the weights (or the payload) and the buffers of a file, without the prefix of buffers' names, `BUFFER_PREFIX`."""
+    """Return two dicts of a file's tensors: those whose names do not begin with `BUFFER_PREFIX`, and the others without it."""
     weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER_PREFIX)}
     return weights, {name.removeprefix(BUFFER_PREFIX): t for name, t in tensors.items() if name.startswith(BUFFER_PREFIX)}

@@ -1,4 +1,4 @@
-"""Reader of a run's `metrics.jsonl`, which has one row per round, with a check of all values."""
+"""Reader of a run's `metrics.jsonl`, in which the server writes one row per round, with checks of its values."""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ MAX_COUNT = 2**53
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's `metrics.jsonl` in order; an empty list if the run has no such file.
+    """Return the rows of a run's `metrics.jsonl` in order, as dicts; an empty list if the run has no such file.
 
-    Raises DamagedFile, naming the row and the key, for a value that no server writes, such as a text with control characters.
+    Raises DamagedFile, naming the row, if it is no JSON object, one of `COUNT_KEYS` is not a whole number of at least 0 (round 0
+    needs none but `round`), a loss or accuracy is neither a number nor null, or a text holds control characters.
     """
     path = run / METRICS_FILE
     rows = read_json_lines(path)

@@ -65,10 +65,11 @@ class Rounds(Set[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The rounds and clients to record. None means all.
+    """The rounds and clients to record; None means all rounds or, for `clients`, all unless `at_most` is given.
 
-    at_most: record only this number of clients, the same in all rounds: those that are first to send an update. Of clients that
-             send their first update in the same round, those with the alphabetically first names are taken.
+    at_most: record only this number of clients, the same in all recorded rounds: those that are first to send an update in one.
+             Of clients that send their first update in the same round, those with the alphabetically first names are taken.
+             None for no limit.
     """
 
     rounds: Rounds | None = None
@@ -77,7 +78,10 @@ class Wanted:
 
     @classmethod
     def parse(cls, rounds: str, clients: str) -> "Wanted":
-        """Parse the user's texts, see `parse_rounds` and `parse_clients`. Raises ValueError if they are invalid."""
+        """Parse the user's texts, such as "1-20" and "3f2a,77b0", by `parse_rounds` and `parse_clients`.
+
+        Raises ValueError if they are invalid.
+        """
         chosen = parse_clients(clients)
         if isinstance(chosen, int):
             return cls(rounds=parse_rounds(rounds), at_most=chosen)
@@ -85,7 +89,10 @@ class Wanted:
 
 
 def parse_rounds(text: str) -> Rounds | None:
-    """Parse `"1-20"`, `"3"` or `"1-3,7"` into a set of 1-based rounds, `"all"` into None. Raises ValueError otherwise."""
+    """Parse `"1-20"`, `"3"` or `"1-3,7"` into a set of 1-based rounds, both ends included, and `"all"` into None.
+
+    Raises ValueError for other texts, for round 0, for a range whose end is below its start, and for over `ROUND_DIGITS` digits.
+    """
     if text == "all":
         return None
     chosen: list[range] = []
@@ -104,10 +111,10 @@ def parse_rounds(text: str) -> Rounds | None:
 
 
 def parse_clients(text: str) -> int | frozenset[str] | None:
-    """Parse `"5"` into a number of clients (see `Wanted.at_most`), `"3f2a,77b0"` into names, `"all"` into None.
+    """Parse `"5"` into a number of clients, `"3f2a,77b0"` into a set of names, and `"all"` into None.
 
-    A text of digits is a number if it has at most `COUNT_DIGITS` of them; a longer one is a node id, and so a name.
-    Raises ValueError for a number of 0 and for invalid names.
+    A text of digits only is a number if it has at most `COUNT_DIGITS` of them; a longer one is a node id, and so a name.
+    Raises ValueError for the number 0 and for invalid names.
     """
     if text == "all":
         return None
@@ -125,10 +132,10 @@ def parse_clients(text: str) -> int | frozenset[str] | None:
 
 
 def complete_names(given: Iterable[str], known: Collection[str]) -> frozenset[str]:
-    """Return full client names, given names or unique beginnings of names.
+    """Return the full client names for the texts in `given`, each of which is a name or the beginning of one.
 
-    A text in `given` that is itself in `known` stands for that client only, even if longer names begin with it. A text that no
-    name begins with stays as it is. known: names of all clients.
+    A text that is itself in `known` stands for that client only, even if longer names begin with it. A text that no name begins
+    with stays as it is. known: names of all clients.
     Raises ValueError if a text is no full name and the names of several clients begin with it.
     """
     chosen = set()
