@@ -46,11 +46,11 @@ class LocalStep(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The server's knowledge of the training that led to an update, from which a rule builds its channel.
+    """The server's knowledge of the training that led to an update, from which a gradient rule builds its channel.
 
     model: the network. steps: local steps of the client.
-    exact: whether zeros of a gradient arrive as zeros, which needs one step without weight decay, and no later defense that
-           replaces zeros.
+    exact: whether zeros of a gradient arrive as zeros of the update: for one local step without weight decay, if no defense of
+           the update follows.
     """
 
     model: nn.Module
@@ -74,14 +74,14 @@ def _expect_plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Tens
 class GradientRule(NamedTuple):
     """A client's way to compute the gradient of one batch, and the functions by which an attacker simulates it.
 
-    gradient: maps (problem, weights, x, y, rng) to the gradient by name and the mean loss, 0-d. The weights require gradients.
-    expected: maps (problem, weights, x, y) to the expectation of that gradient over its noise, for attackers; differentiable and
-              compatible with `vmap`. Effects that are known only from the received update, such as which columns Soteria zeroed,
-              are left to `channel` and `omitted`.
-    channel:  maps `Facts` to the channel (the attacker's model of a defense) that the attacker applies in addition, to the whole
-              update.
-    omitted:  maps `Facts` to the names of tensors that the attacker leaves out when it compares simulated and observed gradients.
-    separate: whether the gradient of each example is computed separately.
+    gradient: maps (problem, weights, x, y, rng) to the gradient by parameter name and the mean loss, 0-d. The passed weights must
+              require gradients.
+    expected: maps (problem, weights, x, y) to the gradient that an attacker simulates, by parameter name: without noise, and
+              without what only the received update shows, such as which columns Soteria zeroed. Differentiable under `vmap`.
+    channel:  maps `Facts` to the channel (the attacker's model of a defense) with the effects on an update that `expected` lacks.
+    omitted:  maps `Facts` to the names of parameters that the attacker leaves out when it compares simulated and observed
+              gradients.
+    separate: whether the client computes the gradient of each example separately.
     """
 
     gradient: Callable[[GradientProblem, Weights, Tensor, Tensor, Generator], tuple[Gradient, Tensor]]
@@ -98,5 +98,5 @@ def _compute_plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Ten
 
 
 def plain() -> GradientRule:
-    """Return the rule of plain training: the gradient of the mean loss."""
+    """Return the rule of training without a gradient defense: the gradient of the mean loss of the batch."""
     return GradientRule(_compute_plain)

@@ -41,8 +41,8 @@ def _is_match(name: str, pattern: str) -> bool:
 def withhold(names: str | Sequence[str]) -> Defense:
     """Do not send some tensors; they arrive as zeros.
 
-    names: names of parameters, or patterns with `*`, `?` and `[...]` as in a shell: "6.*", "*.bias". A pattern without a match
-           raises ValueError before the first round.
+    names: names of parameters, or patterns with `*`, `?` and `[...]`: "6.*", "*.bias". `*` matches any text, also dots. A pattern
+           without a match raises ValueError when the defense is first applied.
     """
     patterns = check_patterns("withhold", names)
 

@@ -18,14 +18,14 @@ DERIVATIVES_PER_PASS = 64
 def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
     """Zero those columns of a linear layer's gradient that help a reconstruction most, by the criterion of the paper.
 
-    prune: share of the layer's R input features whose columns are zeroed; in [0, 1). These are the features with the smallest
-           scores (`compute_scores`): relative to their magnitude, they change least when the input changes. By the paper's
-           criterion, zeroing these makes the reconstructed input differ most from the original.
+    prune: share in [0, 1) of the layer's R input features; the columns of round(prune * R) features are zeroed, those with the
+           smallest scores (`compute_scores`): relative to their magnitude, they change least when the input changes. By the
+           paper's criterion, zeroing these makes the reconstructed input differ most from the original.
     layer: name of the layer; "" for the last linear one.
-    All other gradients and the network stay unchanged. A step costs R additional backward passes.
-    Attackers compare only the columns that were sent. If zeros of a gradient do not arrive as zeros (`Facts.exact` is False),
-    they leave this layer's weight out of the comparison.
-    Source: Sun et al. 2021, with the magnitude of the feature in the denominator.
+    All other gradients and the network stay unchanged. A step costs about as much as R additional backward passes.
+    Attackers leave columns that arrived as zeros out of the comparison with simulated gradients. If zeros of a gradient do not
+    arrive as zeros (`Facts.exact` is False), they leave out this layer's whole weight.
+    Source: Sun et al. 2021, with the magnitude of the feature in the denominator of its score.
     """
     if not 0 <= prune < 1:
         raise ValueError(f"soteria: prune must be in [0, 1), got {prune}")
@@ -55,8 +55,8 @@ def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
 def compute_scores(features: Tensor, x: Tensor) -> Tensor:
     """Return (R,) scores: the sum over the batch of |d r_i / d x| / |r_i| for features r (N, R) of x (N, *shape).
 
-    Norms are over one example. The features must carry the autograd graph from x. With batch norm in training mode, r_i depends
-    on all examples of the batch, as in the official code. A feature that is constantly 0 scores 0; its column is zero anyway.
+    Norms are over one example, and |r_i| counts as at least the machine epsilon. The features must carry the autograd graph from
+    x. With batch norm in training mode, the derivative is that of the sum of r_i over the batch.
     """
     count, width = features.shape
     norms, per_pass = [], max(1, DERIVATIVES_PER_PASS // count)
@@ -69,7 +69,7 @@ def compute_scores(features: Tensor, x: Tensor) -> Tensor:
 
 
 def choose_kept(scores: Tensor, prune: float) -> Tensor:
-    """Return (R,) booleans: False for the round(prune * R) smallest scores. Of equal scores, those of lower index come first."""
+    """Return (R,) booleans: False for the round(prune * R) smallest scores; of equal scores, for those of lower index first."""
     keep = torch.ones_like(scores, dtype=torch.bool)
     keep[scores.argsort(stable=True)[: round(prune * len(scores))]] = False
     return keep
@@ -87,7 +87,7 @@ def _make_channel(weight: str) -> Channel:
 
 @contextmanager
 def _collect_inputs(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the inputs of `module` while the context is active."""
+    """Yield a list to which each call of `module` within the `with` block appends its first argument."""
     entered: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0]))
     try:

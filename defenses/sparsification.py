@@ -23,12 +23,15 @@ from defenses.noise import draw_uniform
 
 
 def count_kept(keep: float, count: int) -> int:
-    """Return the share `keep` of `count` coordinates as a number of coordinates, rounded up."""
+    """Return how many of `count` coordinates are sent if the share `keep` is sent: keep * count, rounded up."""
     return math.ceil(compute_share(keep, count))
 
 
 def find_largest(values: Tensor, k: int) -> Tensor:
-    """Return booleans (n,), exactly k of them true, at the largest magnitudes of (n,) values; ties go to the first."""
+    """Return booleans (n,) that are true at the k entries of largest magnitude of (n,) values, or at all if k > n.
+
+    Of equal magnitudes, the first are chosen. NaN counts as infinity.
+    """
     if not 0 < k < values.numel():
         return torch.full_like(values, k > 0, dtype=torch.bool)
     magnitude = compute_magnitudes(values)
@@ -38,7 +41,7 @@ def find_largest(values: Tensor, k: int) -> Tensor:
 
 
 def mask_update(update: Update, mask: Mask, factor: float = 1.0) -> Update:
-    """Return `update * factor` where `mask` is true, and +0.0 elsewhere."""
+    """Return `update * factor` where `mask` is true, and +0.0 elsewhere. factor: positive."""
     sent = {name: torch.where(mask[name], t, torch.zeros_like(t)) for name, t in update.items()}
     return sent if factor == 1 else {name: t * factor for name, t in sent.items()}
 
@@ -46,9 +49,9 @@ def mask_update(update: Update, mask: Mask, factor: float = 1.0) -> Update:
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Defense:
     """Send the coordinates of largest magnitude.
 
-    keep:           share in (0, 1] that is sent: exactly ceil(keep * n) of n coordinates; ties go to the first.
+    keep:           share in (0, 1] that is sent: ceil(keep * n) of n coordinates; of equal magnitudes, the first are sent.
     scope:          "tensor": the share of each tensor; "global": of all tensors together.
-    error_feedback: add the unsent part to the next update.
+    error_feedback: keep what is not sent, and add it to the client's next update before its coordinates are chosen.
     Source: Aji & Heafield 2017; Yue et al. 2022, example 3, whose code sends one coordinate less in every tensor.
     """
     _check_keep("top_k", keep)
@@ -63,10 +66,10 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Defense:
     """Send a random subset of the coordinates.
 
-    keep:           share in (0, 1] that is sent: exactly ceil(keep * n) of n coordinates, drawn without replacement.
+    keep:           share in (0, 1] that is sent: ceil(keep * n) of n coordinates, drawn without replacement.
     scope:          "tensor": the share of each tensor; "global": of all tensors together.
-    rescale:        divide the sent values by the true share, so that the result is unbiased.
-    error_feedback: add the unsent part to the next update; not together with `rescale`.
+    rescale:        multiply the sent values by n / ceil(keep * n), so that the expected result is the update.
+    error_feedback: keep what is not sent, and add it to the client's next update; not together with `rescale`.
     Source: Stich et al. 2018, section 2; rescaled: Wangni et al. 2018, with equal probabilities.
     """
     _check_keep("random_k", keep)
@@ -91,7 +94,10 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
 
 
 def find_factors(update: Update, keep: float, scope: Scope) -> dict[str, float]:
-    """Return the factors by which random_k rescales sent values to be unbiased: n / ceil(keep * n), by parameter name."""
+    """Return the factors n / ceil(keep * n) by which `random_k` with `rescale` multiplies sent values, by parameter name.
+
+    n is the number of coordinates of the tensor or, for scope "global", of all tensors together; for n = 0 the factor is 1.
+    """
     total = sum(t.numel() for t in update.values())
     sizes = {name: t.numel() if scope == "tensor" else total for name, t in update.items()}
     return {name: n / count_kept(keep, n) if n else 1.0 for name, n in sizes.items()}
@@ -100,10 +106,10 @@ def find_factors(update: Update, keep: float, scope: Scope) -> dict[str, float]:
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Defense:
     """Send the coordinates whose magnitude exceeds one threshold for all tensors.
 
-    ratio:          share in [0, 1) that is left out, CPL's theta. The threshold is entry floor(ratio * n), counted from 1, of the
-                    n sorted magnitudes; values equal to it are left out, too. CPL's code counts from 0 and leaves out one more.
+    ratio:          share in [0, 1) of the n coordinates that is left out, CPL's theta: the floor(ratio * n) smallest magnitudes,
+                    and all that equal the largest of these. CPL's code leaves out one more.
     threshold:      the threshold itself instead of `ratio`, in the update's units; not negative.
-    error_feedback: add the unsent part to the next update.
+    error_feedback: keep what is not sent, and add it to the client's next update before the threshold is applied.
     Source: Wei et al. 2020, table 7.
     """
     if (ratio is None) == (threshold is None):
@@ -125,7 +131,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
 
 def count_unpruned(ratio: float, count: int) -> int:
-    """Return the largest number of coordinates that `prune` sends out of `count`, if it prunes a share `ratio` of them."""
+    """Return how many of `count` coordinates `prune(ratio)` sends if no two magnitudes are equal; it sends at most so many."""
     return count - math.floor(compute_share(ratio, count))
 
 
@@ -133,8 +139,8 @@ def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = 
     """Leave out each coordinate with the same probability, independently of the others.
 
     p:              probability in [0, 1) of being left out.
-    rescale:        divide the sent values by 1 - p, so that the result is unbiased.
-    error_feedback: add the unsent part to the next update; not together with `rescale`.
+    rescale:        divide the sent values by 1 - p, so that the expected result is the update.
+    error_feedback: keep what is not sent, and add it to the client's next update; not together with `rescale`.
     Source: Liu et al. 2024, table 4, which does not rescale.
     """
     if not 0 <= p < 1:

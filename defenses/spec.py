@@ -1,4 +1,4 @@
-"""Specifications of defenses as data, such as `"clip(4) | gaussian(0.1)"`: parsed, printed and built."""
+"""Registry of defenses of the update, and chains of them as text or data, such as `"clip(4) | gaussian(0.1)"`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,19 +111,18 @@ DEFENSES: Registry[Kind] = Registry(
 
 @dataclass(frozen=True)
 class DefenseSpec:
-    """A chain of defenses as data: the name and the arguments of each step, which server and attacker know as well.
-
-    The empty chain sends updates unchanged.
-    """
+    """A chain of defenses as data: the name and the arguments of each step. The empty chain sends updates unchanged."""
 
     steps: tuple[Step, ...] = ()
 
     @classmethod
     def parse(cls, text: str, *, learning_rate: float | None = None) -> "DefenseSpec":
-        """Parse calls with literal arguments, joined by `|` and applied from left to right.
+        """Parse defenses joined by `|`, which are applied from left to right, such as "clip(4) | gaussian(0.1)".
 
-        learning_rate: the clients' learning rate, for defenses in units of the gradient that do not state it.
-        Raises ValueError for anything else, and for unknown names and arguments, listing the known ones.
+        An empty text gives the empty chain. Arguments are literals or, for a defense of a defense such as `masked`, defenses.
+        learning_rate: the clients' learning rate, for defenses that require an argument `learning_rate` which the text leaves
+                       out.
+        Raises ValueError for a text of another form, unknown names and arguments, and arguments that a defense does not accept.
         """
         fill = {} if learning_rate is None else {"learning_rate": learning_rate}
         spec = cls(calls.parse(text, lambda name: DEFENSES[name].defense, "defense", fill=fill, nested=_nest))
@@ -153,7 +152,7 @@ class DefenseSpec:
         )
 
     def choose_codec(self, before: CodecName = "dense") -> CodecName:
-        """Return the lossless packing that suits the output of this chain; `before` is the codec of its input."""
+        """Return the name of the lossless packing that suits the output of this chain. before: that of its input."""
         codec = before
         for step in self.steps:
             chosen = DEFENSES[step.name].codec or _choose_inner_codec(step, codec)
@@ -165,7 +164,7 @@ class DefenseSpec:
 def _nest(steps: tuple[Step, ...]) -> DefenseSpec:
     """Return a specification that is an argument of another one, such as clip(1) in masked(clip(1), ...).
 
-    Raises ValueError if it is nested more than `MAX_DEPTH` deep, since functions that walk through it recurse.
+    Raises ValueError if it has more than `MAX_DEPTH` levels itself, since functions that walk through it recurse.
     """
     spec = DefenseSpec(steps)
     if spec.depth > MAX_DEPTH:
@@ -178,5 +177,5 @@ def _choose_inner_codec(step: Step, before: CodecName) -> CodecName:
 
 
 def _build_arguments(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:
-    """Return the arguments of a step, in which `build` has replaced each specification (the inner defense of `masked`)."""
+    """Return the arguments of a step by name; those that are defenses, as the first of `masked`, are replaced by `build` of them."""
     return {key: build(value) if isinstance(value, DefenseSpec) else value for key, value in step.arguments}

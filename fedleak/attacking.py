@@ -30,15 +30,17 @@ def attack(
 ) -> AttackResult:
     """Attack an observation, several observations of one client together (for attacks such as agic), or a recording.
 
-    The result holds one reconstruction per case. A case is the observations that are attacked together: all of `target` if it is
-    in memory; in a recording, each single observation, or all observations of a client for attacks on several rounds.
-    name:    a name that the command `attacker list` prints, or `module:function`. arguments: the arguments of the attack.
+    A case is the observations that are attacked together: all of `target` if it is in memory; in a recording, each single
+    observation, or all observations of a client for attacks on several rounds. The result holds one reconstruction for each case
+    that did not fail.
+    name:    a name that the command `attacker list` prints, or `module:function`, which is imported. arguments: of the attack.
     null:    withhold the gradient from the attack, to measure what it achieves without it (the baseline of a verdict).
-    out:     for a recording, the folder of all reconstructions; by default `reconstructions` beside the recording. Cases that are
-             finished there are not attacked again.
+    out:     for a recording, a folder, in which each attack has a subfolder of reconstructions; by default `reconstructions`
+             beside the recording. Cases that are finished there are not attacked again, and are part of the result.
     workers: for a recording, the number of processes; None for one per core if the work is large enough to need them.
 
-    Raises ValueError if the name or an argument is unknown, or the attack cannot be used on an observation.
+    Raises ValueError if the name or an argument is unknown, if the attack cannot be used on observations in memory, or if the
+    recording holds nothing to attack. The failure of a case of a recording is noted in the result instead.
     """
     for named in (name, arguments.get("decoder")):
         if isinstance(named, str) and references.is_reference(named):

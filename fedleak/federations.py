@@ -31,7 +31,8 @@ def run(
                 experiment, its recording is returned.
     engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel.
     resume:     continue the unfinished run of this experiment in `out` after its last complete round.
-    client_seed: seed of the clients' secrets, such as the order of their examples; None draws them from the system.
+    client_seed: seed of the clients' secrets, from which their noise and the order of their examples are drawn; None draws the
+                secrets from the system.
 
     Raises ExperimentError for wrong keys or values of the experiment; ValueError or FileNotFoundError if its data, model or code
     cannot be loaded or do not fit, if `engine` is unknown, or if `out` holds a run of another experiment or an unfinished run
@@ -55,10 +56,10 @@ def run(
 
 
 def load(path: Path | str, *, code: Sequence[str] = ()) -> Recording:
-    """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither.
+    """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither, or a damaged one.
 
-    code: names `module:function` of code that the recording or its truth names and that may be imported, such as a defense or a
-          data set of your own. Nothing else is imported.
+    code: names `module:function` of code that the recording or its truth names, such as a defense or a data set of your own. They
+          are imported. Code that a recording names is not imported unless you name it.
     """
     folder = Path(path)
     for reference in code:
@@ -67,9 +68,10 @@ def load(path: Path | str, *, code: Sequence[str] = ()) -> Recording:
 
 
 def report(*runs: "Recording | Path | str", out: Path | str | None = None) -> Path:
-    """Write one self-contained HTML page about runs that were attacked, with or without scores, and return its path.
+    """Write one self-contained HTML page about runs and the attacks on them, if any, and return its path.
 
-    out: path of the page; by default report.html in the folder of the first run.
+    runs: recordings, or folders of runs.
+    out:  path of the page; by default report.html in the folder of the first run.
     """
     from attacker.report import build
 
@@ -90,7 +92,8 @@ def audit(
 
     The grade is that of the worst finding: "none found", "low", "moderate", "serious" or "severe", see docs/audit.md.
 
-    seconds: budget of processor time on one core for the attacks, including their nulls (attacks without the update).
+    recording: a recording, or the folder of a run or a recording.
+    seconds: limit of the estimated processor time on one core of all attacks, including their nulls (attacks without the update).
     truth:   folders of the clients' true examples; by default the folder `truth` of the run, if there is one.
     model:   code "module:function" that builds the network, which is imported; for a recorded network that is not built in.
     Raises ValueError if `recording` holds no recording.

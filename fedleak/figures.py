@@ -28,9 +28,11 @@ def can_draw() -> bool:
 def draw_grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, captions: Sequence[str] = ()) -> "Figure":
     """Draw rows of examples with one example per column; None leaves a gap.
 
-    rows: dict from the title of a row to its examples. captions: text below the columns.
-    Images are drawn in colour or grey, clamped to [0, 1]; if they have neither one nor three channels, only the first channel is
-    drawn. Table rows are drawn as strips of grey. Raises ImportError without Matplotlib.
+    rows: dict from the title of a row to its examples, (*shape) each. data: the shape decides whether they are images.
+    captions: text below the columns.
+    Values are clamped to [0, 1], and NaN is drawn as 0. Images with three channels are drawn in colour, of others the first
+    channel is drawn in grey. Table rows are drawn as strips of grey. Raises ImportError without Matplotlib, and ValueError
+    without examples.
     """
     try:
         from matplotlib.figure import Figure
@@ -76,6 +78,6 @@ def to_png(figure: "Figure") -> bytes:
 
 
 def to_html(words: str, picture: bytes | None) -> str:
-    """Return HTML for a notebook: `words`, which are HTML already, and a PNG image below them."""
+    """Return HTML for a notebook: `words`, which are HTML already, and a PNG image below them. None: no image."""
     shown = "" if picture is None else f'<br><img src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
     return f"<div><code>{words}</code>{shown}</div>"

@@ -37,11 +37,14 @@ def observe(
     loss:         'cross_entropy' (one logit per class) or 'logistic' (a single logit), or PyTorch's module or function for them.
     gradient:     dL/dw by parameter name, or in the order of `model.parameters()`, as `torch.autograd.grad` returns it.
     shape:        shape of one example: (C, H, W) for images, (F,) for table rows, with values in [0, 1].
-    num_examples: batch size behind the gradient. The loss is the mean over the batch, or the sum if `loss` has reduction="sum".
+    num_examples: batch size behind the gradient. The loss is the mean over the batch, or the sum if `loss` is a module with
+                  reduction="sum".
     num_classes:  by default the number of logits, or two for a single logit.
-    mean, std:    the normalisation between values in [0, 1] and the model's input, one value per channel.
-    defense:      defense that was applied to the negative gradient, such as "clip(1) | gaussian(0.01)".
+    mean, std:    the model's input is (x - mean) / std of values x in [0, 1]; one value, or one per channel.
+    defense:      defense that the client has applied to the negative of the mean loss's gradient, such as "clip(1) |
+                  gaussian(0.01)".
 
+    The client's network was in the mode that `model` is in, train or eval.
     Raises ValueError if the gradient does not fit the model, or the loss is not supported.
     """
     kind, reduction = _identify_loss(loss)
@@ -74,7 +77,7 @@ def observe(
 
 
 def _identify_loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, str]:
-    """Return the name of a loss, and its reduction over the batch."""
+    """Return the name of a loss, and its reduction over the batch, such as "mean". Raises ValueError if it is not supported."""
     if isinstance(loss, str):
         models.find_loss(loss)
         return loss, "mean"
@@ -89,7 +92,10 @@ def _identify_loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, 
 
 
 def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a copy of the gradient by parameter name. Raises ValueError if names, shapes or values do not fit the weights."""
+    """Return a copy of the gradient by parameter name, on the CPU and in the dtype of the weights.
+
+    Raises ValueError if names or shapes differ from those of the weights, or a value is not finite.
+    """
     if not isinstance(gradient, Mapping):
         if len(gradient) != len(weights):
             raise ValueError(
@@ -118,7 +124,10 @@ def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: 
 
 
 def _count_classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the number of classes: the number of logits of a forward pass, or 2 for a single logit."""
+    """Return the number of classes: the number of logits of a forward pass, or 2 for a single logit.
+
+    Raises ValueError if the model does not take examples of this shape, or does not return logits (N, K).
+    """
     module = models.ModuleSpec.of(model).module.eval()
     parameter = next(module.parameters())
     with torch.no_grad():

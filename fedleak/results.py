@@ -1,4 +1,4 @@
-"""Results of an attack for notebooks.
+"""Result of an attack, with a table and a picture for notebooks.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReconstructionFiles(Sequence[Reconstruction]):
-    """Sequence of reconstructions on disk, each read when it is accessed."""
+    """Sequence of reconstructions on disk. Each is read every time that it is accessed."""
 
     paths: tuple[Path, ...]
 
@@ -44,11 +44,13 @@ class ReconstructionFiles(Sequence[Reconstruction]):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttackResult:
-    """Reconstructions of an attack: of one observation, or one for each case of a recording.
+    """Reconstructions of an attack: a single one for observations in memory; for a recording, one for each case that has one.
 
+    A case is the observations that are attacked together: one round of a client, or several.
     spec:   the attack with its arguments. data: what the server knows of the data: shape, number of classes, normalisation.
-    failed: dict from each case without a reconstruction to the reason.
-    folder: folder of the reconstructions. run: folder of the run. Both are None for an observation in memory.
+    failed: for a recording, dict from the key of each case that could not be attacked to the reason; for an observation that
+            cannot be read, the key is a text with its round and client.
+    folder: folder of the reconstructions. run: folder of the run. Both are None for observations in memory.
     """
 
     spec: AttackSpec
@@ -66,16 +68,17 @@ class AttackResult:
 
     @property
     def y(self) -> Tensor:
-        """Reconstructed labels of all cases, (N,)."""
+        """Reconstructed labels of all cases, (N,) int64, in the order of `x`."""
         found = [one.y for one in self.reconstructions]
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a table with one row for each reconstructed example. Raises ImportError without pandas.
 
-        case, example: name of the case, and number of the example in it, from 0. label: reconstructed label.
-        confidence: the attack's estimate of the probability that the example counts as recovered; NaN without an estimate.
-        explained: share of the observed gradient's squared norm that the reconstruction explains; NaN if it is not computed.
+        case, example: name of the case (the observations that were attacked together), and number of the example in it, from 0.
+        label: reconstructed label.
+        confidence: estimated probability that scoring counts the example as recovered; NaN if the attack gives no estimate.
+        explained: share of the observed gradient's squared norm that the gradient of the reconstruction explains; NaN if unknown.
         route: the method that produced the example, such as a closed form or a search. seconds: wall time of the case.
         """
         return import_pandas().DataFrame(
@@ -116,7 +119,7 @@ class AttackResult:
 
 
 def _read_first(result: AttackResult, most: int) -> Tensor:
-    """Return the first `most` examples; only as many files are read as needed."""
+    """Return the first `most` examples, (N, *shape), reading only as many files as needed. Raises ValueError without any."""
     found: list[Tensor] = []
     for one in result.reconstructions:
         found.append(one.x)

@@ -32,9 +32,11 @@ ImagePair = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ScoreTable:
-    """Score rows, one for each attack or null, each case and each true example.
+    """Scores of attacks: one row for each attack or null (the attack without the gradient), each case and each true example.
 
-    pairs: for observations in memory, original and reconstruction of each row, in the order of `rows`; empty for a recording.
+    A case is the observations that were attacked together.
+    pairs: for observations in memory, the original and its reconstruction (None if it has none) of each row, in the order of
+           `rows`; empty for a recording.
     run:   for a recording, the folder of its run, from which originals and reconstructions are read; None in memory.
     """
 
@@ -57,7 +59,7 @@ class ScoreTable:
         write_csv(self.rows, Path(path))
 
     def plot(self, *, most: int = figures.MAX_EXAMPLES) -> "Figure":
-        """Draw the originals of the first `most` rows above their reconstructions; an original appears once for each attack.
+        """Draw the first `most` rows: the originals, and their reconstructions below them.
 
         Rows of a null are left out for a recording, and drawn like others for observations in memory.
         """
@@ -92,12 +94,13 @@ def score(
 ) -> ScoreTable:
     """Compare reconstructions with originals.
 
-    target: the result of one attack, on observations in memory or on a recording; or a recording, to score all attacks on it.
-    x, y:   for an observation in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording.
+    target: the result of one attack, on observations in memory or on a recording; or a recording, to score all attacks on it
+            whose reconstructions are in the folder `reconstructions` of its run.
+    x, y:   for observations in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording.
     truth:  for a recording, the folders in which its clients noted their true examples; by default the folder `truth` of the run.
 
-    Raises ValueError if x and y are missing or have wrong shapes for an observation in memory; for a recording, if they are
-    given, or if the folder of truth or the reconstructions are missing.
+    Raises ValueError if x and y are missing or have wrong shapes for observations in memory; for a recording, if they are given,
+    or if the folder of truth or the reconstructions are missing.
     """
     if isinstance(target, AttackResult) and target.run is None:
         if x is None or y is None:
