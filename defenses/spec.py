@@ -177,5 +177,5 @@ def _choose_inner_codec(step: Step, before: CodecName) -> CodecName:
 
 
 def _build_arguments(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:
-    """Return the arguments of a step by name; those that are defenses, as the first of `masked`, are replaced by `build` of them."""
+    """Return the arguments of a step by name; those that are defenses, as in `masked`, are replaced by `build` of them."""
     return {key: build(value) if isinstance(value, DefenseSpec) else value for key, value in step.arguments}

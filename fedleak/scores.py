@@ -47,7 +47,10 @@ class ScoreTable:
 
     @property
     def summaries(self) -> list[Summary]:
-        """The summary of each attack, with that of its null (the attack without the gradient) and a verdict on what leaked."""
+        """The summary of each attack, with a verdict on what leaked.
+
+        The summary of its null (the attack without the gradient) is the field `null`, which is None if the null was not scored.
+        """
         return summarise(self.rows)
 
     def to_pandas(self) -> "pandas.DataFrame":

@@ -1,4 +1,4 @@
-"""The client: its Flower app, and a mod for other Flower apps."""
+"""Client of a federation: its Flower app, and a mod (a function around message handling) for other Flower apps."""
 
 from fedsim.client.mod import update_mod
 

@@ -39,14 +39,16 @@ class IndexedExamples(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Settings of a client.
+    """Settings of the clients of a federation that one process runs.
 
-    private:   folder of the client's identity and state. truth: folder for the indices of the examples that it used.
-    described: returns the description of the data set for the truth folder; called once.
+    private:   folder in which each client has a folder for its identity and state, see `find_folder`.
+    truth:     folder for the indices of the examples that clients used.
+    described: returns the description of the data set for the truth folder; called only if that folder has none yet.
     holdings:  maps a partition number to all examples of the data set, and the indices of those that this client holds.
-    public:    returns the public examples that `inputs` mixes in, or None.
+    public:    returns the public examples that `inputs`, a defense of the inputs, mixes in, or None.
     secure:    settings of secure aggregation that all parties agreed on; None without secure aggregation.
-    seed:      see `load_or_draw`. threads: intra-op threads of one client; None does not change them.
+    seed:      seed of the clients' identities, see `load_or_draw`. threads: intra-op threads of one client; None does not change
+               them.
     canaries:  number of pairs of examples for an audit; the client trains on one example of each pair, see `choose_versions`.
     """
 
@@ -68,7 +70,7 @@ class ClientSettings:
     canaries: int = 0
 
     def find_folder(self, context: Context) -> Path:
-        """Return the private folder of this client."""
+        """Return the private folder of the client whose partition number is in `context`."""
         return self.private / f"partition-{int(context.node_config['partition-id']):05d}"
 
     def load_identity(self, context: Context) -> ClientIdentity:
@@ -83,7 +85,7 @@ class ClientSettings:
 
 
 def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientApp:
-    """Return the client's app. `settings_of` is called for every message, so it should cache its result."""
+    """Return the client's app. `settings_of` is called several times for every message, so it should cache its result."""
     masking = make_secure_mod(lambda context: settings_of(context).make_participant(context))
     app = ClientApp(
         mods=[masking, make_memory_mod(lambda context: settings_of(context).find_folder(context)), make_defense_mod(settings_of)]
@@ -100,7 +102,7 @@ def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientA
 
 @contextmanager
 def _set_threads(count: int | None) -> Iterator[None]:
-    """Set the number of intra-op threads inside the context and restore it afterwards; the local engine shares one process."""
+    """Set the number of intra-op threads within the `with` block and restore it afterwards. None does not change it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -158,7 +160,10 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
 
 
 def _mix_batches(chosen: Iterable[Batch], settings: ClientSettings, identity: ClientIdentity, round: int) -> Iterable[Batch]:
-    """Return the batches to train on, to which the defense `settings.inputs`, such as mixup, has been applied if there is one."""
+    """Return the batches (x, y) to train on, after the defense of the inputs `settings.inputs`, such as mixup.
+
+    Without one, the batches are unchanged; with one, y are probabilities (N, K).
+    """
     mixing = settings.inputs.build()
     if mixing is None:
         return chosen
@@ -172,7 +177,7 @@ def _build(spec: str, data: DataSpec, device: str) -> nn.Module:
 
 
 def _build_model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
-    """Return the network, which is cached in this process. The caller replaces its weights by those of each message."""
+    """Return the network, cached in this process: its weights may be those of an earlier call."""
     return _build(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
 
 
@@ -190,7 +195,10 @@ def _split_weights(message: Message, context: Context, names: Sequence[str]) -> 
 
 
 def make_defense_mod(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Message]:
-    """Return a mod that applies the client's defense to the update, packs it, and adds the client's pseudonym to the reply."""
+    """Return a mod that applies the client's defense to the update in a reply, packs it, and adds the client's pseudonym.
+
+    A mod is a function around Flower's handling of a message.
+    """
 
     def apply(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         reply = call_next(message, context)

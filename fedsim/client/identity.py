@@ -17,7 +17,11 @@ from fedsim.recording.safe_files import read_json
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """Identity of a client. pseudonym: sent with every reply. secret: seeds everything random on the client; hexadecimal."""
+    """Identity of a client.
+
+    pseudonym: name that is sent with every reply.
+    secret:    hexadecimal text that seeds the randomness of training and defenses. The client keeps it.
+    """
 
     pseudonym: str
     secret: str
@@ -28,15 +32,16 @@ class ClientIdentity:
     def make_generator(self, round: int, purpose: Literal["defense", "gradient", "inputs"] = "defense") -> torch.Generator:
         """Return the generator for one round, seeded from the secret: otherwise the server could compute and subtract the noise.
 
-        purpose: "defense" for the update; "gradient" and "inputs" for its computation.
+        purpose: what draws from it: the "defense" of the update, the computation of the "gradient", or the mixing of "inputs".
         """
         seed = int.from_bytes(self._derive_seed(purpose, round)[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
     def flip_coins(self, count: int) -> NDArray[np.int64]:
-        """Return `count` fair coins, 0 or 1, which stay the same for the whole run.
+        """Return (count,) fair coins, 0 or 1, which are the same at every call with this count.
 
-        Each coin says which of the two versions of a canary, an example planted to measure leakage, the client trains on."""
+        Coin i says which example of canary i, a pair of examples for an audit, the client trains on: the first for 0.
+        """
         words = np.frombuffer(self._derive_seed("canaries", 0), dtype=np.uint32)
         return np.random.default_rng(words).integers(0, 2, count)
 
@@ -47,7 +52,7 @@ class ClientIdentity:
     def draw_order(self, epoch: int, size: int, *, shuffle: bool) -> NDArray[np.int64]:
         """Return the indices 0 .. size - 1 of the client's examples in the order of one epoch; ascending without `shuffle`.
 
-        epoch: its number, counted over all rounds of the client.
+        epoch: its number from 0, counted over all rounds of the client.
         """
         if not shuffle:
             return np.arange(size)
@@ -66,10 +71,11 @@ def _derive_identity(seed: str) -> ClientIdentity:
 
 
 def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> ClientIdentity:
-    """Return the identity in the client's private folder; draw it at the first use.
+    """Return the identity stored in the client's private folder; at the first use, draw and store it.
 
-    seed: derive the identity from this number and the partition, so that a simulation can be repeated exactly; None draws it from
-          the system. Like the secret, the seed must not be known to the server.
+    seed: the identity is derived from this number and the partition, so that a simulation can be repeated exactly; None draws it
+          from the system. An identity that is stored already does not change. Like the secret, the seed must not be known to the
+          server.
     """
     make_private(folder.parent)
     path = make_private(folder) / "identity.json"

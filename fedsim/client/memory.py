@@ -15,13 +15,12 @@ from fedsim.recording.tensor_files import MAX_BYTES
 
 
 def make_memory_mod(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context, CallNext], Message]:
-    """Return a mod that loads Flower's `Context.state` from the folder before a round and stores it afterwards.
+    """Return a mod that loads Flower's `Context.state` from the client's folder before a round and stores it there afterwards.
 
-    It must be outside all mods whose state it stores. Only the mod of secure aggregation is outside of it, since its keys are not
-    to be written to disk.
+    A mod is a function around Flower's handling of a message. This one must be outside all mods whose state it stores.
     A round starts from the state after the rounds before it, so that a repeated round gives the same result. The states of the
-    last two rounds are kept, since the server repeats a round only if the next one has not begun. Changes by a client that fails
-    are discarded.
+    client's last two rounds are kept. Changes by a round that fails are discarded. After each round, `Context.state` is empty.
+    folder_of: returns the client's folder.
     """
 
     def run(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -37,7 +36,7 @@ def make_memory_mod(folder_of: Callable[[Context], Path]) -> Callable[[Message, 
 
 
 def load_state(folder: Path, *, before: int) -> RecordDict:
-    """Return the latest state of the rounds before round `before`; empty if there is none."""
+    """Return the state that was stored after the latest round before round `before`; empty if there is none."""
     earlier = [number for number in _list_rounds(folder) if number < before]
     if not earlier:
         return RecordDict()
@@ -52,7 +51,10 @@ def load_state(folder: Path, *, before: int) -> RecordDict:
 
 
 def store_state(folder: Path, round: int, state: RecordDict) -> None:
-    """Store `state` after `round`, and delete states that no server can ask for any more."""
+    """Store the arrays and settings of `state` as those after `round`.
+
+    Stored states of later rounds are deleted, and those of earlier rounds except the latest.
+    """
     arrays = {key: records.to_tensors(record) for key, record in state.items() if isinstance(record, ArrayRecord)}
     configs = {key: dict(record) for key, record in state.items() if isinstance(record, ConfigRecord)}
     tensors = {f"{key}/{name}": tensor for key, named in arrays.items() for name, tensor in named.items()}

@@ -1,4 +1,4 @@
-"""Updates as clients send them, with defense and pseudonym, and a mod for the clients of any Flower app."""
+"""Mod for the clients of any Flower app, which sends updates with a defense and a pseudonym."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,11 +21,11 @@ def update_mod(
     """Return a mod that replaces the trained weights in a reply by the update (trained minus received), with a defense applied.
 
     Use it in `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`. Put it first, so that
-    changes of the weights by other mods are part of the update. It affects training messages only. Pseudonym, secret and the
-    state of the defense are kept in Flower's `Context.state`.
+    changes of the weights by other mods are part of the update. It affects training messages only. It also adds a pseudonym of
+    the client to the reply. Pseudonym, secret and the state of the defense are kept in Flower's `Context.state`.
 
     defense: specification of the defense of the update, such as "clip(1) | gaussian(0.1)".
-    buffers: last parts of names of tensors that are sent unchanged; no defense is applied to them.
+    buffers: last parts of names of tensors that are sent as they are after training, not as differences, without the defense.
     key:     name of the record of weights, in the server's messages and in the app's replies.
 
     Raises ValueError for an invalid defense and, during a round, if there are no weights under `key` or the tensors in message
@@ -71,7 +71,7 @@ def _read_weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor
 def _subtract(trained: Tensor, sent: Tensor) -> Tensor:
     """Return the update of one tensor, trained minus sent, in the dtype of `trained`.
 
-    `sent` is first rounded to this dtype, as the client does if the strategy sends float64.
+    `sent` is first rounded to this dtype. The difference is computed in float64.
     """
     return (trained.double() - sent.to(trained.dtype).double()).to(trained.dtype)
 
@@ -91,7 +91,7 @@ def _count_update(context: Context) -> tuple[ClientIdentity, int]:
 def put_update(
     content: RecordDict, update: ArrayRecord, defense: DefenseSpec, context: Context, *, rng: Generator, pseudonym: str
 ) -> None:
-    """Apply the defense to `update`, pack it, and add it to a reply under the client's pseudonym.
+    """Apply the defense to `update`, pack it, and add it and the client's pseudonym to `content`, the records of a reply.
 
     The state of the defense is kept in `context.state`.
     """

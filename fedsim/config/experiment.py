@@ -1,4 +1,4 @@
-"""Configuration of a federation: read once from TOML, validated strictly, and frozen."""
+"""Settings of a federation: read from TOML, validated, and frozen."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -25,7 +25,7 @@ EXCLUSIVE_KEYS = ("steps", "epochs", "gradient_squeezing")
 
 
 class ExperimentError(ValueError):
-    """Error for a configuration that cannot be run. The message names file and key."""
+    """Error for a missing or invalid experiment, or settings of an import. The message names its source and any wrong key."""
 
 
 class _Frozen(BaseModel):
@@ -55,10 +55,9 @@ class Clients(_Frozen):
     """Clients of a federation.
 
     count:    number of clients.
-    fraction: share of the clients that is drawn in each round, in (0, 1]; their number is rounded down, but at least 1.
-    canaries: number of pairs of examples per client for an audit. The audit knows the pairs; the client trains on one example of
-              each, chosen by a secret coin. The share of coins that the audit guesses right gives a lower bound on epsilon, see
-              `fedsim.training.batches.choose_versions`.
+    fraction: share of the clients that is drawn in each round, in (0, 1], see `drawn`.
+    canaries: number of pairs of examples per client for an audit. The client trains on one example of each pair, chosen by a
+              secret coin. From the share of coins that the audit guesses right follows a lower bound on epsilon.
     """
 
     count: int = Field(gt=0)
@@ -67,7 +66,7 @@ class Clients(_Frozen):
 
     @property
     def drawn(self) -> int:
-        """Number of clients that are drawn in each round: `count * fraction` rounded down, but at least 1."""
+        """Number of clients that are drawn in each round: the float `count * fraction` rounded down, but at least 1."""
         return max(1, int(self.count * self.fraction))
 
 
@@ -98,8 +97,8 @@ class RecordedParts(_Frozen):
 class Privacy(_Frozen):
     """Parameters of the accounting of differential privacy.
 
-    delta: the delta of all reported (epsilon, delta). prior: probability that an attacker who sees no message reconstructs an
-    example.
+    delta: the delta of all reported (epsilon, delta).
+    prior: assumed probability that an attacker who sees no message reconstructs an example.
     """
 
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -107,7 +106,7 @@ class Privacy(_Frozen):
 
 
 def _make_validator(parse: Callable[[str], Any]) -> Callable[[str], str]:
-    """Return a validator that accepts text which `parse` can read."""
+    """Return a function that returns its text if `parse` can read it, and raises the error of `parse` otherwise."""
 
     def check(text: str) -> str:
         parse(text)
@@ -117,8 +116,9 @@ def _make_validator(parse: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def _rename_squeezing(training: Any) -> Any:
-    """Rename the key `gradient_squeezing`, the CPL paper's (Wei et al. 2020) name for local steps per update, to `steps`.
+    """Return the table `training` with the key `gradient_squeezing`, if it is there, renamed to `steps`.
 
+    It is the name in the CPL paper (Wei et al. 2020) for local steps per update.
     Raises ValueError if it is given together with another of `EXCLUSIVE_KEYS`, or is not a whole number of at least 1.
     """
     if not isinstance(training, dict) or "gradient_squeezing" not in training:
@@ -167,25 +167,21 @@ class Experiment(_Frozen):
     def parse_defense(self) -> DefenseSpec:
         """Return the defense that clients apply to their updates.
 
-        A defense in its text that needs a learning rate but states none, such as `in_gradient_units`, gets that of `training`.
+        A defense in its text that requires a learning rate but states none, such as `in_gradient_units`, gets that of `training`.
         """
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
     def state_mode(self) -> "Experiment":
-        """Return the experiment with `training.mode` filled in: "eval" if none is given.
-
-        This does not check the network. A run raises ValueError before it starts if no mode is given and the network computes
-        differently in train and eval mode.
-        """
+        """Return the experiment with `training.mode` filled in: "eval" if none is given. The network is not checked."""
         if self.training.mode != "unstated":
             return self
         return self.model_copy(update={"training": replace(self.training, mode="eval")})
 
     @model_validator(mode="after")
     def _check_training(self) -> "Experiment":
-        """Raise ValueError if a field of `Training` is set that the clients of an experiment do not implement.
+        """Raise ValueError if a field of `Training` is set that an experiment's clients do not implement, such as `accumulation`.
 
-        Such fields, for example `accumulation`, only describe recordings that other Flower apps made.
+        A field is set if its value is not the default. Such fields only describe recordings that other Flower apps made.
         """
         training, plain = self.training, {field.name: field.default for field in fields(Training)}
         for key in ("accumulation", "round_decay", "frozen", "precision", "augmentation", "examples"):
@@ -251,10 +247,11 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
 
     overrides: pairs (key, value) that replace values of the file, with dots between the keys of tables: "clients.count".
     own:       whether the local user wrote or named the file. If so, code that it names as `module:function` is imported and
-               allowed. If not, such a name is an error unless the user allowed it before, for example with --code.
+               allowed. If not, nothing is imported, and such a name is an error, here or when it is used, unless the user allowed
+               it before, for example with --code.
 
     Raises ExperimentError for a missing file, a file that is not TOML, unknown keys, wrong values, and code that cannot be
-    imported. The message names the file and the key; for an overridden key it names `OVERRIDE_SOURCE` instead of the file.
+    imported. The message names the file and any wrong key; for an overridden key it names `OVERRIDE_SOURCE` instead of the file.
     """
     try:
         raw = read_toml(path)
@@ -299,7 +296,7 @@ def validate(raw: dict[str, Any], *, source: str, changed: Sequence[str] = ()) -
     """Return an experiment from parsed TOML.
 
     source: the file, for messages. changed: overridden keys, for which messages name `OVERRIDE_SOURCE` instead of the file.
-    Raises ExperimentError, naming the source and the key.
+    Raises ExperimentError, naming the source and the key, for unknown or missing keys and wrong values.
     """
     try:
         return Experiment.model_validate(raw)
@@ -322,7 +319,7 @@ def describe_errors(error: ValidationError, source: str, model: type, changed: S
 
 
 def _describe_error(error: Any, model: type) -> str:
-    """Return one validation error as text; unknown keys get a suggestion."""
+    """Return one validation error as text; for an unknown key, with the most similar known key, if any."""
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         *tables, key = map(str, error["loc"])
         return f"unknown key{(hint := suggest_name(key, _find_keys(model, tables))) and '.'}{hint}"
@@ -347,7 +344,11 @@ def _find_default(key: str) -> Any:
 
 
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key of parsed TOML in place. Dots separate the keys of tables. A key of `EXCLUSIVE_KEYS` replaces the other ones."""
+    """Set a key of parsed TOML in place. Dots separate the keys of tables.
+
+    A new value of one of `EXCLUSIVE_KEYS` removes the other ones. A name in place of a table, such as model = "mlp", becomes a
+    table with the key `name`.
+    """
     *tables, last = key.split(".")
     if tables and isinstance(default := _find_default(tables[0]), Named):
         raw.setdefault(tables[0], default.to_toml())

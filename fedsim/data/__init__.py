@@ -66,10 +66,10 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
 
 
 def load(name: str, **arguments: Any) -> Dataset:
-    """Load a data set by name, with its arguments. The last four data sets are kept in memory and not loaded again.
+    """Load a data set by name, with its arguments. The four data sets used last are kept in memory and not loaded again.
 
     name: a key of `DATASETS`, or your own code as `module:function`. `npz:TRAIN[,TEST]` is short for the name `npz` with these
-    two paths as arguments; likewise `imagefolder:PATH`, `csv:PATH[,LABEL]` and `part:PATH`.
+    two paths as arguments; likewise `imagefolder:PATH`, `csv:PATH[,LABEL]`, `part:PATH` and `public:PATH`.
     """
     return _load(name, json.dumps(arguments, sort_keys=True))
 

@@ -1,4 +1,4 @@
-"""Data sets: examples with values in [0, 1], labels, and a public specification."""
+"""Classes of data sets: examples with values in [0, 1], labels, and a public specification."""
 
 import hashlib
 from collections.abc import Mapping
@@ -50,14 +50,14 @@ class Examples:
         return x, torch.from_numpy(self.labels[indices].astype(np.int64))
 
     def select(self, chosen: Array) -> "Examples":
-        """Return the examples chosen by an index array or a mask."""
+        """Return the examples chosen by an index array or a mask, with their groups."""
         groups = {name: column[chosen] for name, column in self.groups.items()}
         return Examples(values=self.values[chosen], labels=self.labels[chosen], groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """A data set with disjoint training and held-out (test) examples.
+    """A data set with training and held-out (test) examples. Whether they are disjoint is not checked.
 
     Raises ValueError if the examples do not agree with `spec` in shape, type, range or labels, or if there are more class names
     than `spec.num_classes`.
@@ -80,7 +80,7 @@ class Dataset:
             _check_examples(f"{self.name}: {side}", examples, self.spec)
 
     def compute_hash(self) -> str:
-        """Return a hash of the training examples and their order. It is computed once.
+        """Return a SHA-256 digest (hexadecimal) of the values and labels of the training examples, in their order.
 
         The hash is stored with the indices of the examples that clients used, so that scoring recognises the data set.
         """
@@ -115,7 +115,7 @@ def _check_examples(where: str, examples: Examples, spec: DataSpec) -> None:
 
 
 def hold_out_every_fifth(name: str, spec: DataSpec, class_names: tuple[str, ...], examples: Examples) -> Dataset:
-    """Build a data set in which every fifth example is held out. Raises ValueError for fewer than five examples."""
+    """Build a data set in which the fifth, tenth, ... example is held out. Raises ValueError for fewer than five examples."""
     if len(examples) < 5:
         raise ValueError(
             f"{name}: every fifth example is held out, but there are only {len(examples)}; give at least 5, or name a file of "

@@ -24,7 +24,7 @@ def fetch_once(name: str, root: str | None, part: str, fetch: Callable[[str], No
     name:  name of the data set, for messages. root: see `find_cache`. part: path below the cache folder.
     fetch: function that downloads `part` into a given folder. It gets a temporary folder, from which the complete result is
            moved.
-    Raises FileNotFoundError, with a message of one line, if the download fails.
+    Raises FileNotFoundError, with a message of one line, if the download fails or cannot be written.
     """
     folder = find_cache(root)
     place = folder / part

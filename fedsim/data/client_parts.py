@@ -20,8 +20,8 @@ FACTS_FILE, EXAMPLES_FILE = "data.json", "examples.npz"
 def part(path: str) -> Dataset:
     """Load one client's own examples, all for training, from a folder that `fedsim split` or `fedsim part` wrote.
 
-    path: folder with `data.json`, the public description, and `examples.npz` with `values` (N, *shape), uint8 or float32 in [0,
-    1], and `labels` (N,).
+    path: folder with `data.json`, the specification, and `examples.npz` with `values` (N, *shape), uint8 or float32 in [0, 1],
+          and `labels` (N,).
     """
     facts, examples = _read(Path(path))
     return Dataset(
@@ -61,8 +61,8 @@ def fit_to(own: Dataset, like: Dataset) -> Dataset:
     """Return the data set `own` with the specification and the class names of `like`, the server's public description.
 
     Labels stay as they are; `renumber_classes` changes them.
-    Raises ValueError if shapes or columns differ, if a class has another name than the class of the same number in `like`, or if
-    a label is not among the classes of `like`.
+    Raises ValueError if shapes or columns differ, if a label is not among the classes of `like`, or if a class has another name
+    than the class of the same number in `like` and both data sets have names other than numbers.
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
         raise ValueError(
@@ -95,8 +95,8 @@ def fit_to(own: Dataset, like: Dataset) -> Dataset:
 def renumber_classes(own: Dataset, like: Dataset) -> Dataset:
     """Return the data set `own` with its classes renumbered as in `like`, matched by name.
 
-    A party that holds only some of the classes numbers them differently. If the classes of either have no names, labels stay as
-    they are. Raises ValueError for a class that `like` does not have.
+    A party that holds only some of the classes numbers them differently. If the classes of either are named by their numbers,
+    `own` is returned unchanged. Raises ValueError for a class that `like` does not have.
     """
     if not (_has_names(own) and _has_names(like)):
         return own
@@ -125,7 +125,7 @@ def concatenate(*parts: Examples) -> Examples:
 
 
 class _Facts:
-    """The public description in `data.json`: specification, class names, and sizes of the clients' parts."""
+    """The content of `data.json`: specification, class names, and, in the server's, sizes of the clients' parts."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.spec: DataSpec = TypeAdapter(DataSpec).validate_python(raw["spec"])

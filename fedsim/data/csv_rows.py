@@ -23,10 +23,10 @@ MISSING_MARKERS = frozenset({"", "?", "na", "nan"})
 def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
     """Read the columns of a file into a dict, keyed by the names in the first row.
 
-    Each column is an array (N,) of texts without spaces around them. Missing values, see `MISSING_MARKERS`, are `MISSING_VALUE`.
+    Each column is an array (N,) of texts without spaces around them. A missing value, see `MISSING_MARKERS`, becomes "?".
     Empty rows are skipped. A file whose name ends in .gz is decompressed.
     Raises FileNotFoundError if there is no file, and ValueError, naming the file, if it is not a table. For a wrong number of
-    values it also names the row, counted from 1 below the column names.
+    values it also names the row, counted from 1 below the column names without empty rows.
     """
     if not path.exists():
         raise FileNotFoundError(f"data set file {path} does not exist")

@@ -1,4 +1,4 @@
-"""Encoding of table columns for a model: numbers scaled to [0, 1] by public ranges, and one-hot categories."""
+"""Encoding of table columns for a model: numbers scaled to [0, 1] by known ranges, and one-hot categories."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ RANGE_SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Ranges and categories of columns, which are public before clients train.
+    """Ranges and categories of a table's columns: the given ones, and where all others are taken from.
 
     file:        the table's file, for messages.
-    ranges:      [low, high] of columns, keyed by column name; from public knowledge.
-    categories:  list of categories of columns, keyed by column name; from public knowledge.
-    ranges_from: source of the ranges and categories of all other columns, one of `RANGE_SOURCES`.
+    ranges:      given ranges [low, high], keyed by column name; from public knowledge.
+    categories:  given lists of categories, keyed by column name; from public knowledge.
+    ranges_from: source of the ranges and categories of all other columns: "held_out" or "clients".
     source_rows: mask (N,) of the rows from which the ranges and categories of these other columns are computed.
     """
 
@@ -61,12 +61,12 @@ class KnownColumns:
 
     @property
     def where(self) -> str:
-        """Return the name of the rows from which ranges that were not given are computed, for messages."""
+        """The words "held-out rows" or "training rows", from which ranges that were not given are computed, for messages."""
         return "held-out rows" if self.ranges_from == "held_out" else "training rows"
 
 
 class Feature(NamedTuple):
-    """An encoded column of a table: `values` (N, K), and the description of each of the K model inputs."""
+    """An encoded column of a table: `values` (N, K), K = 1 for numbers, and the description of each of the K model inputs."""
 
     values: Array
     columns: tuple[Column, ...]
@@ -75,7 +75,11 @@ class Feature(NamedTuple):
 def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
     """Encode the column `name` with the values `texts` (N,): numbers are scaled to [0, 1], other values are one-hot.
 
-    categorical: whether to treat numbers as categories. limit: largest number of categories.
+    A missing number becomes the middle of a given range, or else the median of the source rows. Among categories, the missing
+    value "?" counts as any other. A value that is not among the categories becomes all zeros.
+
+    categorical: whether to treat numbers as categories; this is also done if categories are given.
+    limit:       largest number of categories.
     Raises ValueError, with advice, for an infinite number, for a given range if not all values are numbers, for more categories
     than `limit`, and for a numeric column without a given range that has no value in `known.source_rows`.
     """
@@ -114,7 +118,7 @@ def scale(numbers: Array, low: Array | float, high: Array | float) -> Array:
 
 
 def parse_numbers(texts: Texts) -> Array | None:
-    """Parse texts (N,) as float64, with NaN for missing values; return None if any text is not a number."""
+    """Parse texts (N,) as float64, with NaN for missing values ("?"); return None if any other text is not a number."""
     try:
         values = np.array(["nan" if text == MISSING_VALUE else text for text in texts], dtype=np.float64)
     except ValueError:
@@ -124,7 +128,7 @@ def parse_numbers(texts: Texts) -> Array | None:
 
 
 def format_few(texts: set[str]) -> str:
-    """Return the first five values in sorted order, and how many more there are, as text."""
+    """Return the first five texts in sorted order and in quotes, and how many more there are, as text."""
     shown = ", ".join(map(repr, sorted(texts)[:5]))
     return f"{shown} and {len(texts) - 5} more" if len(texts) > 5 else shown
 

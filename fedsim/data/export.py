@@ -35,7 +35,7 @@ def split(experiment: Experiment, folder: Path) -> Handed:
     """Write `public/` and `clients/NUMBER/data/` into `folder`. Each client's folder is meant for that client only.
 
     The parts are the same as in a simulation of the experiment. `public/experiment.toml` is the experiment, for all parties.
-    Raises ValueError if `public/` exists.
+    Raises ValueError if `public/` exists, or a client gets no examples.
     """
     public = folder / PUBLIC_FOLDER
     if public.exists():
