@@ -1,4 +1,4 @@
-"""Console output that both command lines share: progress on stderr, results on stdout, errors in one line with an exit status."""
+"""Console output that both command lines share: progress and errors on stderr, results on stdout, and exit statuses."""
 
 import errno
 import json
@@ -86,7 +86,7 @@ PROGRESS_SECONDS = 30.0
 def show_progress_bar() -> Iterator[Progress]:
     """Show a progress bar on stderr within a `with` block. Tasks are added with a field `words`, which is shown beside the bar.
 
-    If stderr is not a terminal, print one line per running task every `PROGRESS_SECONDS` instead.
+    If stderr is not a terminal, print one line per unfinished task every `PROGRESS_SECONDS` instead.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, TextColumn("{task.fields[words]}"), console=err, transient=True, disable=not err.is_terminal)
@@ -108,7 +108,7 @@ def show_progress_bar() -> Iterator[Progress]:
 
 
 def describe_progress(task: Task) -> str:
-    """Return the progress of a task as one line: its share done, its field `words`, and the elapsed time."""
+    """Return the progress of a task as one line: how much of how much is done, its field `words`, and the elapsed time."""
     done = "under way" if task.total is None else f"{task.completed:.4g} of {task.total:g}"
     words = task.fields.get("words", "")
     return f"{task.description}: {done}{', ' * bool(words)}{words}, after {timedelta(seconds=int(task.elapsed or 0))}"
@@ -119,10 +119,10 @@ def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -
     """Turn expected exceptions into one message on stderr and an exit status.
 
     The status is 2 for ValueError and for files that are missing, exist already, or are folders (or the reverse); 1 for other
-    OSError, RuntimeError, MemoryError and errors of SQLite; and 130 for Ctrl-C. Other exceptions are not caught.
-    verbose: raise these errors instead, except for Ctrl-C. kept: clause, printed after "interrupted; ", on what Ctrl-C left on
-    disk.
-    A command that raised nothing, but whose work is incomplete, exits with `EXIT_FAILURES` or `EXIT_UNFINISHED` itself.
+    OSError, RuntimeError, MemoryError and errors of SQLite; and 130 for Ctrl-C. If the reader of the output has closed it, the
+    status is 1, without a message. Other exceptions are not caught.
+    verbose: raise these errors instead, except for Ctrl-C and closed output.
+    kept:    clause, printed after "interrupted; ", on what Ctrl-C left on disk.
     """
     try:
         yield
@@ -158,7 +158,7 @@ ADVICE_BY_ERRNO = {  # what to do about an error of the operating system
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message for an error. Errors of the operating system get the file and advice, see `ADVICE_BY_ERRNO`."""
+    """Return the message for an error. For those of the operating system, with the path, if known, and advice."""
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         mend = f"; {ADVICE_BY_ERRNO[error.errno]}" if error.errno in ADVICE_BY_ERRNO else ""
@@ -193,7 +193,10 @@ def run_and_exit(app: typer.Typer) -> None:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Return key and value of a text `KEY=VALUE`. The value is parsed as TOML, or kept as a string if it is not valid TOML."""
+    """Return key and value of a text `KEY=VALUE`. The value is parsed as TOML, or kept as a string if it is not valid TOML.
+
+    Raises ValueError if the text has another form.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ValueError(f"--set {text}: write it as KEY=VALUE")

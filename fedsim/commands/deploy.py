@@ -1,4 +1,4 @@
-"""Commands that prepare and start a deployment: data parts, certificates, keys, parties."""
+"""Commands that prepare and start a deployment, and the check of their options."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +29,7 @@ def prepare(
     hosts: HostNames = None,
     days: Days = 365,
 ) -> None:
-    """Create the folder of a deployment: the clients' data, certificates and keys, and empty folders for results."""
+    """Create the folder of a deployment: clients' data and its public description, certificates, keys, and result folders."""
     with report_errors():
         from fedsim.config.experiment import read
         from fedsim.deployment.folders import prepare as make
@@ -64,7 +64,7 @@ def part(
     public: Annotated[Path, typer.Option(help="The folder public/ of fedsim split, which describes the data.")],
     folder: Annotated[Path, typer.Option("--out", help="Folder to write the client's part to.")],
 ) -> None:
-    """Convert data that only this machine has into a client's part. The data stay on this machine."""
+    """Convert this machine's own data, held-out examples included, into a client's part. Nothing is sent."""
     with report_errors():
         from fedsim.data.export import write_own_part
 
@@ -77,7 +77,7 @@ def keys(
     hosts: HostNames = None,
     days: Days = 365,
 ) -> None:
-    """Create certificates for TLS, and a key pair for each client."""
+    """Create certificates for TLS, and a key pair for each client. Existing ones are kept."""
     with report_errors():
         from fedsim.deployment import certificates
 
@@ -99,7 +99,10 @@ def enrol(
     root_certificates: Certificate = None,
     insecure: Insecure = False,
 ) -> None:
-    """Register the clients' public keys at a SuperLink, which refuses clients whose key was never registered."""
+    """Register the clients' public keys at a SuperLink, which refuses clients whose key was never registered.
+
+    Keys that were registered earlier remain valid. A SuperLink that was started with --insecure accepts all clients.
+    """
     with report_errors():
         from tempfile import TemporaryDirectory
 

@@ -36,9 +36,9 @@ class ImportSettings(BaseModel):
     defense, gradient, network, inputs: defenses of the update, the gradient, the network and the inputs, as in an experiment.
     num_examples: number of training examples that the client reported with its update, if any; most attacks need it.
     names:   maps a tensor's name in the files to its name in the model, if they differ.
-    layout:  "torch", or "keras" for Keras, JAX and Flax, whose kernels (height, width, in, out) and (in, out) are transposed.
-    flatten: for layout "keras", maps the name of a linear weight that follows a flattened image to that image's (C, H, W). Keras
-             flattens images as (H, W, C), so that columns must be reordered; this cannot be seen from shapes.
+    layout:  "torch", or "keras" for Keras, JAX and Flax, whose kernels have the shapes (height, width, in, out) and (in, out).
+    flatten: for layout "keras", maps the model's name of a linear weight whose input is a flattened image to (C, H, W) of that
+             image. Keras flattens images as (H, W, C), so that columns must be reordered; this cannot be seen from shapes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,7 +71,7 @@ class ImportSettings(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "ImportSettings":
-        """Read settings from a TOML file. Raises ExperimentError, naming file and key, if it is invalid."""
+        """Read settings from a TOML file. Raises ExperimentError, naming the file and any wrong key, if missing or invalid."""
         try:
             raw = read_toml(path)
         except FileNotFoundError:
@@ -87,9 +87,8 @@ class ImportSettings(BaseModel):
 def import_recording(before: Path, after: Path, settings: ImportSettings, out: Path) -> None:
     """Write `out/recording` with one observation of a client that was sent the state dict `before` and sent back `after`.
 
-    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. Weights in the
-    model's dtype are stored as they are, and attacks allow for their rounding error. Weights in float64 are subtracted in
-    float64, and the update is then rounded to the model's dtype.
+    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. If they hold float64, the update is
+    computed in float64 and stored in float32. Otherwise, both sets of weights are stored as they are.
     Raises ValueError, or FileNotFoundError for a missing file, and writes nothing, if a file cannot be read or does not fit the
     model, if both files hold the same weights, or if `out` holds a recording already.
     """
@@ -143,9 +142,9 @@ def _make_payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple
 
 
 def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
-    """Read a state dict from .safetensors, .npz, .pt or .pth without executing code.
+    """Read a state dict from .safetensors, .npz, .pt or .pth without executing code. Entries that are not tensors are left out.
 
-    limit: largest size in bytes after unpacking, since a small archive may unpack to a huge one.
+    limit: largest size in bytes after unpacking of an .npz, .pt or .pth, since a small archive may unpack to a huge one.
     Raises FileNotFoundError if the file is missing, and ValueError if it cannot be read.
     """
     try:
@@ -208,7 +207,7 @@ def _fit_tensors(
 def _rename_tensors(
     tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
-    """Rename the file's tensors to the model's names, see `ImportSettings.names`.
+    """Return the file's tensors by the model's names, see `ImportSettings.names`.
 
     Raises ValueError if the settings name a tensor that the file or the model does not have, or two tensors get the same name.
     """
@@ -233,7 +232,11 @@ def _rename_tensors(
 
 
 def _convert_kernel(kernel: Tensor, flattened: tuple[int, int, int] | None, name: str, path: Path) -> Tensor:
-    """Convert a kernel from the layout of Keras to that of PyTorch. flattened: (C, H, W) of a flattened input image, or None."""
+    """Convert a matrix or 4-d kernel from the layout of Keras to that of PyTorch; return other tensors unchanged.
+
+    flattened: (C, H, W) of the flattened image that is the layer's input, or None. Raises ValueError if it does not fit the
+               kernel.
+    """
     if flattened is None:
         return kernel.permute(3, 2, 0, 1) if kernel.ndim == 4 else kernel.t() if kernel.ndim == 2 else kernel
     c, h, w = flattened

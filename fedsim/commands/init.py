@@ -84,7 +84,7 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
 
 
 def _read_templates(kind: str) -> Iterator[tuple[str, str]]:
-    """Yield the relative path and the text of each file of a template."""
+    """Yield the path, relative to the folder to write to, and the text of each file of a template."""
     at = TEMPLATE_FOLDER / ("flower" if kind in FLOWER_SIZES else kind)
     if not at.is_dir():
         yield EXPERIMENT_FILE, at.with_suffix(".toml").read_text()

@@ -38,9 +38,10 @@ def list_(
 
 
 def describe_names(kind: str) -> dict[str, dict[str, Any]]:
-    """Return a dict from each name of a `kind` to its "summary", "arguments" (with defaults) and "reference" (the publication).
+    """Return a dict from each name of a `kind` to a dict of texts: "summary", "arguments" (with defaults) and "reference".
 
-    kind: one of `REGISTRY_KINDS`, such as "models" or "defenses". Raises ValueError for any other.
+    The reference is the cited publication. kind: one of `REGISTRY_KINDS`, such as "models" or "defenses". Raises ValueError for
+    any other.
     """
     if kind not in REGISTRY_KINDS:
         from defenses._registry import suggest_name
@@ -67,7 +68,10 @@ def _describe_or_explain(registry: "Registry[Any]", name: str, factory_of: Calla
 
 
 def _find_registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[..., Any]]]":
-    """Return the registry of a kind of component, such as "models", and a function that maps its entries to their factories."""
+    """Return the registry of a kind of component, such as "models", and a function that maps its entries to their factories.
+
+    kind: one of `REGISTRY_KINDS` except "strategies", which have no registry.
+    """
     from defenses.gradients import GRADIENTS
     from defenses.inputs import INPUTS
     from defenses.networks import NETWORKS
@@ -89,7 +93,7 @@ def _find_registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[
 
 
 def _describe(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Return summary, arguments and cited publication of a factory function, from its signature and docstring."""
+    """Return a dict of the summary, arguments and cited publication of a factory function, from its signature and docstring."""
     from defenses._registry import read_source, read_summary
 
     given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN_PARAMETERS]

@@ -27,8 +27,11 @@ class Verified:
     rounds: number of rounds in its index. weights: number of rounds whose global weights are intact.
     observations: number of observations in its index whose client sent an update. intact: number of those whose update, and the
                   global weights of their round, can be read.
-    damaged: damaged files, as paths relative to `folder`, each with a reason.
-    unexpected: files that do not belong to the recording, such as those of a round that was not finished.
+    damaged: damaged files, as paths relative to `folder`, each with the first reason that was found.
+    unexpected: files in the recording's folder that do not belong to it, such as those of a round that was not finished. They are
+                not looked for if the index is damaged.
+
+    If the folder holds links, pipes or devices, only these are listed, as damaged, and nothing is counted.
     """
 
     folder: str
@@ -40,7 +43,7 @@ class Verified:
     unexpected: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values."""
+        """Return the result as a dict of plain JSON values."""
         return asdict(self)
 
 
@@ -67,8 +70,9 @@ def verify(folder: Path) -> Verified:
     """Read every file of a recording, or of a run's recording, and compare it with the index. Nothing is changed.
 
     If there is a folder `truth` beside the recording, where clients note which examples they used, a client that sent an update
-    without noting this counts as damage. Raises ValueError if `folder` is neither a run nor a recording, or if its
-    manifest names code as `module:function` that the user has not allowed with --code.
+    without noting this counts as damage. Links, pipes and devices count as damage too; nothing is read if there are any.
+    Raises ValueError if `folder` is neither a run nor a recording, or if its manifest names code as `module:function` that the
+    user has not allowed with --code.
     """
     at = folder if os.path.lexists(folder / MANIFEST_FILE) else folder / RECORDING_FOLDER
     if not os.path.lexists(at / MANIFEST_FILE):
@@ -145,7 +149,7 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
     """Add an error to `damage` for each of `rows` (observations) whose true examples are not noted in the folder `truth`.
 
     The error names the client's file in that folder, which has no entry for the round and attempt, or cannot be read. If the
-    folder does not exist, nothing is checked.
+    folder itself cannot be read, there is a single error; if it does not exist, nothing is checked.
     """
     if not truth.is_dir():
         return
@@ -165,7 +169,10 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
 
 
 def _find_unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
-    """Yield the files of a recording that are not in `known` (paths below `recording`), as paths relative to `folder`."""
+    """Yield the files of a recording, besides manifest and index, that are not in `known`, as paths relative to `folder`.
+
+    known: paths relative to `recording`.
+    """
     known = known | {MANIFEST_FILE, INDEX_FILE, f"{INDEX_FILE}-journal"}
     for path in _find_files(recording):
         if path.relative_to(recording).as_posix() not in known:
@@ -187,10 +194,10 @@ def _format_path(path: Path, folder: Path) -> str:
 
 
 def delete(folder: Path) -> Deleted:
-    """Delete a run or a recording. The files that identify it are deleted last, so that an interrupted deletion can be repeated.
+    """Delete a run or a recording, with everything in its folder, and return how much was deleted.
 
-    Links are deleted, but not their targets. Raises ValueError, and deletes nothing, if `folder` is neither a run nor a
-    recording, or holds anything that `fedsim` and `attacker` do not write there.
+    The files that identify it are deleted last, so that an interrupted deletion can be repeated. Links are deleted, but not their
+    targets. Raises the errors of `identify_kind`, and then deletes nothing.
     """
     folder = Path(os.path.abspath(folder))
     kind = identify_kind(folder)
@@ -202,7 +209,8 @@ def delete(folder: Path) -> Deleted:
 def identify_kind(folder: Path) -> str:
     """Return which kind of folder it is, "run" or "recording".
 
-    Raises ValueError, so that `delete` refuses the folder, if it is neither or a link, or holds files of another origin.
+    Raises ValueError if it is neither, or a link, or holds an entry that `fedsim` and `attacker` do not write there. Entries of
+    its subfolders are not checked.
     """
     if folder.is_symlink():
         raise ValueError(f"{folder} is a symbolic link; name the folder itself")
@@ -221,7 +229,7 @@ def identify_kind(folder: Path) -> str:
 
 
 def _is_recording(folder: Path) -> bool:
-    """Return whether `folder` holds the manifest of a recording of any version; its other files may be damaged."""
+    """Return whether `folder` holds the manifest of a recording, of any version. Nothing else is checked."""
     try:
         return b'"format_version"' in read_bytes(folder, MANIFEST_FILE, limit=MAX_BYTES)
     except DamagedFile:

@@ -31,7 +31,7 @@ def delete(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a run: its recording, truth, clients' secrets, reconstructions and scores."""
+    """Delete a run or a recording, with everything in its folder."""
     with report_errors(kept="run the command again to delete the rest"):
         from fedsim.commands import maintenance
 

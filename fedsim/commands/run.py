@@ -79,7 +79,7 @@ def run(
     """Run a federation to its end and record it.
 
     Exit status: 0 if every sampled client sent an update in time; 1 if the federation failed, or, unless --allow-failures
-    is given, if updates are missing or the model diverged; 2 for wrong arguments; 130 after Ctrl-C.
+    is given, if updates are missing or the model diverged; 2 for wrong settings or folders; 130 after Ctrl-C.
     """
     with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; continue with --resume"):
         if engine not in ("ray", "local", "deployment"):
@@ -154,8 +154,8 @@ def federate(
 
     Returns the failure that the server of a deployment reported, such as missing updates; "" if there was none. With the engines
     "ray" and "local" it is always "", since the caller can read the recording itself.
-    Raises DiskFull if there is not enough disk space, EngineError if the federation fails, and EmptyRunError if no client
-    answered.
+    Raises ValueError or FileNotFoundError if the experiment cannot be run or `folder` holds another run, DiskFull if there is not
+    enough disk space, EngineError if the federation fails, and EmptyRunError if no client answered.
     """
     from fedsim.engine import engines
     from fedsim.engine.locations import Places

@@ -26,7 +26,7 @@ EPSILON_TITLES = {
 
 
 def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False) -> None:
-    """Show what was recorded in each round, and the names of the clients."""
+    """Show the settings of a run, what was recorded in each round, and the names of the clients."""
     with report_errors():
         result = describe_run(folder)
         if as_json:
@@ -49,7 +49,7 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
 
 
 def _drop_defaults(training: dict[str, Any]) -> dict[str, Any]:
-    """Return the training settings that differ from their defaults."""
+    """Return the training settings that differ from their defaults, by name."""
     from fedsim.recording import Training
 
     defaults = {field.name: field.default for field in fields(Training)}
@@ -57,7 +57,7 @@ def _drop_defaults(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_clients(clients: list[dict[str, Any]]) -> None:
-    """Print the clients' names, which `attacker replay --client` and `--record-clients` take, with their numbers of rounds."""
+    """Print the names of the first `MAX_CLIENTS` clients, their numbers of rounds and updates, and their examples per round."""
     table = Table("client", "rounds", "complete", "examples a round", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in clients[:MAX_CLIENTS]:
         least, most = row["num_examples"]
@@ -71,8 +71,9 @@ def _print_clients(clients: list[dict[str, Any]]) -> None:
 def _summarise_clients(rows: "Iterable[Row]") -> list[dict[str, Any]]:
     """Return one dict per client, sorted by name.
 
-    client: name. rounds: number of rounds in which the client was asked. complete: number of its updates that were received.
-    num_examples: smallest and largest number of distinct examples behind one of its updates, computed from the numbers that it
+    client: name. rounds: number of recorded rounds in which the client was asked.
+    complete: number of its updates in the recording, without those that are masked by secure aggregation.
+    num_examples: [smallest, largest] number of distinct examples behind one of its updates, computed from the numbers that it
     reported; [None, None] if it reported none.
     """
     found: dict[str, list[Row]] = {}
@@ -92,10 +93,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_measures(row: dict[str, Any]) -> dict[str, Any]:
-    """Return loss, accuracy and the privacy budgets epsilon from a round's row of metrics; None where a value is missing.
+    """Return a dict of loss, accuracy and privacy budgets from a round's row of metrics; None where a value is missing.
 
-    epsilon_client, epsilon_example: for a client's whole data, or for one example. epsilon_central: for an observer of the global
-    model alone.
+    epsilon_client, epsilon_example: epsilon of differential privacy for a client's whole data, or for one example; at most one of
+    the two is known. epsilon_central: for an observer of the global model alone.
     """
     privacy = _to_mapping(row.get("privacy"))
     epsilons = {"client": None, "example": None, "central": _to_mapping(privacy.get("central")).get("epsilon")}
@@ -112,9 +113,10 @@ def _to_mapping(value: Any) -> dict[str, Any]:
 def describe_run(folder: Path) -> dict[str, Any]:
     """Return settings, rounds, clients and size of a run as a dict of plain JSON values, which `fedsim show --json` prints.
 
-    rounds: number of rounds. complete: number of updates that were received in all rounds. clients: names. per_client: see
-    `_summarise_clients`. megabytes: size of the recording. per_round: one dict per round, with the numbers of complete, failed,
-    late and masked replies, and the measures of `_read_measures`.
+    rounds: number of recorded rounds. clients: names. per_client: see `_summarise_clients`. megabytes: size of the recording.
+    complete: number of recorded updates, without those that are masked by secure aggregation, but with their sums.
+    per_round: one dict per round, with the numbers of complete, failed, late and masked replies, the received bytes, and the
+    measures of `_read_measures`.
     """
     from dataclasses import asdict
 
