@@ -60,7 +60,7 @@ def split(experiment: Experiment, folder: Path) -> Handed:
 
 
 def read_split(folder: Path) -> Experiment:
-    """Read the experiment whose data `split` wrote to `folder`. Raises ValueError if there is none."""
+    """Return the experiment in `folder`/public/experiment.toml, where `split` wrote it. Raises ValueError without this file."""
     path = folder / PUBLIC_FOLDER / EXPERIMENT_FILE
     if not path.exists():
         raise ValueError(f"{folder} holds no split data; create them with: fedsim split EXPERIMENT --out {folder}")
@@ -68,12 +68,13 @@ def read_split(folder: Path) -> Experiment:
 
 
 def write_own_part(data: str, public: Path, folder: Path) -> int:
-    """Write all examples of a party's own data set, held-out ones included, as the part that it trains on; return their number.
+    """Write a client's own data set as a folder of examples to train on, including its held-out ones; return their number.
 
     data:   the data set, such as "npz:mine.npz" or "csv:mine.csv".
-    public: folder with the server's public description of the data.
-    folder: where to write the part.
-    Raises ValueError if the examples do not fit the public description.
+    public: folder that describes the data of all clients (shape, classes, column ranges), as `split` wrote it.
+    folder: where to write; the data set "part:FOLDER" reads it.
+    Classes that have names are renumbered as in the public description, matched by name.
+    Raises ValueError if the examples do not fit the public description, or if there are none.
     """
     facts = parts.public(str(public))
     own = parts.fit_to(parts.renumber_classes(datasets.load_text(data), facts), facts)

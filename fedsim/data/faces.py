@@ -1,4 +1,4 @@
-"""Labeled Faces in the Wild, downloaded once through scikit-learn."""
+"""Loader of the data set Labeled Faces in the Wild (LFW), which scikit-learn downloads into a cache."""
 
 import shutil
 from collections.abc import Sequence
@@ -22,15 +22,17 @@ def lfw(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> Dataset:
-    """Load LFW: colour photographs of 106 people, labelled by person, 2,801 for training and 934 held out; downloaded once.
+    """Load LFW: colour photographs labelled by person; by default of 106 people, 2,801 for training and 934 held out.
 
-    size:      height and width of an example: 32, 64 or 128 pixels; the middle 128 pixels of the photograph are scaled down, as
-               in CPL (Wei et al. 2020).
+    size:      height and width of an example: 32, 64 or 128 pixels; the middle 128x128 pixels of the photograph, scaled down to
+               this size, as in CPL (Wei et al. 2020).
     min_faces: people with fewer photographs are omitted.
-    root:      folder to download to; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
-    mean, std: normalisation of the model's input, one value for all channels or one per channel.
+    root:      folder to which the data are downloaded once; by default the environment variable FEDLEAK_CACHE, or
+               ~/.cache/fedleak/datasets.
+    mean, std: the model's input is (value - mean) / std; one number for all channels or one per channel.
 
-    The order is scikit-learn's fixed one, and the last quarter is held out. Partitions can use the group `person`.
+    The photographs are in scikit-learn's fixed shuffled order, and the last quarter is held out. The partition `by_group` can use
+    the column `person`.
     """
     if size not in (32, 64, 128):
         raise ValueError(f"lfw: size must be 32, 64 or 128, got {size}")
@@ -47,9 +49,10 @@ def lfw(
 
 
 def _download(folder: str) -> None:
-    """Download LFW with scikit-learn without loading images.
+    """Download LFW with scikit-learn into `folder`, without loading images.
 
-    `min_faces_per_person` is larger than any person's number of photographs, so that scikit-learn raises after the download.
+    `min_faces_per_person` is larger than any person's number of photographs, so that scikit-learn raises ValueError after the
+    download, before it loads images.
     """
     from sklearn.datasets import fetch_lfw_people
 
@@ -59,7 +62,12 @@ def _download(folder: str) -> None:
 
 
 def _find_faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[str, ...]]:
-    """Return files, their labels, and names of the people, in the order of scikit-learn's `fetch_lfw_people`."""
+    """Return the paths of N photographs, their labels (N,), and the name of the person of each label.
+
+    People with fewer than `min_faces` photographs are omitted. The order of the photographs is that of scikit-learn's
+    `fetch_lfw_people`.
+    Raises ValueError if `folder` is missing, or if fewer than two people are left.
+    """
     if not folder.is_dir():
         raise ValueError(f"lfw: {folder} is missing; delete {folder.parent} to download it again")
     photographs = {person.name: sorted(person.iterdir()) for person in sorted(folder.iterdir()) if person.is_dir()}
@@ -78,7 +86,7 @@ def _find_faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[
 
 
 def _read_face(path: Path, size: int) -> Array:
-    """Read a photograph as (3, size, size) uint8."""
+    """Return the middle 128x128 pixels of a photograph, scaled to (3, size, size) uint8. Raises ValueError for a damaged file."""
     from PIL import Image
 
     try:

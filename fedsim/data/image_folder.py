@@ -1,4 +1,4 @@
-"""Data sets of images in one folder per class."""
+"""Loader of data sets of images in one folder per class."""
 
 import errno
 from collections.abc import Sequence
@@ -25,13 +25,16 @@ def imagefolder(
 ) -> Dataset:
     """Load your own pictures from a folder with one folder of images per class.
 
-    path:      the folder. If it contains `train` and `test` (or `val`), these contain the classes; otherwise every fifth image of
-               each class is held out.
-    size:      height and width of an example: the short side is resized to it (bicubic, antialiased), and the centre is cropped.
+    path:      the folder. If it contains `train` and `test` (or `val`), these contain the folders of the classes, and `test` is
+               held out; otherwise every fifth image of each class is held out.
+    size:      height and width of an example: the picture is scaled so that its short side has this length (bicubic,
+               antialiased), and its centre is cropped.
     channels:  3 for colour, 1 for grey.
-    mean, std: normalisation of the model's input, one value for all channels or one per channel.
+    mean, std: the model's input is (value - mean) / std, with values in [0, 1]; one number for all channels or one per channel.
 
-    Folders within a class belong to it. Files without the suffix of a PNG, JPEG, WebP, BMP or TIFF file are ignored.
+    Classes are numbered in the order of their folders' names. Images in folders within a class's folder belong to this class.
+    Only PNG, JPEG, WebP, BMP and TIFF files are read, recognised by their suffix; files and folders of classes whose name begins
+    with a dot are ignored.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"imagefolder: size must be 1 to {MAX_SIZE} pixels, got {size}")
@@ -47,9 +50,10 @@ def imagefolder(
 
 
 def _split_classes(folder: Path) -> tuple[Classes, Classes]:
-    """Return the training files and the held-out files of each class.
+    """Return the training files and the held-out files, each as a dict from the name of a class to its files.
 
-    Raises ValueError if there are fewer than two classes or no held-out images, and OSError if `folder` is not a folder.
+    Raises ValueError if there are training files of fewer than two classes, or no held-out files, and OSError if `folder` is not
+    a folder.
     """
     if not folder.is_dir():
         if folder.exists():
@@ -94,13 +98,16 @@ def _read(classes: Classes, names: tuple[str, ...], shape: tuple[int, ...]) -> E
 
 
 def _check_sides(width: int, height: int) -> None:
-    """Raise ValueError if a picture has too many pixels, or a side ratio that would enlarge it too much."""
+    """Raise ValueError if a picture has over `MAX_PIXELS` pixels, or one side over `MAX_ASPECT` times as long as the other."""
     if width * height > MAX_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(f"it has {width} x {height} pixels; the limits are {MAX_PIXELS} pixels and a side ratio of {MAX_ASPECT}")
 
 
 def _read_image(file: Path, *, channels: int, size: int) -> Array:
-    """Read one picture, resized and cropped, as (C, size, size) uint8. Raises ValueError, naming the file, if this fails."""
+    """Return a picture, its short side scaled to `size` and its centre cropped, as (channels, size, size), uint8.
+
+    Raises ValueError, naming the file, if it is not a picture that can be read.
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:

@@ -1,4 +1,4 @@
-"""Partitions: splits of the training examples among the clients."""
+"""Partitions: functions that distribute the training examples among the clients, and their registry."""
 
 import heapq
 from collections.abc import Callable
@@ -14,14 +14,20 @@ Indices = NDArray[np.int64]
 
 
 def iid(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Split examples at random into parts whose sizes differ by at most one."""
+    """Split examples at random into parts whose sizes differ by at most one, one part per client.
+
+    Returns a list with the indices (n,) of each client's examples.
+    """
     return [np.sort(part) for part in np.array_split(rng.permutation(len(examples)), clients)]
 
 
 def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alpha: float) -> list[Indices]:
-    """Split each class among the clients by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019).
+    """Split each class among the clients by shares drawn from a symmetric Dirichlet distribution (Yurochkin et al. 2019).
 
-    alpha: concentration; small values give each client few classes. Every client gets at least one example.
+    alpha: concentration, above 0; the smaller it is, the more the clients' classes differ, on average.
+
+    A client that would get no example gets one from a client with the most. Returns a list with the indices (n,) of each client's
+    examples.
     """
     if not 0 < alpha < np.inf:
         raise ValueError(f"partition dirichlet: alpha must be positive and finite, got {alpha}")
@@ -40,9 +46,10 @@ def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alp
 def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
     """Split examples by class, the extreme non-i.i.d. case: each client holds one class if there are as many clients as classes.
 
-    Classes are dealt to clients in turn. With fewer clients than classes, some clients hold several whole classes. With more
-    clients, each holds examples of one class; a class is split at random among its clients into parts whose sizes differ by at
-    most one. A class has at most as many clients as examples.
+    With fewer clients than classes, each class goes as a whole to one client; clients get classes in turn, so some hold several.
+    With more clients than classes, each client holds examples of one class; clients are assigned to classes in turn, and the
+    clients of a class share its examples at random in parts whose sizes differ by at most one.
+    Returns a list with the indices (n,) of each client's examples.
     """
     classes = _group_members(examples.labels)
     if clients <= len(classes):
@@ -54,10 +61,13 @@ def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list
 
 
 def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: int) -> list[Indices]:
-    """Give each client exactly `k` classes, drawn at random (the shards of McMahan et al. 2017, for any data).
+    """Give each client examples of exactly `k` classes, drawn at random (like the shards of McMahan et al. 2017).
 
-    The number of clients that hold a class is proportional to its size, and they share its examples evenly. All examples are used
-    if clients x k is at least the number of classes; otherwise the smallest classes are not used.
+    Larger classes get more clients, approximately in proportion; the clients of a class share its examples at random in parts
+    whose sizes differ by at most one. If clients x k is less than the number of classes, the smallest classes are not used;
+    otherwise all examples are.
+    Returns a list with the indices (n,) of each client's examples. Raises ValueError if there are too few examples for so many
+    clients and classes.
     """
     classes = _group_members(examples.labels)
     if not isinstance(k, int) or not 0 < k <= len(classes):
@@ -79,9 +89,10 @@ def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: 
 def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, column: str) -> list[Indices]:
     """Give all examples with the same value of a column, such as a person or a hospital, to the same client.
 
-    column: a column of a csv table, or `person` of lfw. Rows without a value form one group.
+    column: a column of a csv table other than its label and split, or `person` of lfw. Rows without a value form one group.
 
     Groups are assigned from the largest to the smallest, each to the client with the fewest examples so far.
+    Returns a list with the indices (n,) of each client's examples. Raises ValueError if there are more clients than groups.
     """
     if column not in examples.groups:
         known = f"use one of {', '.join(examples.groups)}" if examples.groups else "it has no group columns; csv and lfw do"
@@ -100,7 +111,7 @@ def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, colu
 
 
 def _group_members(values: NDArray[Any]) -> list[Indices]:
-    """Return the indices of the examples of each distinct value, in the order of the values."""
+    """Return a list with, for each distinct value of `values` (N,) in sorted order, the indices at which it stands."""
     _, numbers = np.unique(values, return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
@@ -111,9 +122,10 @@ def _sort_parts(parts: list[list[int]]) -> list[Indices]:
 
 
 def _deal_classes(sizes: list[int], clients: int) -> list[int]:
-    """Return how many clients hold each class, if clients are assigned to classes one by one: to class 0, 1, ..., then 0 again.
+    """Return how many clients each class gets if clients are assigned one by one to class 0, 1, ..., then 0 again, and so on.
 
-    sizes: number of examples of each class, which is the largest number of its clients. `clients` is at most their sum.
+    sizes:   number of examples of each class. A class that has as many clients as examples gets no more.
+    clients: number of clients, at most the sum of `sizes`.
     """
     holders = [0] * len(sizes)
     while clients:
@@ -125,10 +137,11 @@ def _deal_classes(sizes: list[int], clients: int) -> list[int]:
 
 
 def _share_slots(sizes: list[int], limits: list[int], slots: int) -> list[int]:
-    """Return how many clients hold each class, `slots` in total over all classes.
+    """Return how many clients each class gets, if `slots` pairs of client and class are distributed among the classes.
 
-    Each class first gets one client, in order of decreasing size as long as `slots` last. The rest are distributed in proportion
-    to `sizes` (D'Hondt method), with at most `limits[i]` clients for class i.
+    sizes:  number of examples of each class. Each class first gets one client, the largest first, as long as `slots` last. The
+            rest are distributed approximately in proportion to `sizes` (D'Hondt method).
+    limits: largest number of clients of each class.
     """
     holders = [0] * len(sizes)
     waiting = [(-np.inf, -size, label) for label, size in enumerate(sizes)]
@@ -142,10 +155,10 @@ def _share_slots(sizes: list[int], limits: list[int], slots: int) -> list[int]:
 
 
 def _draw_holders(holders: list[int], clients: int, rng: np.random.Generator) -> list[list[int]]:
-    """Draw the clients of each class and return them as one list per class. All clients hold equally many distinct classes.
+    """Draw which clients hold each class; return a list of client numbers for each class. A client gets each class at most once.
 
-    holders: number of clients that hold each class. The classes, repeated `holders` times, are first dealt to the clients in
-    turn; then random pairs of clients swap classes.
+    holders: number of clients of each class; the sum is a multiple of `clients`, so that all clients get equally many classes.
+    The classes, repeated `holders` times, are first dealt to the clients in turn; then random pairs of clients swap classes.
     """
     slots = np.repeat(np.arange(len(holders)), holders)
     owned = [set(slots[client::clients].tolist()) for client in range(clients)]
@@ -171,8 +184,11 @@ PARTITIONS: Registry[Callable[..., list[Indices]]] = Registry(
 
 
 def split(examples: Examples, clients: int, *, seed: int, name: str, **arguments: Any) -> list[Indices]:
-    """Split examples by the partition `name`. Return the indices of each client's examples: disjoint and not empty.
+    """Split examples by the partition `name`; return a list with the indices (n,) of each client's examples.
 
+    seed: seed of all random choices.
+    name: a key of `PARTITIONS`; `arguments` are those of this function besides examples, clients and rng.
+    With the built-in partitions, no example has two clients, and every client gets at least one.
     Raises ValueError if there are more clients than examples, or for invalid arguments of the partition.
     """
     if clients > len(examples):

@@ -1,4 +1,4 @@
-"""Public images that clients mix into their own examples (InstaHide)."""
+"""Loader of the public images that clients mix into their own examples for the defense InstaHide."""
 
 from torch import Tensor
 
@@ -7,7 +7,10 @@ from fedsim import data as datasets
 
 
 class _Images:
-    """The images of `examples` without their labels."""
+    """Sequence of the images of `examples`, without labels.
+
+    Indexing it with a tensor of integers (n,) gives a tensor (n, *shape), float32 in [0, 1].
+    """
 
     def __init__(self, examples: datasets.Examples) -> None:
         self.examples = examples
@@ -22,7 +25,10 @@ class _Images:
 def load_public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | None:
     """Return the public images that the defense `inputs` mixes in; None if it uses none.
 
-    Raises ValueError if they have another shape than those of `data`, or are the clients' own images.
+    They are the training images of the data set that the defense names. Indexing them with integers (n,) gives a tensor of
+    images.
+    Raises ValueError if their shape is not that of `data`, the clients' data, or if both data sets have the same training
+    examples.
     """
     mixing = inputs.build()
     if mixing is None or not mixing.public:

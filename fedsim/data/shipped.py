@@ -1,4 +1,4 @@
-"""Data sets that scikit-image and scikit-learn ship, so that nothing is downloaded."""
+"""Loaders of data sets that scikit-image and scikit-learn ship, so that nothing is downloaded."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -24,13 +24,14 @@ MIN_CONTRAST = 0.04
 
 
 def photos(size: int = 32, scale: int | None = None) -> Dataset:
-    """Load crops of eight colour photographs, labelled by photograph.
+    """Load crops of eight colour photographs; the label is the photograph.
 
     size:  height and width of an example: 32, 64 or 128 pixels.
-    scale: factor by which crops are averaged down; by default 2 for 32 pixels, else 1.
+    scale: size x scale is the width of a crop in the photograph, at most 128 pixels; it is averaged down by this factor. By
+           default 2 for 32 pixels, else 1.
 
-    Crops do not overlap. Those in the left three quarters of a photograph are for training, the others are held out. Flat crops,
-    with a standard deviation below `MIN_CONTRAST`, are left out.
+    Crops do not overlap. Approximately the left three quarters of a photograph are for training, and the rest is held out. Flat
+    crops, whose standard deviation is below `MIN_CONTRAST` on the scale [0, 1], are left out.
     """
     if size not in (32, 64, 128):
         raise ValueError(f"photos: size must be 32, 64 or 128, got {size}")
@@ -82,7 +83,7 @@ def _stack(pairs: list[tuple[Array, int]]) -> Examples:
 def lfw_patches() -> Dataset:
     """Load 100 faces and 100 other patches of photographs, 25x25 grey (from LFW, through scikit-image).
 
-    The label is 1 for a face; every fifth example is held out.
+    The label is 1 for a face and 0 for another patch; every fifth example is held out.
     """
     patches = np.load(_find_shipped("lfw_patches", "skimage.data", "lfw_subset.npy"), allow_pickle=False)
     values = patches.astype(np.float32)[:, None]
@@ -104,8 +105,10 @@ def digits() -> Dataset:
 def breast_cancer(ranges_from: str = "held_out") -> Dataset:
     """Load the Wisconsin breast cancer table: 30 measurements, benign or malignant (UCI, through scikit-learn).
 
-    ranges_from: source of the columns' ranges, by which they are scaled to [0, 1] and which are public: "held_out", every fifth
-    row, with other values clamped, or "clients", all rows, which reveals the clients' exact extremes.
+    Every fifth row is held out. Each column is scaled to [0, 1] by its smallest and largest value, which are public.
+
+    ranges_from: rows from which these two values are taken. "held_out": held-out rows; values outside are clamped. "clients": all
+    rows, so that the exact extremes of the clients' data are public.
     """
     from sklearn.datasets import load_breast_cancer
 

@@ -1,4 +1,4 @@
-"""Data sets from CSV files: columns of text converted to rows of numbers in [0, 1]."""
+"""Loader of data sets from CSV files, whose columns become numbers in [0, 1]."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -26,28 +26,27 @@ def csv(
     categories: Mapping[str, Sequence[str]] | None = None,
     ranges_from: str = "held_out",
 ) -> Dataset:
-    """Load your own table from a CSV file, also gzipped, with column names in the first row.
+    """Load your own table from a CSV file, also gzipped (.gz), with column names in the first row.
 
-    label:       the column to predict; by default the last one.
-    split:       a column with the values `train` and `test`; by default the column `split` if it has these values. Without such a
-                 column, every fifth row is held out.
-    categorical: columns to treat as categories although all their values are numbers.
-    drop:        columns that the model does not see. Partitions can still use them.
-    delimiter:   character between values.
-    max_categories: largest number of categories of a column; a column with more is an error.
-    ranges:      [low, high] of numeric columns from public knowledge, such as { age = [0, 120] }.
-    categories:  values of other columns from public knowledge, in the order of the one-hot columns.
-    ranges_from: source of the ranges and categories of all columns that `ranges` and `categories` do not name: `held_out`, the
-                 rows that no client holds, or `clients`, the rows of all clients, which reveals their exact extremes and rare
-                 values to everybody.
+    label:          the column to predict; by default the last one that is not `split` or dropped.
+    split:          a column with the values `train` and `test`; by default the column named `split` if these are its values.
+                    Without such a column, every fifth row is held out.
+    categorical:    columns to treat as categories although all their values are numbers.
+    drop:           columns that the model does not see. Partitions can still use them.
+    delimiter:      character between values.
+    max_categories: largest number of categories of a column; ValueError is raised for more.
+    ranges:         dict from numeric column to its [low, high] known to the public, such as { age = [0, 120] }.
+    categories:     dict from column to its list of categories known to the public; such a column is treated as categories.
+    ranges_from:    rows that determine the ranges and categories of the other columns. `held_out`: the held-out rows, which no
+                    client has. `clients`: the training rows, so that the clients' exact extremes and rare values become public.
 
-    A numeric column is scaled to [0, 1] by its range, and values outside are clamped. A missing number (empty, ?, NA or nan)
-    becomes the median of the rows that ranges are computed from, or the middle of a given range. Any other column is one-hot,
-    with its categories in sorted order unless given. A missing value there counts as the value `?`, and a value that is no
-    category is all zeros. It is public which columns are numeric and which classes exist. `by_group` partitions can use every
-    column but label and split, by its text in the file.
-
-    Ranges and categories are public: they are in the manifest of a recording, which also gives their source.
+    A column is numeric if all its values are numbers. It is scaled to [0, 1] by its range, and values outside are clamped. A
+    missing number (empty, ?, NA or nan) becomes the median of the rows of `ranges_from`, or the middle of a range in `ranges`.
+    Any other column is one-hot, with its categories in sorted order, or in that of `categories`. A missing value there counts as
+    the value `?`, and a value that is no category is all zeros.
+    The partition `by_group` can use every column but label and split.
+    Public, and in the manifest of a recording, are: names, kinds, ranges and categories of the input columns, the source of the
+    ranges and categories, and the number of classes.
     """
     file = Path(path)
     table = read_columns(file, delimiter)
@@ -80,7 +79,7 @@ def csv(
 
 
 def _check_known(file: Path, name: str, table: Table) -> None:
-    """Raise ValueError, with a suggestion, if the table has no such column."""
+    """Raise ValueError if the table has no column `name`; the message suggests a similar name if there is one."""
     if name not in table:
         close = get_close_matches(name, table, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -88,7 +87,11 @@ def _check_known(file: Path, name: str, table: Table) -> None:
 
 
 def _find_held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str | None]:
-    """Return the mask of held-out rows, and the name of the split column, if there is one."""
+    """Return a mask (N,) of the held-out rows, and the name of the split column, None if there is none.
+
+    split: column with the values train and test; None for the column named split if these are its values, else every fifth row.
+    Raises ValueError if the split column has other values, or if there are fewer than five rows and no split column.
+    """
     if split is None and "split" in table and set(table["split"]) == {"train", "test"}:
         split = "split"
     if split is None:

@@ -1,4 +1,4 @@
-"""Benchmark data sets that torchvision downloads: MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100."""
+"""Loaders of data sets that torchvision downloads: MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,11 +25,13 @@ ZERO_MEAN, UNIT_STD = (0.0,), (1.0,)
 def mnist(
     root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
-    """Load MNIST: handwritten digits, 28x28 grey, 60,000 and 10,000 held out (LeCun et al. 1998); downloaded once.
+    """Load MNIST: handwritten digits, 28x28 grey, 60,000 for training and 10,000 held out (LeCun et al. 1998).
 
-    root:      folder to download to; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
-    normalise: whether to normalise the model's input by the published mean and standard deviation.
-    mean, std: normalisation to use instead, one value for all channels or one per channel.
+    root:      folder to which the data are downloaded once; by default the environment variable FEDLEAK_CACHE, or
+               ~/.cache/fedleak/datasets.
+    normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
+    mean, std: normalisation to use instead, (value - mean) / std with values in [0, 1]: one number for all channels or one per
+               channel.
     """
     return _load("mnist", "MNIST", "MNIST", root, normalise, mean, std)
 
@@ -37,9 +39,13 @@ def mnist(
 def fashion_mnist(
     root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
-    """Load Fashion-MNIST: clothes, 28x28 grey, 60,000 and 10,000 held out (Xiao et al. 2017); downloaded once.
+    """Load Fashion-MNIST: clothes, 28x28 grey, 60,000 for training and 10,000 held out (Xiao et al. 2017).
 
-    The arguments are those of `mnist`.
+    root:      folder to which the data are downloaded once; by default the environment variable FEDLEAK_CACHE, or
+               ~/.cache/fedleak/datasets.
+    normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
+    mean, std: normalisation to use instead, (value - mean) / std with values in [0, 1]: one number for all channels or one per
+               channel.
     """
     return _load("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
 
@@ -47,9 +53,13 @@ def fashion_mnist(
 def cifar10(
     root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
-    """Load CIFAR-10: animals and vehicles, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
+    """Load CIFAR-10: animals and vehicles, 32x32 colour, 50,000 for training and 10,000 held out (Krizhevsky 2009).
 
-    The arguments are those of `mnist`.
+    root:      folder to which the data are downloaded once; by default the environment variable FEDLEAK_CACHE, or
+               ~/.cache/fedleak/datasets.
+    normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
+    mean, std: normalisation to use instead, (value - mean) / std with values in [0, 1]: one number for all channels or one per
+               channel.
     """
     return _load("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
 
@@ -57,9 +67,13 @@ def cifar10(
 def cifar100(
     root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
-    """Load CIFAR-100: a hundred classes of objects, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
+    """Load CIFAR-100: a hundred classes, 32x32 colour, 50,000 for training and 10,000 held out (Krizhevsky 2009).
 
-    The arguments are those of `mnist`.
+    root:      folder to which the data are downloaded once; by default the environment variable FEDLEAK_CACHE, or
+               ~/.cache/fedleak/datasets.
+    normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
+    mean, std: normalisation to use instead, (value - mean) / std with values in [0, 1]: one number for all channels or one per
+               channel.
     """
     return _load("cifar100", "CIFAR100", "cifar-100-python", root, normalise, mean, std)
 
@@ -90,6 +104,6 @@ def _download(source: Callable[..., Any], folder: str) -> None:
 
 
 def _to_channels_first(images: Any) -> Array:
-    """Convert images (N, H, W[, C]) to a contiguous array (N, C, H, W)."""
+    """Convert images (N, H, W) or (N, H, W, C) to an array (N, C, H, W); C is 1 for the former."""
     pixels = np.asarray(images)
     return pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))

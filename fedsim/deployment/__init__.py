@@ -1,1 +1,1 @@
-"""Federations of separate processes, on one machine or several: keys, folders, commands. Flower runs as separate programs."""
+"""Federations of separate processes, on one machine or several: their keys, folders, commands and supervision."""

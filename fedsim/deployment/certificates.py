@@ -1,4 +1,4 @@
-"""Certificates for TLS, and keys by which a SuperLink recognises its clients."""
+"""TLS certificates of a SuperLink (Flower's relay between server and clients), and keys by which it recognises its clients."""
 
 import ipaddress
 import secrets
@@ -30,12 +30,13 @@ MAX_VALID_DAYS = 825
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """Paths of the TLS files of the SuperLink and the server below `root`. Files that the same parties may read share a folder.
+    """Paths of the TLS files of the SuperLink (Flower's relay between server and clients) and of the server, below `root`.
 
     authority:     certificate of the authority, which all parties trust.
     authority_key: private key of the authority, needed only to sign certificates; move it to a safe place once the SuperLink's
                    certificate is signed.
-    certificate:   certificate of the SuperLink. key: private key of the SuperLink.
+    certificate:   certificate of the SuperLink.
+    key:           private key of the SuperLink.
     secret:        file with a secret shared by SuperLink and server; the SuperLink gives tasks only to processes that know it.
     """
 
@@ -66,9 +67,10 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
     """Create a certificate authority, a certificate for a SuperLink, and a secret below `root`; return their paths.
 
     hosts: names or addresses for which the SuperLink's certificate is valid, besides `DEFAULT_HOST_NAMES`.
-    days:  validity in days of the certificates that are created, the authority's and the SuperLink's.
+    days:  validity in days of the certificates that are created. The SuperLink's ends with the authority's at the latest.
 
-    Existing files are kept; delete `server.pem` to make a certificate for other hosts.
+    Existing certificates, with their keys, and an existing secret are kept. Delete `server.pem` to make a certificate for other
+    hosts.
     Raises ValueError if `days` is not between 1 and 825, or if the SuperLink's certificate must be signed and the authority's key
     is missing.
     """
@@ -100,11 +102,12 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 
 
 def make_client(key: Path, public: Path) -> None:
-    """Write a client's private key to `key`, and the public key that the SuperLink gets to `public`.
+    """Write a client's private key to `key`, and its public key, which the SuperLink gets, to `public`.
 
-    An existing private key is kept, and the public key is computed from it. Raises ValueError if it is no key of this format.
+    An existing private key is kept, and the public key is computed from it. Raises ValueError if it is not in OpenSSH's format.
 
-    The format is OpenSSH's over the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`; Flower accepts no other.
+    New keys are of the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`. Flower accepts no other curve; that of an existing
+    key is not checked.
     """
     make_private(key.parent)
     make_private(public.parent)

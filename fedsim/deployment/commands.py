@@ -1,6 +1,6 @@
-"""Commands of each party of a deployment.
+"""Command lines of the parties of a deployment: SuperLink (Flower's relay), server, clients, attacker and others.
 
-The module `native` runs them. The compose file repeats them for containers, and tests check that both agree.
+The compose file repeats them for containers, and tests check that both agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,10 @@ FLOWER_ENVIRONMENT = {
 class TlsIdentity:
     """TLS files of a SuperLink, as paths that its process sees.
 
-    authority: certificate of the authority that signed `certificate`, whose private key is `key`.
-    secret:    file with the secret that the SuperLink shares with the server; it gives tasks only to processes that know it.
+    certificate, key: certificate of the SuperLink, and its private key.
+    authority:        certificate of the authority that signed `certificate`.
+    secret:           file with the secret that SuperLink and server share; the SuperLink gives tasks only to processes that know
+                      it.
     """
 
     authority: str
@@ -31,10 +33,11 @@ class TlsIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Connection of a party to the SuperLink.
+    """Connection of a party to the SuperLink, Flower's relay between server and clients.
 
-    address:   host and port. authority: path of the certificate of the authority (see `TlsIdentity`), by which the party verifies
-               the SuperLink's certificate; None for a connection without TLS and keys.
+    address:   HOST:PORT.
+    authority: path of the certificate of the authority that signed the SuperLink's certificate; None for a connection without TLS
+               and keys.
     """
 
     address: str
@@ -47,10 +50,12 @@ class Link:
 def make_superlink_command(
     *, host: str, port: int, database: str, identity: TlsIdentity | None, control_from: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command of the SuperLink, which stores runs and nodes in `database`; without `identity`, no TLS.
+    """Return the command of the SuperLink, Flower's relay between server and clients.
 
     host, port:   where the SuperLink listens.
-    control_from: networks that may send it Flower's commands, besides its own machine; see `fedsim.deployment.superlink`.
+    database:     file in which it keeps runs and clients.
+    identity:     its TLS files; None for a SuperLink without TLS and keys.
+    control_from: networks, such as 10.0.0.0/8, that may send it Flower's commands (start a run, ...), besides its own machine.
     """
     admitted = [word for network in control_from for word in ("--control-from", network)]
     guarded = ["python", "-m", "fedsim.deployment.superlink", *admitted]
@@ -68,7 +73,7 @@ def make_superlink_command(
 
 
 def make_server_command(link: Link, *, secret: str | None) -> list[str]:
-    """Return the command of the server, which aggregates and writes the recording.
+    """Return the command of the server's process, which waits for runs at the SuperLink, aggregates, and writes the recording.
 
     secret: path of the file with the secret shared with the SuperLink; None without TLS.
     """
@@ -77,11 +82,11 @@ def make_server_command(link: Link, *, secret: str | None) -> list[str]:
 
 
 def make_client_command(link: Link, *, key: str | None, port: int, config: Mapping[str, str | int]) -> list[str]:
-    """Return the command of a client's SuperNode.
+    """Return the command of a client's SuperNode, the process that connects the client to the SuperLink.
 
     key:    path of the client's private key; None without TLS.
-    port:   local port on which the SuperNode serves the client's processes.
-    config: the client's own configuration; `fedsim.engine.flower_app` lists its keys.
+    port:   port of 127.0.0.1 on which the SuperNode serves the client's other processes.
+    config: the client's own configuration, such as `make_client_config` returns.
     """
     words = ["flower-supernode", "--superlink", link.address, *link.list_options()]
     words += [] if key is None else ["--auth-supernode-private-key", key]
@@ -89,10 +94,13 @@ def make_client_command(link: Link, *, key: str | None, port: int, config: Mappi
 
 
 def make_client_config(number: int, count: int, home: str, *, experiment: str, seed: int | None = None) -> dict[str, str | int]:
-    """Return the configuration of client `number` (from 0) of `count`, a dict with the keys in `fedsim.engine.flower_app`.
+    """Return the configuration of client `number` (from 0) of `count`, a dict for the node config of its SuperNode.
 
-    home: folder of the client's files. experiment: path of the experiment that the client agrees to. seed: the same for all
-    clients, each of which derives its secrets from it and its number, for reproducible runs; None for random secrets.
+    home:       folder of the client: examples in home/data, identity and state in home/private, indices of used examples in
+                home/truth.
+    experiment: path of the experiment that the client agrees to; it refuses others.
+    seed:       the same for all clients, for reproducible runs; each client derives its secrets from it and its number. None for
+                random secrets.
     """
     own: dict[str, str | int] = {"partition-id": number, "num-partitions": count, "experiment": experiment}
     own |= {"data": f"part:{home}/data", "private": f"{home}/private", "truth": f"{home}/truth"}
@@ -100,9 +108,9 @@ def make_client_config(number: int, count: int, home: str, *, experiment: str, s
 
 
 def format_config(config: Mapping[str, str | int]) -> str:
-    """Return a configuration as Flower's command line reads it: TOML values separated by spaces.
+    """Return a configuration as Flower's command line reads it: key=value pairs separated by spaces, with texts in quotes.
 
-    Raises ValueError for a text with a quotation mark, a backslash or a line break, which Flower cannot read.
+    Raises ValueError for a text with a single or double quotation mark, a backslash or a line break, which Flower cannot read.
     """
     for key, value in config.items():
         if isinstance(value, str) and set(value) & set("'\"\\\n"):
@@ -114,27 +122,28 @@ def format_config(config: Mapping[str, str | int]) -> str:
 
 
 def make_enrol_command(link: Link, *, keys: str) -> list[str]:
-    """Return the command that registers the clients' public keys in the folder `keys` at the SuperLink."""
+    """Return the command that registers the clients' public keys, the files *.pub in the folder `keys`, at the SuperLink."""
     return ["fedsim", "enrol", keys, "--superlink", link.address, *link.list_options()]
 
 
 def make_runner_command(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
     """Return the command that starts a federation on the SuperLink, or resumes an interrupted one, and waits until it finishes.
 
-    experiment: path of the experiment's TOML file, read by this command. out, public: the run's folder and the folder of public
-    facts about the data, as paths on the server's machine.
+    experiment: path of the experiment's TOML file, read by this command.
+    out:        folder of the run, on the server's machine.
+    public:     folder that describes the clients' data, on the server's machine.
     """
     words = ["fedsim", "run", experiment, "--engine", "deployment", "--superlink", link.address, *link.list_options()]
     return [*words, "--out", out, "--public", public, "--resume"]
 
 
 def make_attacker_command(*, root: str, host: str, port: int) -> list[str]:
-    """Return the command of the attacker's service for the recordings below `root`."""
+    """Return the command of the attacker's web service, at `host` and `port`, for the recordings below the folder `root`."""
     return ["attacker", "serve", root, "--host", host, "--port", str(port)]
 
 
 def make_page_command(*, port: int, attacker: str) -> list[str]:
-    """Return the command that forwards the service's page at `attacker`, HOST:PORT, to a port of this machine."""
+    """Return the command that forwards connections to its machine's `port` to the attacker's service at `attacker`, HOST:PORT."""
     return ["python", "-m", "fedsim.deployment.forward", str(port), attacker]
 
 
@@ -142,6 +151,6 @@ def make_scorer_command(*, run: str, truth: list[str]) -> list[str]:
     """Return the command that compares reconstructions with the examples that the clients used.
 
     run:   folder of the run with the reconstructions.
-    truth: folder of each client that tells which examples the client used, in any order.
+    truth: the folders, one of each client and in any order, that tell which examples the client used.
     """
     return ["attacker", "score", run, *(word for folder in truth for word in ("--truth", folder))]

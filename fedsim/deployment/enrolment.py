@@ -1,7 +1,6 @@
-"""Registration of public keys at a SuperLink: `python -m fedsim.deployment.enrolment SUPERLINK KEY.pub...`.
+"""Command that registers clients' public keys at a SuperLink: `python -m fedsim.deployment.enrolment SUPERLINK KEY.pub...`.
 
-SUPERLINK is the SuperLink's name in Flower's configuration. Flower's own command registers one key per call, and each call takes
-seconds to load.
+SUPERLINK is the SuperLink's name in Flower's configuration. Flower's own command takes one key, and seconds to load.
 """
 
 import sys
@@ -15,8 +14,9 @@ KNOWN_KEY_MESSAGE = "already in use"
 def main(superlink: str, *keys: str) -> None:
     """Register public keys at a SuperLink. Keys that are registered already are skipped.
 
-    superlink: the SuperLink's name in Flower's configuration. keys: paths of the key files.
-    Exits with status 1 at the first key that the SuperLink refuses; keys after it are not registered.
+    superlink: the SuperLink's name in Flower's configuration.
+    keys:      paths of the key files.
+    Exits with status 1 at the first key that cannot be registered; keys after it are not tried.
     """
     for key in keys:
         try:

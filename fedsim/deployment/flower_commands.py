@@ -1,4 +1,4 @@
-"""Requests to a SuperLink through Flower's commands: register clients, run an app, read a run's final status."""
+"""Requests to a SuperLink (Flower's relay) through Flower's commands: register clients; run an app, find its status, stop it."""
 
 import json
 import os
@@ -54,14 +54,15 @@ COMMAND_SECONDS = 120.0
 
 
 class NotReached(RuntimeError):
-    """Error for a SuperLink that does not answer or refuses a request; the message contains what Flower printed."""
+    """Error for a SuperLink that does not answer or refuses a request; the message contains the end of what Flower printed."""
 
 
 class RunFailed(RuntimeError):
     """Error for a run that ended without completing.
 
-    status: Flower's status of the run, such as "finished:failed". detail: the reason; "" if unknown.
-    was_unreachable: whether the SuperLink did not answer for some time before it reported the status.
+    status:          Flower's status of the run, such as "finished:failed".
+    detail:          the reason; "" if unknown.
+    was_unreachable: whether the SuperLink failed to answer a request for the status before it reported this one.
     """
 
     def __init__(self, status: str, detail: str, *, was_unreachable: bool = False) -> None:
@@ -74,8 +75,9 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
 
     Keys that are registered already are counted too.
 
-    home: folder for Flower's configuration. prefix: a command that runs Flower's command, for example in another network.
-    Raises ValueError if there are no keys, and NotReached if the SuperLink refuses.
+    home:   folder for Flower's configuration.
+    prefix: words before Flower's command that run it, for example, in another network.
+    Raises ValueError if there are no keys, and NotReached if one cannot be registered.
     """
     found = sorted(keys.glob("*.pub"))
     if not found:
@@ -92,9 +94,14 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
 
 @dataclass
 class Submitted:
-    """A run on a SuperLink, submitted by the command `flwr run`. Use it in the main thread only, see `Processes`.
+    """A run on a SuperLink, submitted by the command `flwr run`.
 
-    log: file with the output of `flwr run`; byte `log_start` is the first one of this run.
+    link:      connection to the SuperLink.
+    home:      folder for Flower's configuration.
+    processes: group that holds the process of `flwr run`.
+    log:       file with the output of `flwr run`; byte `log_start` is the first one of this run.
+    prefix:    words before Flower's commands that run them, for example, in another network.
+    Use it in the main thread only: on Linux, `flwr run` is stopped when the thread that started it ends.
     """
 
     link: Link
@@ -118,8 +125,10 @@ class Submitted:
     ) -> "Submitted":
         """Submit the federation's Flower app to the SuperLink and return the run.
 
-        config: the app's run config. home: folder for Flower's configuration. processes: group to which `flwr run` is added.
-        prefix: a command that runs Flower's command, for example in another network.
+        config:    the app's run config, see `runner.make_run_config`.
+        home:      folder for Flower's configuration and the app.
+        processes: group to which the process of `flwr run` is added.
+        prefix:    words before Flower's command that run it, for example, in another network.
         """
         _configure(home, link)
         app = make_private(home / "app")
@@ -133,14 +142,15 @@ class Submitted:
 
     @property
     def identity(self) -> str | None:
-        """Return the number of the run, or None before it has one."""
+        """Return Flower's number of the run, as text; None before it has one."""
         found = re.search(r"Successfully started run (\d+)", self._read_log())
         return found[1] if found else None
 
     def wait(self, watch: Callable[[], None], on_words: OnWords | None = None) -> None:
-        """Wait until the run has finished, calling `watch` several times a second.
+        """Wait until the run has finished, calling `watch` repeatedly, several times a second while `flwr run` runs.
 
-        on_words: called with the server's messages about missing clients and replies.
+        on_words: called with each line in which the server warns of missing clients, missing replies or failures, and with a line
+        if the SuperLink does not answer.
         Raises NotReached if the SuperLink did not start the run or does not answer for `ANSWER_SECONDS`, and RunFailed if the run
         ended without completing. How it ended is read from Flower's list of runs, since the exit status of `flwr run` is 0 for
         failed runs too.
@@ -168,7 +178,7 @@ class Submitted:
         self._pass_warnings_of("\n".join(self.processes.read_new_lines(RUNNER_NAME)), on_words)
 
     def _pass_warnings_of(self, text: str, on_words: OnWords | None) -> None:
-        """Call `on_words` with the warnings in `text` that were not passed on before."""
+        """Call `on_words` with each warning of the server (`WARNING_LINE`) in `text` that was not found before."""
         for line in COLOUR_CODES.sub("", text).splitlines():
             found = WARNING_LINE.match(line)
             if found and found[1] not in self._passed:
@@ -177,9 +187,9 @@ class Submitted:
                     on_words(found[1])
 
     def _find_status(self, watch: Callable[[], None], on_words: OnWords | None = None) -> tuple[str, str, bool]:
-        """Wait until the run has ended; return its final status, Flower's message, and whether the run's log may be incomplete.
+        """Wait until the run has ended; return its final status, Flower's message, and whether its log may be incomplete.
 
-        The log that `flwr run` streams ends before the run if the SuperLink is unreachable for a moment.
+        The log that `flwr run` prints ends before the run if the SuperLink is unreachable for a moment.
         Raises NotReached if the SuperLink does not answer for `ANSWER_SECONDS`.
         """
         heard, is_cut = time.monotonic(), False
@@ -237,13 +247,13 @@ def _make_environment(home: Path) -> dict[str, str]:
 
 
 def _find_last_lines(text: str) -> str:
-    """Return the last 600 characters of a failed command's output as one line, without colours and frames."""
+    """Return the last 600 characters of a command's output as one line, without colours and frames; a note if it is empty."""
     lines = [line.strip(" │╭╮╰╯─\t") for line in COLOUR_CODES.sub("", text).splitlines()]
     return " ".join(line for line in lines if line)[-600:] or "it printed nothing"
 
 
 def _find_refusal(text: str) -> str:
-    """Return the reason in the JSON answer of a failed Flower command; empty if the answer is not JSON."""
+    """Return the reason in the JSON answer of a failed Flower command; empty if the answer is not JSON or has none."""
     try:
         return str(json.loads(text)["error-message"])
     except (ValueError, KeyError, TypeError):
@@ -253,7 +263,10 @@ def _find_refusal(text: str) -> str:
 def _find_cause(status: str, details: str, log: str) -> str:
     """Return why a run did not complete: Flower's message about the server's app, or else the last exception's message in `log`.
 
-    Without either, it is `SILENT_END_REASON` for a failed run, and empty for a run that was stopped.
+    status:  Flower's status of the run.
+    details: Flower's message with the status.
+    log:     output of `flwr run`.
+    Without either, it is `SILENT_END_REASON` for the status "finished:failed", and empty for any other.
     """
     if details.startswith(SERVER_ERROR_PREFIX):
         return " ".join(details.removeprefix(SERVER_ERROR_PREFIX).split())

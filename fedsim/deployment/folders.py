@@ -17,20 +17,20 @@ RUN_NAME = "federation"
 
 @dataclass(frozen=True)
 class Layout:
-    """Subfolders of `root`, the folder of a deployment, and who sees them.
+    """Subfolders of `root`, the folder of a deployment, with their readers and contents.
 
-    public/             everybody: the experiment, and public facts about the data.
-    trust/              everybody: certificate of the authority.
-    authority/          nobody: private key of the authority, needed only to sign further certificates.
-    keys/               `fedsim enrol`: public keys of the clients.
-    clients/N/data/     client N, and after the federation the scorer: the client's examples.
-    clients/N/truth/    client N, and after the federation the scorer: indices of the examples that the client used.
-    clients/N/private/  client N: its identity, secret and state. The file clients/N/key is its private key.
-    superlink/          SuperLink: its certificate, private key and database.
-    secret/             SuperLink and server: the secret that they share.
-    server/             server: the run as `fedsim run` writes it, except its recording.
-    attacks/            attacker: recordings, which only the server may write, and reconstructions.
-    scores/             scorer: the run's scores.
+    public/            server, clients and `fedsim run`: the experiment, and public facts about the data.
+    trust/             all that connect to the SuperLink, and itself: certificate of the authority.
+    authority/         nobody: private key of the authority, needed only to sign further certificates.
+    keys/              `fedsim enrol`: public keys of the clients.
+    clients/N/data/    client N, and after the federation the scorer: the client's examples.
+    clients/N/truth/   client N, and after the federation the scorer: indices of the examples that the client used.
+    clients/N/private/ client N: its identity, secret and state. The file clients/N/key is its private key.
+    superlink/         SuperLink: its certificate, private key and database.
+    secret/            SuperLink and server: the secret that they share.
+    server/            server: the run as `fedsim run` writes it, except its recording.
+    attacks/           attacker: recordings, which only the server may write, and reconstructions, which the scorer reads too.
+    scores/            scorer: the run's scores.
     """
 
     root: Path
@@ -74,19 +74,22 @@ class Layout:
         return self.root / "scores" / RUN_NAME
 
     def make_client_config(self, number: int, count: int, *, seed: int | None = None) -> dict[str, str | int]:
-        """Return the configuration of client `number` (from 0) of `count`, see `commands.make_client_config`."""
+        """Return Flower's node config of client `number` (from 0) of `count`, a dict, with the paths in its folder.
+
+        seed: the same for all clients, for reproducible secrets; None for random ones.
+        """
         return make_client_config(number, count, str(self.make_client_path(number)), experiment=str(self.experiment), seed=seed)
 
     def list_truths(self, count: int) -> list[str]:
-        """Return the folders `clients/N/truth` of `count` clients."""
+        """Return the paths of the folders `clients/N/truth`, N from 0 to `count` - 1."""
         return [str(self.make_client_path(number) / "truth") for number in range(count)]
 
     def make_link(self, address: str, *, secure: bool = True) -> Link:
-        """Return the connection to the SuperLink at `address`, HOST:PORT. secure: whether it uses TLS."""
+        """Return the connection to the SuperLink at `address`, HOST:PORT. secure: whether it uses TLS and keys."""
         return Link(address=address, authority=str(self.certificates.authority) if secure else None)
 
     def find_identity(self) -> TlsIdentity:
-        """Return the SuperLink's TLS files."""
+        """Return the paths of the SuperLink's TLS files."""
         m = self.certificates
         return TlsIdentity(authority=str(m.authority), certificate=str(m.certificate), key=str(m.key), secret=str(m.secret))
 
@@ -94,9 +97,11 @@ class Layout:
 def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), days: int = 365) -> Layout:
     """Make the folder of a deployment: data, certificates, keys, and empty folders for everything that is written later.
 
-    hosts: names and addresses of the SuperLink, besides `certificates.DEFAULT_HOST_NAMES`, that clients may connect to.
-    days:  validity of the certificates in days, 1 to 825.
-    Raises ValueError if `root` contains data already, or for invalid `days`.
+    experiment: its data set is loaded and split among the clients.
+    root:       the folder to make. If it holds certificates and keys of an earlier call, these are kept.
+    hosts:      names and addresses of the SuperLink, besides `certificates.DEFAULT_HOST_NAMES`, at which clients may reach it.
+    days:       validity of new certificates in days, 1 to 825.
+    Raises ValueError if `root` has a folder `public` already, or for invalid `days`.
     """
     layout = Layout(root.absolute())
     certificates.make_server(layout.root, hosts, days=days)

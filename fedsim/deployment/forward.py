@@ -1,4 +1,4 @@
-"""`python -m fedsim.deployment.forward PORT HOST:PORT`: a TCP proxy that forwards connections to one address.
+"""TCP proxy that forwards connections to one address: `python -m fedsim.deployment.forward PORT HOST:PORT`.
 
 In containers it connects this machine with the attacker's page: the attacker is in a network without access to other networks,
 and Docker cannot publish a port of such a network.
@@ -38,7 +38,7 @@ async def _pump(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 def main(port: str, target: str) -> None:
-    """Accept connections on `port` and forward them to `target`, HOST:PORT, until a signal stops the process."""
+    """Forward connections to `port` of any network interface to `target`, HOST:PORT, until a signal stops the process."""
     host, _, there = target.rpartition(":")
 
     async def run() -> None:

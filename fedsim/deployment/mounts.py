@@ -1,4 +1,4 @@
-"""Mounts of each party of a deployment, for containers and for processes on one machine."""
+"""Lists of the files that each party of a deployment sees, and a way to hide all others from processes on one machine."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def list_mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, 
     """Return the files and folders of a deployment that a party sees.
 
     party:  "superlink", "enrol", "server", "client-N", "runner", "attacker", "page" or "scorer".
-    count:  number of clients.
+    count:  number of clients, whose folders the scorer sees.
     secure: whether there are TLS and keys.
     Raises ValueError for any other party.
     """
@@ -69,14 +69,17 @@ exec "$@"
 
 
 def make_isolation_prefix(root: Path, seen: Sequence[Mount]) -> tuple[str, ...]:
-    """Return a command prefix. The command after it starts in the folder `root` and sees only `seen` of what is below `root`."""
+    """Return words to put before a command, on Linux, so that it sees only `seen` of what is below `root`.
+
+    The command starts in the folder `root`. Files outside `root` stay visible.
+    """
     options = [word for mount in seen for word in ("rw" if mount.writable else "ro", mount.path)]
     return (*_make_unshare_command(), "sh", "-c", MOUNT_SCRIPT, "sh", str(root), *options, "--")
 
 
 @lru_cache(maxsize=1)
 def explain_missing_isolation() -> str:
-    """Return why this system cannot hide folders from processes (by mount namespaces); empty if it can."""
+    """Return why this system cannot hide folders from single processes (by mount namespaces); empty if it can."""
     if shutil.which("unshare") is None:
         return "unshare is not installed; it comes with util-linux, on Linux only"
     done = subprocess.run([*_make_unshare_command(), "sh", "-c", "mount -t tmpfs none /mnt"], capture_output=True, text=True)

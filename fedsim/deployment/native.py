@@ -1,6 +1,6 @@
-"""The parties of a deployment as processes on one machine, without containers.
+"""SuperLink, server and clients of a deployment as processes on one machine, without containers.
 
-On request, each process runs in its own mount namespace and sees only the files of its party, as in a container.
+On request, each process runs in its own mount namespace and sees only its party's files in the deployment's folder.
 """
 
 import signal
@@ -44,12 +44,12 @@ class Party:
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts on which processes run.
+    """Where processes run and how they reach the SuperLink.
 
     bind:    address on which the SuperLink listens.
     address: address at which the other parties reach the SuperLink.
-    prefix:  function from a party's name ("superlink", "server", "client-0", ...) to a command that starts the party's process,
-             for example in a network of its own; empty for none.
+    prefix:  function from a party's name ("superlink", "server", "client-0", ...) to words before the command of its process,
+             which run it in a network of its own, for example; empty for none.
     """
 
     bind: str = "127.0.0.1"
@@ -63,9 +63,12 @@ LOOPBACK_HOSTS = Hosts()
 class Native:
     """Running SuperLink, server and clients, as a context manager that starts and stops them.
 
-    layout:   folders. parties: the clients to start. secure: whether to use TLS and the keys in `layout`.
-    isolated: whether each process sees only those folders of `layout` that its container would see.
-    hosts:    addresses of the SuperLink, and where processes run. port: port of the SuperLink; None for a free one.
+    layout:   folders.
+    parties:  the clients to start.
+    secure:   whether to use TLS and the keys in `layout`.
+    isolated: whether each process sees only those folders of `layout` that its container would see, besides a folder for Flower.
+    hosts:    addresses of the SuperLink, and where processes run.
+    port:     port of the SuperLink; None for a free one.
     """
 
     def __init__(
@@ -86,11 +89,14 @@ class Native:
 
     @property
     def link(self) -> Link:
-        """Return the connection of the other parties to the SuperLink."""
+        """Return the address at which the other parties reach the SuperLink, with the authority's certificate if `secure`."""
         return self.layout.make_link(f"{self.hosts.address}:{self.port}", secure=self.secure)
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, with the runs and clients that its database holds, if any, and wait until it answers."""
+        """Start the SuperLink, with the runs and clients that its database holds, if any, and wait until it answers.
+
+        Raises Ended if it exits or does not answer within `START_SECONDS`.
+        """
         make_private(self.layout.database.parent)
         identity = self.layout.find_identity() if self.secure else None
         database = str(self.layout.database)
@@ -99,7 +105,7 @@ class Native:
         self.processes.wait_for("superlink", self._is_answering, timeout=START_SECONDS)
 
     def start_server(self) -> None:
-        """Start the server's process."""
+        """Start the server's process, which takes its work from the SuperLink."""
         secret = str(self.layout.certificates.secret) if self.secure else None
         self._start("server", commands.make_server_command(self.link, secret=secret), make_private(self.layout.run.parent))
 
@@ -112,8 +118,9 @@ class Native:
     def restart_client(self, party: Party) -> None:
         """Start a client again that was killed, and wait until the SuperLink accepts it.
 
-        The SuperLink refuses the client's key for about a minute, until it notices that the old connection is lost.
-        Raises Ended if it still refuses after twice `START_SECONDS`.
+        The SuperLink refuses the client's key for about a minute, until it notices that the old connection is lost; the client's
+        process then exits and is started again. Raises Ended if it still exits after
+        twice `START_SECONDS`.
         """
         name = f"client-{party.number}"
         before = self.processes.find_log(name).read_text(errors="replace").count(JOINED_LINE)
@@ -132,7 +139,7 @@ class Native:
             time.sleep(3)
 
     def kill(self, name: str) -> None:
-        """Kill a process and its child processes at once, like `kill -9`."""
+        """Kill the process `name`, such as "client-0", and its child processes at once, like `kill -9`."""
         self.processes.end(name, signal.SIGKILL)
 
     def enrol(self) -> None:
@@ -145,7 +152,8 @@ class Native:
     def start(self) -> None:
         """Start the SuperLink, register the clients' keys if `secure` is set, then start the server and all clients.
 
-        Raises Ended, with the last output of the SuperLink, if the SuperLink does not answer in time or exits.
+        Raises Ended, with the last output of the SuperLink, if it does not answer in time or exits, and NotReached if it does not
+        register the keys.
         """
         self.start_superlink()
         if self.secure:
@@ -168,8 +176,9 @@ class Native:
     def run(self, watch: Callable[[], None] = lambda: None, *, more: Sequence[str] = ()) -> int:
         """Run the prepared federation until it finishes; return the exit status of `fedsim run`, which waits for it.
 
-        watch: called several times a second. more: further arguments of `fedsim run`.
-        Raises Ended if the process of a party exits, unless `watch` stopped it by `kill`.
+        watch: called several times a second.
+        more:  further arguments of `fedsim run`.
+        Raises Ended if the process of the SuperLink, the server or a client exits, unless `watch` stopped it by `kill`.
         """
         layout = self.layout
         where = {"out": str(layout.run), "public": str(layout.public)}
@@ -182,7 +191,11 @@ class Native:
         return status
 
     def make_prefix(self, party: str) -> tuple[str, ...]:
-        """Return the command prefix of a party. It sets Flower's home folder and, if `isolated`, the party's mounts."""
+        """Return the words to put before the command of a party.
+
+        They run it in its network (`Hosts.prefix`), set Flower's and the user's home folder and, if `isolated` is set, hide what
+        the party may not see of the deployment's folder.
+        """
         home = make_private(self.home / party)
         own = ("env", f"FLWR_HOME={home}", f"HOME={home}")
         if not self.isolated:
@@ -209,7 +222,7 @@ class Native:
 def list_parties(layout: Layout, count: int, *, seed: int | None = None) -> list[Party]:
     """Return the first `count` clients of a prepared deployment, each with its own folder.
 
-    seed: the same for all clients, for reproducible secrets; None for random ones. See `commands.make_client_config`.
+    seed: the same for all clients, for reproducible secrets; None for random ones.
     """
     return [
         Party(

@@ -33,9 +33,11 @@ class Ended(RuntimeError):
 class Processes:
     """Processes by name, as a context manager that stops them all at its end, including their child processes.
 
-    Each process has its own process group, and its output is appended to `logs/NAME.log`.
-    Start processes in the main thread: on Linux, the kernel sends each one SIGTERM (not its child processes) when the thread that
-    started it ends, even if this program is killed and the context manager does not end.
+    logs:        folder in which the output of each process is appended to NAME.log.
+    environment: environment variables of all processes, besides those of this process and `FLOWER_ENVIRONMENT`.
+    Each process has its own process group. Start processes in the main thread: on Linux, the kernel sends each one SIGTERM (not
+    its child processes) when the thread that started it ends, even if this program is killed and the context manager does not
+    end.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -45,9 +47,9 @@ class Processes:
         self._heard: dict[str, int] = {}
 
     def start(self, name: str, command: Sequence[str], *, cwd: Path, prefix: Sequence[str] = ()) -> None:
-        """Start `command` under `name`. prefix: a command that runs it, for example as another user or in another network.
+        """Start `command` in the folder `cwd`, under `name`. prefix: words before it, which run it as another user, for example.
 
-        Raises FileNotFoundError, with a remedy, if there is no such program.
+        Raises FileNotFoundError if there is no such program.
         """
         if shutil.which(command[0], path=self.environment["PATH"]) is None:
             raise FileNotFoundError(f"{command[0]} is not installed; it is part of Flower: pip install 'flwr>=1.41,<1.42'")
@@ -69,7 +71,7 @@ class Processes:
         return self.logs / f"{name}.log"
 
     def read_last_lines(self, name: str) -> str:
-        """Return the last `NUM_LAST_LINES` lines of a process's output."""
+        """Return the last `NUM_LAST_LINES` lines of the log of `name` as one text; "" if there is none."""
         path = self.find_log(name)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join(lines[-NUM_LAST_LINES:])
@@ -94,13 +96,19 @@ class Processes:
             raise Ended(f"{name} has not exited after {timeout:g} seconds\n{self.read_last_lines(name)}") from None
 
     def check(self) -> None:
-        """Raise Ended if a process has exited, except `RUNNER_NAME`, the command that exits when the run has finished."""
+        """Raise Ended if a process has exited that `end` did not stop.
+
+        `RUNNER_NAME`, the command that exits when the run has finished, is left out.
+        """
         for name, process in self._running.items():
             if name != RUNNER_NAME and (status := process.poll()) is not None:
                 raise Ended(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
 
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
-        """Wait until `healthy()` is True. Raises Ended if the process `name` exits before, or `timeout` seconds have passed."""
+        """Wait until `healthy()` is True, asking it repeatedly.
+
+        Raises Ended if the process `name` exits before, or if `healthy()` is still False after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while not healthy():
             if (status := self.find_status(name)) is not None:
@@ -147,9 +155,10 @@ class Processes:
 
 @contextmanager
 def handle_sigterm() -> Iterator[None]:
-    """Raise SystemExit(143) on SIGTERM within a `with` block, so that cleanup runs as after Ctrl-C.
+    """Raise SystemExit(143) on the first SIGTERM within a `with` block, so that cleanup runs as after Ctrl-C.
 
-    In other threads than the main thread, nothing is changed, since Python allows signal handlers only there.
+    Further SIGTERMs in the block are ignored. In other threads than the main thread, nothing is changed, since Python allows
+    signal handlers only there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -169,8 +178,9 @@ def handle_sigterm() -> Iterator[None]:
 def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bool:
     """Return whether an HTTP request to `address` is answered with status 200.
 
-    address: HOST:PORT[/PATH]; the default path is /health. timeout: in seconds.
+    address:   HOST:PORT[/PATH]; the default path is /health.
     authority: file of the certificate that must have signed the server's; None for HTTP without TLS.
+    timeout:   in seconds.
     """
     address = address if "/" in address else f"{address}/health"
     context = None if authority is None else ssl.create_default_context(cafile=authority)
@@ -192,7 +202,7 @@ def find_free_port() -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a server could listen on the TCP port now."""
+    """Return whether a server could listen on the TCP port `port` of the address `host` now."""
     with socket() as one:
         one.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         try:
@@ -203,7 +213,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def _make_path() -> str:
-    """Return the environment variable PATH with the folder of the Python interpreter first."""
+    """Return the value of the environment variable PATH, with the folder of this Python interpreter put first."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 

@@ -23,25 +23,30 @@ MAX_CONTINUATIONS = 3
 
 
 class DeploymentFailed(RuntimeError):
-    """Raised if the federation did not finish; the message states the reason and where the logs are."""
+    """Raised if the federation did not finish; the message states the reason."""
 
 
 def make_run_config(settings: str, out: Path, *, device: str, threads: int | None, public: Path | None, resume: bool) -> Config:
-    """Return the run config of Flower, with the keys in `fedsim.engine.flower_app`.
+    """Return Flower's run config, a dict with the keys settings, out, public, resume, device and threads.
 
-    settings: the experiment as TOML. out: folder of the run on the server. public: folder of public facts about the data on the
-    server; None if the server has the data. threads: None keeps PyTorch's default.
+    settings: the experiment as TOML.
+    out:      folder of the run on the server.
+    device:   "cpu", "cuda", or "auto" for CUDA if available.
+    threads:  PyTorch's intra-op threads of one client; None for PyTorch's default, written as 0.
+    public:   folder of public facts about the data on the server; None, written as "", if the server has the data.
+    resume:   whether to continue an unfinished run.
     """
     places = {"out": str(out), "public": "" if public is None else str(public)}
     return {"settings": settings, **places, "resume": resume, "device": device, "threads": threads or 0}
 
 
 def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_words: OnWords | None = None) -> None:
-    """Run a federation on the SuperLink at `link`, to which the clients are already connected.
+    """Run a federation on the SuperLink at `link`, to which the clients are already connected, and wait until it finishes.
 
     config:   the app's run config, see `make_run_config`.
-    on_round: called with the row of metrics of each finished round if the run's folder is on this machine.
-    on_words: called with the server's messages about missing clients and replies, wherever the folder is.
+    on_round: called with the row of metrics, a dict, of each newly finished round if the run's folder is on this machine.
+    on_words: called with each line in which the server warns of missing clients, missing replies or failures, wherever the run's
+              folder is.
     Raises DeploymentFailed, also if Flower's command is not installed.
     On Ctrl-C and SIGTERM the SuperLink is asked to stop the run.
     """
@@ -62,12 +67,16 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_wo
 def run_to_end(
     link: Link, config: Config, home: Path, processes: Processes, watch: Callable[[], None], on_words: OnWords | None
 ) -> None:
-    """Submit a run to the SuperLink at `link` and wait for its end, calling `watch` several times a second.
+    """Submit a run to the SuperLink at `link` and wait for its end, calling `watch` repeatedly while it runs.
 
-    A run that fails after the SuperLink was unreachable is continued from its last finished round, up to
-    `MAX_CONTINUATIONS` times, since Flower loses what was being transferred when its SuperLink stops.
-    home: folder for Flower's configuration. processes: runs Flower's command.
-    Raises NotReached and RunFailed as `Submitted.wait` does, if the run is not continued.
+    A run that fails after the SuperLink was unreachable is continued from its last finished round, up to `MAX_CONTINUATIONS`
+    times, since Flower loses what was being transferred when its SuperLink stops.
+    config:    the app's run config, see `make_run_config`.
+    home:      folder for Flower's configuration.
+    processes: group to which the process of Flower's command is added.
+    on_words:  as for `run_on`.
+    Raises NotReached if the SuperLink does not start the run or does not answer, and RunFailed if the run fails and is not
+    continued.
     """
     for left in reversed(range(MAX_CONTINUATIONS + 1)):
         submitted = Submitted.start(link, config, home=home, processes=processes)
@@ -97,9 +106,11 @@ def run_natively(
     """Start a SuperLink and `count` clients on this machine, with TLS and keys, run the federation, and stop them.
 
     All clients can load all data, as in a simulation, and write into the run's folder `out`.
-    seed: seed of the clients' secrets, from which each client draws its noise and other random choices; None draws the secrets
-          from the operating system.
-    Raises DeploymentFailed. If the federation failed, the message names the folder in which the logs of all processes are kept.
+    config:             the app's run config, see `make_run_config`.
+    seed:               seed of the clients' secrets, from which each client draws its noise and other random choices; None draws
+                        the secrets from the operating system.
+    on_round, on_words: as for `run_on`.
+    Raises DeploymentFailed. If processes were started, the message names the folder in which the logs of all of them are kept.
     """
     layout = Layout(Path(tempfile.mkdtemp(prefix="fedleak-")))
     certificates.make_server(layout.root)
@@ -134,7 +145,7 @@ def _make_party(layout: Layout, out: Path, number: int, count: int, seed: int | 
 
 
 class _Rounds:
-    """Reporter of finished rounds: calls `on_round` once with the row of metrics of each round that appears in a run's folder."""
+    """Reporter of finished rounds: calls `on_round` once with the row of metrics of each round that is added to folder `out`."""
 
     def __init__(self, out: Path, on_round: OnRound | None) -> None:
         self.run, self.on_round = out, on_round

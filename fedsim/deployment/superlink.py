@@ -27,7 +27,10 @@ REFUSED_MESSAGE = b"Flower's control API is answered to the SuperLink's own mach
 
 
 class ControlGuard:
-    """ASGI middleware that refuses Flower's control API, with status 403, to all but this machine and `networks`."""
+    """ASGI middleware that answers Flower's control API, its commands, to this machine and `networks` only.
+
+    Other HTTP requests to it get status 403, and other websockets are closed.
+    """
 
     def __init__(self, app: ASGIApp, networks: Sequence[Network] = ()) -> None:
         self.app, self.networks = app, tuple(networks)
@@ -68,9 +71,9 @@ def _parse_address(end: Any) -> IPv4Address | IPv6Address | None:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
-    """Split command-line arguments into the networks of `--control-from`, which "=" may join to it, and Flower's own options.
+    """Split command-line arguments into the networks of `--control-from` and a list of all other arguments, for Flower.
 
-    Raises ValueError if `--control-from` is followed by anything but a network.
+    The option and its network are two arguments, or one joined by "=". Raises ValueError if the option has no valid network.
     """
     networks, rest, given = list[Network](), list[str](), iter(arguments)
     for word in given:
@@ -83,7 +86,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Network], list[str]]
 
 
 def read_network(text: str) -> Network:
-    """Parse a network such as 10.0.0.0/8. Raises ValueError, with a remedy, for anything else."""
+    """Parse a network such as 10.0.0.0/8. Raises ValueError, with a remedy, if the text is none."""
     try:
         return ip_network(text)
     except ValueError as error:
@@ -91,10 +94,10 @@ def read_network(text: str) -> Network:
 
 
 def extend_heartbeats(database: Path, seconds: float) -> int:
-    """Set the heartbeat deadline of online clients and running tasks to `seconds` from now, before the SuperLink restarts.
+    """Let the online clients and running tasks in a SuperLink's database stay valid for `seconds` from now without a heartbeat.
 
-    Otherwise, Flower fails a task, and takes a client for lost, 60 seconds after the last heartbeat, and counts the time in which
-    the SuperLink itself was down.
+    This is done before a SuperLink restarts. Otherwise, Flower would fail a task and take a client for lost 60 seconds after the
+    last heartbeat, and count the time in which the SuperLink itself was down.
     Returns the number of running tasks; 0 if `database` does not exist or is not Flower's.
     """
     from flwr.supercore.constant import NodeStatus
@@ -120,7 +123,7 @@ def extend_heartbeats(database: Path, seconds: float) -> int:
 
 
 def main() -> None:
-    """Run the SuperLink with its control API guarded, and let the runs in its database continue."""
+    """Run Flower's SuperLink with its control API guarded, and let the unfinished runs in its database continue."""
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
