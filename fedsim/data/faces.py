@@ -22,12 +22,14 @@ def lfw(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> Dataset:
-    """Load LFW: colour photographs labelled by person; by default of 106 people, 2,801 for training and 934 held out.
+    """Load LFW: colour photographs of people, by default 106, 2,801 for training and 934 held out; downloaded once.
+
+    The label is the person.
 
     size:      height and width of an example: 32, 64 or 128 pixels; the middle 128x128 pixels of the photograph, scaled down to
                this size, as in CPL (Wei et al. 2020).
     min_faces: people with fewer photographs are omitted.
-    root:      folder to which the data are downloaded once; by default the environment variable FEDLEAK_CACHE, or
+    root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
     mean, std: the model's input is (value - mean) / std; one number for all channels or one per channel.
 

@@ -1,1 +1,1 @@
-"""Execution of an experiment: in this process, on Ray, or on a deployment."""
+"""Execution of an experiment: on Ray, in this process, or as processes that communicate over a network."""

@@ -1,4 +1,4 @@
-"""Flower's ClientApp and ServerApp for a `FederationRun`."""
+"""Construction of Flower's ClientApp and ServerApp for a `FederationRun`, an experiment with folders and devices."""
 
 from collections.abc import Callable
 from math import nan
@@ -23,7 +23,10 @@ from fedsim.training.privacy import make_accounts
 
 
 def make_client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
-    """Return the Flower ClientApp of the experiment that `run_of` returns."""
+    """Return a Flower ClientApp that trains and answers for all clients.
+
+    run_of: function from Flower's context of a message to the run whose experiment the client takes part in.
+    """
     known: list[tuple[FederationRun, client_side.ClientSettings]] = []
 
     def find_settings(context: Context) -> client_side.ClientSettings:
@@ -62,7 +65,11 @@ def make_client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
 
 
 def make_server_app(run_of: Callable[[Context], FederationRun], on_round: OnRound | None = None) -> ServerApp:
-    """Return the Flower ServerApp of the experiment that `run_of` returns. on_round: called with each round's row of metrics."""
+    """Return a Flower ServerApp that runs a federation and records it.
+
+    run_of:   function from Flower's context to the run that is executed.
+    on_round: called with the row of metrics, a dict, of each round.
+    """
 
     def make_settings(context: Context) -> server_side.ServerSettings:
         run = run_of(context)

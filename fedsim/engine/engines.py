@@ -1,4 +1,4 @@
-"""Engines: run both Flower apps of an experiment on Ray, in this process, or on a deployment."""
+"""Engines: execution of an experiment on Ray, in this process, or on a deployment (processes that communicate over a network)."""
 
 import copy
 import logging
@@ -42,15 +42,19 @@ def run(
 ) -> None:
     """Run a federation until it has finished.
 
-    engine:    "ray" for Flower's simulation, "local" for this process, one client after the other, or "deployment" for processes
-               that communicate over a network.
-    superlink: an existing deployment. Without it, the engine "deployment" starts its own processes on this machine.
-    on_round:  called with the row of metrics of each round.
-    on_words:  called with the messages of a deployment's server about missing clients and replies.
-    client_cpus, client_gpus: resources of one client on Ray. If `client_gpus` is None, all clients that run at once share the
-               GPUs equally.
-    Raises ValueError or FileNotFoundError before any work if the engine is unknown or the experiment cannot be run, EngineError
-    if the federation fails, and OSError if the run cannot be written.
+    engine:                   "ray" for Flower's simulation, "local" for this process, one client after the other, or "deployment"
+                              for processes that communicate over a network.
+    client_cpus, client_gpus: resources of one client; for "ray" only. If `client_gpus` is None, all clients that run at once
+                              share the GPUs equally.
+    superlink:                connection to an existing deployment; for "deployment" only. Without it, processes are started on
+                              this machine.
+    on_round:                 called with the row of metrics, a dict, of each round. For an existing deployment, only if the run's
+                              folder is on this machine.
+    on_words:                 called with each line in which a server warns of missing clients, missing replies or failures; for
+                              "deployment" only.
+    verbose:                  whether to show Flower's log messages.
+    Raises ValueError or FileNotFoundError if the engine is unknown or the experiment does not suit its data, network or folder,
+    EngineError if the federation fails or requires more CPUs or GPUs than there are, and OSError if the run cannot be written.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"unknown engine {engine!r}; write one of {', '.join(get_args(Engine))}")
@@ -71,7 +75,7 @@ def run(
 
 
 def set_verbosity(verbose: bool) -> None:
-    """Show or hide Flower's own log messages. The recording lists failed clients in either case."""
+    """Show Flower's log messages from level INFO on, or hide all but critical ones."""
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
 
 
@@ -79,7 +83,7 @@ def _make_resources(cpus: float, gpus: float | None) -> dict[str, float]:
     """Return Ray's resources of one client, {"num_cpus": cpus, "num_gpus": gpus}.
 
     gpus: None shares the GPUs, if there are any, equally among as many clients as the CPUs can run at once.
-    Raises EngineError if this machine has fewer CPUs or GPUs than one client requires; Flower would wait for them for an hour.
+    Raises EngineError if this machine has fewer CPUs or GPUs than one client requires, or if a number is negative or `cpus` is 0.
     """
     have_cpus, have_gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if cpus <= 0 or cpus > have_cpus:
@@ -92,9 +96,11 @@ def _make_resources(cpus: float, gpus: float | None) -> dict[str, float]:
 
 
 def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[str, float], *, verbose: bool = False) -> None:
-    """Run the apps with `count` clients on Flower's Ray simulation. resources: of one client, see `_make_resources`.
+    """Run the apps with `count` clients on Flower's Ray simulation.
 
-    Raises OSError if the server cannot write its files, and EngineError if the federation fails for another reason.
+    resources: of one client, {"num_cpus": ..., "num_gpus": ...}. verbose: whether to show the log messages of Ray's processes.
+    Raises OSError if the operating system reports an error to the server, such as a full disk, and EngineError if the federation
+    fails for another reason.
     """
     from flwr.simulation import run_simulation
 
@@ -115,7 +121,11 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
 
 
 def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
-    """Run the apps with `count` clients in this process, one client after the other. Raises the same errors as `run_ray`."""
+    """Run the apps with `count` clients in this process, one client after the other.
+
+    Raises OSError if the operating system reports an error to the server, such as a full disk, and EngineError if the federation
+    fails for another reason.
+    """
     grid = LocalGrid(clients, count)
     context = Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config={})
     try:
@@ -137,9 +147,11 @@ def _is_system_error(error: BaseException | None) -> TypeGuard[OSError]:
 def run_deployment(
     experiment: FederationRun, superlink: Link | None, on_round: OnRound | None = None, on_words: OnWords | None = None
 ) -> None:
-    """Run an experiment on an existing SuperLink, or on processes that are started on this machine.
+    """Run an experiment on an existing SuperLink, or on processes that are started on this machine if `superlink` is None.
 
-    Raises EngineError if it fails.
+    on_round: called with the row of metrics of each round if the run's folder is on this machine.
+    on_words: called with each line in which the server warns of missing clients, missing replies or failures.
+    Raises EngineError if the federation fails, and ValueError if processes are to be started and the run's folder does not suit.
     """
     public, resume = experiment.places.public, superlink is None or experiment.resume
     if superlink is None:
@@ -160,7 +172,10 @@ def run_deployment(
 
 
 class LocalGrid(Grid):
-    """A grid that calls the clients in this process with copies of the messages. Node ids are the same in every run."""
+    """A Flower grid, the server's connection to clients, that calls the clients in this process with copies of the messages.
+
+    Node ids are the same in every run.
+    """
 
     def __init__(self, clients: ClientApp, count: int) -> None:
         ids = random.Random(0)
@@ -202,7 +217,10 @@ class LocalGrid(Grid):
         return pushed
 
     def _answer(self, message: Message) -> Message:
-        """Return a client's answer. As on Ray, a client that fails answers with an error, and its state stays unchanged."""
+        """Return a client's answer to `message`.
+
+        As on Ray, a client that fails answers with an error, and its state stays unchanged.
+        """
         node = message.metadata.dst_node_id
         context = copy.deepcopy(self._contexts[node])
         try:

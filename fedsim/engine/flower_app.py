@@ -1,15 +1,17 @@
 """The Flower apps that `flwr run .` starts.
 
-Keys of the run config:
+Keys of the run config, which the server's side chooses:
 
-experiment: path of a TOML file, read on the machine of each party. settings: the content of such a file, instead of a path.
-out:        folder of the run on the server. Relative paths start in the folder of Flower's process.
-public:     on the server, folder of public facts about the data, if the server does not have the data; otherwise empty.
-resume, device, threads: as for `fedsim run`.
+experiment:              path of a TOML file, read on the machine of each party.
+settings:                the content of such a file, used instead of the path unless it is empty.
+out:                     folder of the run on the server. Relative paths start in the folder of Flower's process.
+public:                  on the server, folder of public facts about the data, if the server does not have the data; otherwise
+                         empty.
+resume, device, threads: as for `fedsim run`; 0 threads are PyTorch's default.
 
 A client's settings are in the node config of its SuperNode, which no server can change: `data`, `private`, `truth` and `public`
 (`fedsim.engine.locations`), `client-seed` for reproducible simulations, and `experiment`, the path of the experiment that this
-client agreed to. The client refuses to run any other experiment.
+client agreed to. If `experiment` is given, the client refuses to run any other.
 """
 
 import tomllib
@@ -28,7 +30,10 @@ from fedsim.engine.run import FederationRun
 
 
 def find_server_run(context: Context) -> FederationRun:
-    """Return the run that the server's run config describes; it is built once for each config."""
+    """Return the run that the run config in the server's context describes.
+
+    The last few runs are cached, so that an equal config gives the same object.
+    """
     config = context.run_config
     public = str(config.get("public", ""))
     return _build_run(*_read_config(config), Places(public=Path(public) if public else None), None)
@@ -54,7 +59,7 @@ def find_client_run(context: Context) -> FederationRun:
 
 
 def _read_places(own: Any) -> Places:
-    """Return a client's folders from its node config."""
+    """Return the client's data set and folders, as its node config `own` states them; None for those that it lacks."""
     private, truth, public = (Path(str(own[key])).absolute() if key in own else None for key in ("private", "truth", "public"))
     return Places(data=str(own["data"]) if "data" in own else None, private=private, truth=truth, public=public)
 
@@ -83,8 +88,8 @@ def _build_run(
 def _read_experiment(path: str, settings: str, *, own: bool) -> Experiment:
     """Return the experiment in `settings`, the content of a TOML file. If it is empty, read the file at `path` instead.
 
-    own: whether to import code that the file at `path` names, such as a user's model. It is True on the server and in a
-    simulation, and False on a client, since the server chooses the path.
+    own: whether to import code that the file at `path` names, such as a user's model. It is False for a client that has a private
+    folder of its own, as in a deployment, since the server chooses the path.
     """
     if settings:
         return validate(tomllib.loads(settings), source="run config, settings")

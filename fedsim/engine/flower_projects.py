@@ -19,7 +19,7 @@ RECORDED_KEY = "recorded"
 def find_recorded(folder: Path) -> Path:
     """Return the folder that the Flower app in `folder` records to: `folder` joined with the key "recorded" of its configuration.
 
-    Raises ValueError, with advice, if [tool.flwr.app.config] in the app's pyproject.toml has no such key.
+    Raises ValueError, with advice, if [tool.flwr.app.config] in the app's pyproject.toml has no such key with a text.
     """
     config = _read_app(folder).get("config", {})
     if not isinstance(config.get(RECORDED_KEY), str):

@@ -1,4 +1,4 @@
-"""Folders of each party of a federation. In a simulation all parties share one folder."""
+"""Locations of the data and the files of one party of a federation. In a simulation all parties share one folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +10,15 @@ from fedsim.data import client_parts as parts
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Folders of one party: the server or a client. Fields that are None are treated as in a simulation.
+    """Data set and folders of one party: the server or a client.
 
     data:    a client's own data set, such as "part:/data", a folder with this client's part only. If it is None, the client loads
              the experiment's data set and splits it.
     private: a client's folder for identity, secret and state; if None, below the run's folder.
     truth:   a client's folder for the indices of the examples it used; if None, below the run's folder.
     public:  the folder of public facts about the data, such as shape and ranges. If it is None, the server loads the experiment's
-             data set. A client needs a copy of this folder, too, if its `data` is set and does not begin with "part:".
+             data set. A client uses a copy of it to check that its `data` have these shapes, columns and classes; "part:" data
+             contain the facts already.
     """
 
     data: str | None = None
@@ -29,7 +30,8 @@ class Places:
         """Return this party's data set; None if neither `data` nor `public` is set, so that it uses the experiment's data set.
 
         With `public` only, as on a server, it has the public specification, no training examples, and held-out examples if they
-        are public. With both, it is the client's own data set with the public specification and class names.
+        are public. With `data` only, it is the client's own data set. With both, it is that data set with the public
+        specification and class names; ValueError is raised if it does not fit them.
         """
         facts = None if self.public is None else datasets.load("public", path=str(self.public))
         if self.data is None:
@@ -38,7 +40,7 @@ class Places:
         return own if facts is None else parts.fit_to(own, facts)
 
     def describe_dataset(self, own: Dataset) -> dict[str, object]:
-        """Return name, arguments, content hash and size of the client's `own` data set, see `fedsim.data.describe`.
+        """Return a dict of name and arguments of the data set `data`, and content hash and size of `own`, which it was loaded as.
 
         The client writes them to its truth folder, so that scoring can load the same examples.
         """

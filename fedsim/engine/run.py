@@ -48,12 +48,13 @@ class Unfinished(ValueError):
 class FederationRun:
     """An experiment, with the folders and devices on which one party (server, client or whole simulation) runs it.
 
-    out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA if available.
+    out:         folder of the run.
+    device:      "cpu", a CUDA device such as "cuda", or "auto" for CUDA if available.
     client_seed: seed of the clients' secrets, from which each client draws its noise and other random choices. None draws the
-                 secrets from the operating system. It is never part of the experiment's file.
-    threads:     intra-op threads of one client; None does not change them.
-    resume:      continue an unfinished run.
-    places:      folders of this party; by default everybody has the data, and everything is in `out`.
+                 secrets from the operating system. It is no part of the experiment.
+    threads:     PyTorch's intra-op threads of one client; None does not change them.
+    resume:      whether to continue an unfinished run.
+    places:      data set and folders of this party; by default everybody has the data, and everything is in `out`.
     code:        names `module:function` of code that the local user allowed to be imported.
     """
 
@@ -82,14 +83,15 @@ class FederationRun:
         return self.places.load_dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
 
     def split(self) -> list[NDArray[np.int64]]:
-        """Load and split the experiment's whole data set, and return an array (n,) of training indices for each client."""
+        """Load and split the experiment's data set; return a list with the indices (n,) of each client's training examples."""
         return _split(self.experiment.to_toml())
 
     def count_examples(self) -> list[int]:
-        """Return the number of examples that each client trains on.
+        """Return a list of the number of examples that each client trains on.
 
-        A canary is a pair of examples for an audit of leakage. The client trains on one of the two, so the other is not counted.
-        If `places.public` is set, as on a server without data, the sizes are read there, in ascending order.
+        With canaries, which are pairs of examples for an audit of leakage, a client trains on one of each pair, and the other is
+        not counted. If `places.public` is set, as on a server without data, the sizes are read there, in ascending order instead
+        of the clients' order.
         Raises ValueError if that folder lists another number of clients than the experiment.
         """
         canaries = self.experiment.clients.canaries
@@ -113,7 +115,10 @@ class FederationRun:
         return strategies.build(named.name, clients=clients.count, fraction=clients.fraction, **named.arguments)
 
     def check(self) -> None:
-        """Raise ValueError or FileNotFoundError, before any work, for problems that would fail during the run."""
+        """Raise an error, mostly ValueError, if data, network, loss, defenses, strategy, sizes and device do not suit each other.
+
+        They are loaded and tried on at most two examples. This is done before a run, so that it does not fail later.
+        """
         try:
             self._try_parts()
         except TypeError as error:  # raised if an argument is a list or a text instead of a number, for example
@@ -154,16 +159,16 @@ class FederationRun:
     def _require_mode(self, model: nn.Module, spec: DataSpec) -> Training:
         """Return the training settings with a mode, "train" or "eval".
 
-        Raises ValueError if no mode is stated and the network without its network defense computes differently in the two modes.
-        A network defense adds random blocks to the network. They need no stated mode, since they are in training mode whenever a
-        client trains.
+        If none is stated, it is "eval". Raises ValueError if none is stated and the network computes differently in the two
+        modes. The random blocks that a network defense, such as dropout, adds to the network are left out here, since they are in
+        training mode whenever a client trains.
         """
         named = self.make_model_spec()
         bare = models.build_layout(replace(named, network=""), spec) if named.network else model
         return models.require_mode(bare, self.experiment.training, spec)
 
     def _try_rule(self, model: nn.Module, data: datasets.Dataset) -> None:
-        """Try the experiment's gradient defense, such as DP-SGD, in a local step on two examples; do nothing without one.
+        """Try the experiment's gradient defense, such as DP-SGD, in a local step on at most two examples; do nothing without one.
 
         Raises the error of the defense, unchanged, if it does not suit the network.
         """
@@ -209,7 +214,7 @@ class FederationRun:
         return self._count_model_bytes() * (1 + kept)
 
     def _count_round_bytes(self) -> int:
-        """Return the approximate number of bytes of a recorded round."""
+        """Return the approximate number of bytes of a recorded round: the model and the largest number of recorded updates."""
         clients, wanted = self.experiment.clients, self.parse_wanted()
         limits = [clients.drawn]
         limits += [] if wanted.clients is None else [len(wanted.clients)]
@@ -230,14 +235,14 @@ class FederationRun:
         return (recorded * self._count_round_bytes() + 2 * self._count_checkpoint_bytes()) / 1e6
 
     def parse_wanted(self) -> Wanted:
-        """Return the rounds and clients to record, parsed from the experiment's settings."""
+        """Return which rounds and clients are recorded, by the experiment's settings."""
         return Wanted.parse(self.experiment.record.rounds, self.experiment.record.clients)
 
     def prepare(self) -> None:
         """Create the folder `out` if it does not exist, and write the experiment with all defaults to experiment.toml there.
 
-        Unless `places.public` is set, the client seed is stored as well. Raises ValueError if `out` holds a finished run, and the
-        errors of `is_done`.
+        Unless `places.public` is set, the client seed is stored too, if none is stored yet. Raises ValueError if `out` holds a
+        finished run, another experiment or other files, and `Unfinished` for an unfinished run if `resume` is not set.
         """
         if self.is_done():
             raise ValueError(f"{self.out} holds a finished run already; choose another folder")
@@ -250,7 +255,7 @@ class FederationRun:
     def settle(self) -> "FederationRun":
         """Return a copy of this run that has the client seed with which the run in its folder began.
 
-        A resumed run therefore needs no `--client-seed`. A run that has not begun is returned unchanged.
+        A resumed run therefore needs no `--client-seed`. If no seed is stored in the folder, this run itself is returned.
         Raises ValueError if this run has another client seed than the one in the folder.
         """
         if not self._simulation.exists():
@@ -286,15 +291,16 @@ class FederationRun:
 def _has_begun(path: Path) -> bool:
     """Return whether `path`, a file or folder in the run's folder, shows that a run has begun.
 
-    Partial files left by a crash do not, nor does the folder `recording` if it is empty, as when it has just been mounted.
+    All do except partial files (*.partial) left by a crash, and the folder `recording` if it is empty, as when it has just been
+    mounted.
     """
     return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
 
 
 def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
-    """Return `count` examples (count, *shape) and their labels (count,) for a trial step.
+    """Return the first `count` training examples (n, *shape), or fewer if there are not so many, and their labels (n,).
 
-    They are the first training examples, or zeros with label 0 if this party has no data.
+    They are for a trial step. If this party has no training examples, they are `count` examples of zeros with label 0.
     """
     if len(data.train):
         return data.train[:count]
@@ -303,7 +309,10 @@ def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _split(experiment: str) -> list[NDArray[np.int64]]:
-    """Return an array of training indices for each client. experiment: TOML text, so that the result can be cached."""
+    """Return a list with the indices (n,) of each client's training examples.
+
+    experiment: the experiment as TOML text, so that the result can be cached.
+    """
     e = validate(tomllib.loads(experiment), source="experiment")
     examples = datasets.load(e.data.name, **e.data.arguments).train
     return partition.split(examples, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)

@@ -1,1 +1,1 @@
-"""Adapters to Flower: records, and wrappers of the server's connection to its clients (`Grid`)."""
+"""Adapters to Flower: conversion of its records, and wrappers of its `Grid`, the server's connection to its clients."""

@@ -9,7 +9,7 @@ from flwr.supercore.run import Run
 
 
 class Around(Grid):
-    """A grid that forwards every call to `inner`; subclasses override what they change."""
+    """A Flower grid that forwards every call to the grid `inner`; subclasses override what they change."""
 
     def __init__(self, inner: Grid) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""Conversion between tensors and Flower's records."""
+"""Conversion between tensors and Flower's records, and access to the entries of Flower's messages."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,7 +31,7 @@ NUM_EXAMPLES_KEY = "num-examples"
 
 
 def pack(values: NDArray[Any]) -> Array:
-    """Return what Flower's `Array(values)` gives, byte for byte, with one copy instead of three."""
+    """Return a Flower `Array` with these values, in C order in the format of `numpy.save`, with one copy instead of three."""
     values = np.asarray(values, order="C")
     data = values.reshape(-1).view(np.uint8).data if values.size else b""
     return Array(
@@ -40,9 +40,9 @@ def pack(values: NDArray[Any]) -> Array:
 
 
 def read_array(array: Array) -> NDArray[Any]:
-    """Return the values that Flower's `array.numpy()` gives, without a copy if the header is the one that `numpy.save` writes.
+    """Return the values of a Flower array, without copying them if its header is the one that `numpy.save` writes in C order.
 
-    Without a copy, the result is read-only. Raises ValueError if the length does not fit shape and type.
+    Without a copy, the result is read-only. Raises ValueError if the number of bytes does not fit shape and type.
     """
     with suppress(TypeError):  # raised for a type that NumPy does not have
         if array.stype == "numpy.ndarray" and array.data.startswith(head := _make_header(array.dtype, array.shape)):
@@ -52,7 +52,7 @@ def read_array(array: Array) -> NDArray[Any]:
 
 
 def _check_length(array: Array) -> None:
-    """Raise ValueError if the header of `array` states more or fewer bytes than follow it, or values that are Python objects.
+    """Raise ValueError if `array` holds more or fewer bytes than its header states, or values that are Python objects.
 
     This is checked before NumPy allocates memory for the values.
     """
@@ -76,34 +76,34 @@ def _make_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Convert tensors by name to a Flower record, bit for bit."""
+    """Convert a dict of tensors to a Flower record with the same names. Raises TypeError for bfloat16, which NumPy lacks."""
     return ArrayRecord({name: pack(t.detach().cpu().numpy()) for name, t in tensors.items()})
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Convert one array to a tensor."""
+    """Convert one Flower array to a tensor on the CPU, with memory of its own."""
     return from_numpy(read_array(array).copy())
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
-    """Convert a Flower record to tensors by name."""
+    """Convert a Flower record to a dict of tensors on the CPU, with the same names."""
     return {name: to_tensor(array) for name, array in record.items()}
 
 
 def put_payload(content: RecordDict, payload: Payload) -> None:
-    """Add a payload to a reply."""
+    """Add a payload, a client's encoded update, to the content of its reply: its tensors and the name of its codec."""
     content[PAYLOAD_KEY] = to_arrays(payload.tensors)
     content[CODEC_KEY] = ConfigRecord({"name": payload.codec})
 
 
 def put_dense(content: RecordDict, update: ArrayRecord) -> None:
-    """Add a dense update to a reply, as `put_payload` does with codec "dense", without unpacking it."""
+    """Add an update to the content of a reply, as a payload with codec "dense" (all values as they are), without copying it."""
     content[PAYLOAD_KEY] = update
     content[CODEC_KEY] = ConfigRecord({"name": "dense"})
 
 
 def take_payload(content: RecordDict) -> Payload:
-    """Remove the payload from a reply and return it."""
+    """Remove the payload, a client's encoded update, from the content of its reply and return it."""
     record, codec = content[PAYLOAD_KEY], content[CODEC_KEY]
     assert isinstance(record, ArrayRecord)
     assert isinstance(codec, ConfigRecord)
@@ -112,7 +112,10 @@ def take_payload(content: RecordDict) -> Payload:
 
 
 def take_buffers(content: RecordDict) -> dict[str, Tensor]:
-    """Remove the model's buffers (batch-norm statistics) from a reply and return them; an empty dict if there are none."""
+    """Remove the model's buffers (batch-norm statistics) from the content of a reply and return them as tensors by name.
+
+    The dict is empty if there are none.
+    """
     if BUFFERS_KEY not in content:
         return {}
     record = content[BUFFERS_KEY]
@@ -122,19 +125,22 @@ def take_buffers(content: RecordDict) -> dict[str, Tensor]:
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
-    """Return the metrics that a client reports, without lists of numbers."""
+    """Return the metrics in the content of a client's reply, as a dict without those that are lists of numbers."""
     record = content[METRICS_KEY]
     assert isinstance(record, MetricRecord)
     return {name: value for name, value in record.items() if not isinstance(value, list)}
 
 
 def count_bytes(content: RecordDict) -> int:
-    """Return the size in bytes of all records of a message when sent, including the keys of their entries."""
+    """Return the total size in bytes of all records of a message, as Flower counts it, including the keys of their entries."""
     return sum(_count_record_bytes(record) for record in content.values())
 
 
 def _count_record_bytes(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    """Return the size in bytes as Flower counts it, also for empty values in a ConfigRecord, for which Flower fails."""
+    """Return the size of a record in bytes, as Flower counts it.
+
+    Flower fails for empty values in a ConfigRecord; here, only their keys are counted.
+    """
     if not isinstance(record, ConfigRecord):
         return record.count_bytes()
     filled = ConfigRecord({key: value for key, value in record.items() if value not in ("", b"", [])})
@@ -142,7 +148,7 @@ def _count_record_bytes(record: ArrayRecord | MetricRecord | ConfigRecord) -> in
 
 
 def read_number(message: Message, key: str) -> int:
-    """Return a number from the server's configuration of this round."""
+    """Return the number at `key` of the server's configuration in the message, as a whole number."""
     config = message.content[CONFIG_KEY]
     assert isinstance(config, ConfigRecord)
     return int(config[key])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Registries of models and losses. Both are public knowledge."""
+"""Models and losses that experiments choose by name, and checks of models. Model and loss of an experiment are public."""
 
 from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, build, build_layout, find_head, identify_network, list_buffers
 from fedsim.models.concessions import check_loss, list_concessions, list_unsimulated, require_mode

@@ -35,7 +35,11 @@ def imprint(
 ) -> nn.Sequential:
     """Return a built-in model behind the imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed").
 
-    base: name of the built-in model. bins, statistic, centre, spread: as in `fedsim.models.imprint.Imprint`.
+    base:           name of the built-in model; not torchvision.
+    bins:           number of neurons of the imprint module, from 2 to 65536.
+    statistic:      what they measure of an image: average (of all normalised values) or cosine (a wave over the flattened image).
+    centre, spread: location and scale of this statistic on public data of the same kind.
+    Raises ValueError for other values.
     """
     if base not in BUILT_IN or base in ("imprint", "torchvision"):
         known = ", ".join(name for name in BUILT_IN if name not in ("imprint", "torchvision"))
@@ -85,8 +89,9 @@ _CODE: dict[str, tuple[Callable[..., Any], str]] = {}
 def admit(reference: str, name: str | None = None) -> None:
     """Import the model function `module:function`, also from the current folder, and allow `build` to use it.
 
-    `build` then accepts it under that reference and under `name`. The function or class takes `(shape, num_classes)`, only one of
-    both as a keyword argument, or no argument, and returns a module.
+    `build` then accepts it under that reference and under `name`. The function or class takes `shape` and `num_classes` as
+    keyword arguments, or only one of them, or both by position under other names, or neither; it returns a module. Its other
+    arguments are those of the specification.
     Raises ValueError if it cannot be imported, or if `name` is the name of a built-in model.
     """
     if name in BUILT_IN:
@@ -103,7 +108,7 @@ def admit(reference: str, name: str | None = None) -> None:
 
 
 def identify_network(spec: ModelSpec) -> str:
-    """Return `module:name@digest`, which identifies the code of a network; "" for a network of this project.
+    """Return `module:name@digest`, which identifies the source code of a network; "" for a network of this project.
 
     Raises ValueError if the code is not part of this project and the user has not allowed it (`admit`).
     """
@@ -113,9 +118,9 @@ def identify_network(spec: ModelSpec) -> str:
 
 
 def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
-    """Return the model with initial weights drawn from `seed`. The global random state is not changed.
+    """Return the model with initial weights drawn from `seed`. PyTorch's global random state is not changed.
 
-    Every built-in model takes the argument `outputs`, the number of its logits: one per class, or 1 for two classes and the
+    The argument `outputs` of a specification is the number of logits: one per class (the default), or 1 for two classes and the
     logistic loss.
     Raises ValueError if name, arguments or `data.shape` do not fit, or the model has more than `MAX_PARAMETERS` values.
     """
@@ -126,7 +131,7 @@ def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
 def build_layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
     """Return the model without values, on the meta device: names, shapes and modules at little cost. Raises as `build` does.
 
-    If the code of a foreign model does not work on the meta device, the model is returned with values.
+    If the code of a model does not work on the meta device, the model is returned on the CPU, with values.
     """
     try:
         with torch.device("meta"):
@@ -150,7 +155,10 @@ def build_layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
 
 
 def find_head(model: nn.Module) -> tuple[str, str | None]:
-    """Return the names of the weight and the bias of the last linear layer; None for a missing bias."""
+    """Return the names of the weight and the bias of the last linear layer; None for a missing bias.
+
+    Raises ValueError if there is no linear layer.
+    """
     name = find_last_linear(model)
     prefix = f"{name}." if name else ""
     return f"{prefix}weight", f"{prefix}bias" if model.get_submodule(name).bias is not None else None
@@ -206,7 +214,10 @@ def _find_factory(name: str) -> ModelFactory:
 
 
 def _make_factory(function: Callable[..., Any]) -> ModelFactory:
-    """Wrap `function` as a factory that takes `(shape, num_classes, **arguments)`."""
+    """Wrap a user's `function` as a factory that takes `(shape, num_classes, **arguments)`.
+
+    The network that it returns takes floats and returns logits (`foreign.adapt`).
+    """
     named, plain = _find_public_parameters(function)
 
     def build_network(shape: tuple[int, ...], num_classes: int, **arguments: Any) -> nn.Module:
@@ -219,7 +230,10 @@ def _make_factory(function: Callable[..., Any]) -> ModelFactory:
 
 
 def _find_public_parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Return which of shape and num_classes a function takes as keyword arguments, and whether it takes both by position."""
+    """Return which of shape and num_classes are names of parameters of a function, and whether it takes both by position.
+
+    The latter holds if it has no parameter of these names and at least two positional parameters without a default.
+    """
     parameters = inspect.signature(function).parameters
     named = [key for key in ("shape", "num_classes") if key in parameters]
     required = [
@@ -248,6 +262,7 @@ def _probe_outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device:
 
     The number is found by a forward pass, except for built-in networks other than `torchvision`: they check shapes themselves, so
     the number of rows of the last linear layer is enough. This saves the second that PyTorch's first forward pass takes.
+    Raises ValueError if the network's `forward` needs more than one argument.
     """
     if spec.name in BUILT_IN and BUILT_IN[spec.name] is not torchvision:
         return dict(model.named_parameters())[find_head(model)[0]].shape[0]

@@ -25,10 +25,10 @@ MALICIOUS_SERVER_WARNING = (
 
 
 def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
-    """Return warnings for users of attacks on this network, one text each.
+    """Return warnings for users of attacks on this network, a list of one text each; empty if there is nothing to say.
 
-    They name imprint layers of a malicious server, say how attacks treat batch norm in the mode ("train" or "eval") of
-    `training`, and list what attacks do not simulate (`list_unsimulated`).
+    They state that the network has an imprint layer of a malicious server; how attacks treat batch norm, if there is any, in the
+    mode of `training`, "train" or "eval"; and that clients draw random numbers (`list_unsimulated`).
     """
     normed = _has_batch_norm(network)
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
@@ -45,17 +45,18 @@ def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> 
 
 
 def list_unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
-    """Return warnings, at most one: clients draw random numbers such as dropout while they train, and attacks omit these.
+    """Return a list with a warning if clients draw random numbers, such as dropout, while they train; otherwise empty.
 
-    Settings of the optimiser play no part. An empty list means that attacks can simulate the network's training.
+    Attacks do not know these numbers. The list is also empty if `training.mode` is not "train".
     """
     return [RANDOM_CLIENTS_WARNING] if training.mode == "train" and _is_random(network, data) else []
 
 
 def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Training:
-    """Return the training settings with a mode: the one that they state, else "eval" if the network computes the same in both.
+    """Return the training settings with a mode, "train" or "eval": the one that they state, else "eval".
 
-    Raises ValueError if no mode is stated and the network has batch norm or draws random numbers in training mode.
+    Raises ValueError if none is stated and the network computes differently in both: it has batch norm or draws random numbers in
+    training mode.
     """
     if training.mode != "unstated":
         return training
@@ -69,7 +70,7 @@ def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Trai
 
 
 def check_loss(network: nn.Module, training: Training, data: DataSpec) -> None:
-    """Raise ValueError if the network's logits do not suit the prescribed loss, such as a single logit and cross-entropy."""
+    """Raise ValueError if the network's logits do not suit the loss of `training`, such as a single logit and cross-entropy."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         logits = copy_module(network).eval()(data.normalise(torch.zeros(1, *data.shape)))
         find_loss(training.loss)(logits, torch.zeros(1, dtype=torch.long))
@@ -80,10 +81,10 @@ def _has_batch_norm(network: nn.Module) -> bool:
 
 
 def _is_random(network: nn.Module, data: DataSpec) -> bool:
-    """Return whether a network has dropout, or in training mode computes two different outputs for the same input.
+    """Return whether a network has dropout, or in training mode computes two different outputs for the same random input.
 
     The comparison of outputs also detects random functions that are not modules. A network on the meta device is searched for
-    dropout only. A network that fails on this random input is taken as not random.
+    dropout only. Without dropout, a network that fails on this input is taken as not random.
     """
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in network.modules()):
         return True

@@ -19,7 +19,8 @@ from fedsim.recording.observation import ModelSpec
 def adapt(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Change a foreign network in place so that it takes floats and returns logits, and return it.
 
-    Lazy layers are initialised by a forward pass of zeros (1, *shape). See `take_tokens_as_floats` and `return_logits`.
+    Lazy layers are initialised by a forward pass of zeros (1, *shape), embeddings accept indices as floats, and the output of the
+    network, if it is an object or a dictionary, is replaced by its `logits`.
     """
     take_tokens_as_floats(model)
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
@@ -31,7 +32,10 @@ def adapt(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def take_tokens_as_floats(model: nn.Module) -> nn.Module:
-    """Make the embeddings of a network accept indices as floats, by forward hooks, since all examples are tensors of floats."""
+    """Make the embeddings of a network accept indices as floats, by forward pre-hooks, and return the network.
+
+    Examples are tensors of floats, also those that hold tokens.
+    """
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.register_forward_pre_hook(convert_indices)
@@ -39,20 +43,23 @@ def take_tokens_as_floats(model: nn.Module) -> nn.Module:
 
 
 def convert_indices(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the arguments of an embedding with indices as int64; None, which leaves them unchanged, if they are integers."""
+    """Return the arguments of an embedding with the first, its indices, converted from floats to int64.
+
+    If it is not a tensor of floats, None is returned, which leaves the arguments unchanged.
+    """
     if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
         return (given[0].long(), *given[1:])
     return None
 
 
 def return_logits(model: nn.Module) -> nn.Module:
-    """Make a network that returns an object or a dictionary return its `logits` instead, by a forward hook."""
+    """Make a network that returns an object or a dictionary return its `logits` instead, by a hook; return the network."""
     model.register_forward_hook(take_logits)
     return model
 
 
 def take_logits(model: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
-    """Return the `logits` of an output object or dictionary; None, which leaves the output unchanged, for anything else."""
+    """Return the tensor `logits` of an output object or dictionary; None, which leaves the output unchanged, if it has none."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else None
 
@@ -69,21 +76,24 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleSpec(ModelSpec):
-    """A specification that holds the network itself. No other process can build it by a name, so it cannot be recorded.
+    """A specification that holds the network itself. No other process can build it by its name, so it cannot be recorded.
 
-    module: the network; `build` returns copies of it, so that it stays unchanged.
+    module: the network; `fedsim.models.build` returns copies of it, so that it stays unchanged.
     """
 
     module: nn.Module = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleSpec":
-        """Return the specification of a copy of `module` on the CPU. The `.grad` of its parameters is None."""
+        """Return the specification of a copy of `module` on the CPU, whose parameters have no gradients."""
         kept = copy_module(module).cpu()
         kept.zero_grad(set_to_none=True)
         return cls(name=f"{type(module).__qualname__} (in memory)", module=kept)
 
     def copy(self) -> nn.Module:
-        """Return a copy of the network, on the meta device if that is PyTorch's default device."""
+        """Return a copy of the network, on the meta device if that is PyTorch's default device, else on the CPU.
+
+        It takes floats as indices of embeddings and returns logits, see `adapt`.
+        """
         module = take_tokens_as_floats(copy_module(self.module))
         return return_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)

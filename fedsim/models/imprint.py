@@ -1,8 +1,9 @@
 """The imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed: directly obtaining private data").
 
-It is inserted before the first layer. All its neurons measure one linear statistic of the image, and neuron i reacts if the
-statistic exceeds the i-th quantile of its distribution. The difference between the gradients of two neighbouring neurons gives
-the server the example whose statistic lies between their thresholds, if it is the only one of its batch there.
+It is inserted before the first layer. All its neurons measure one linear statistic of the image; each reacts if the statistic
+exceeds its threshold, and the thresholds are quantiles of the statistic's distribution. Two neighbouring neurons give the server
+the one example of a batch whose statistic lies between their thresholds, if no other does: it is the difference of the gradients
+of their weights, divided by that of their biases.
 """
 
 import math
@@ -35,11 +36,12 @@ STATISTICS: Mapping[str, tuple[Callable[[int], Tensor], torch.distributions.Dist
 class Imprint(nn.Module):
     """A linear layer with one direction and many thresholds, ReLU, and a linear layer back to the shape of the input.
 
-    size:      number of values of one input.
-    bins:      number of neurons k. An example can be read if no other example of the batch lies between the same thresholds.
-    statistic: average (of all normalised values) or cosine (a wave over the flattened image).
-    centre, spread: location and scale of the statistic on public data of the same kind, by which the thresholds are shifted and
-               multiplied.
+    size:           number of values of one input.
+    bins:           number of neurons, each with one threshold. The server can read an example if no other of its batch lies
+                    between the same thresholds.
+    statistic:      what the neurons measure: average (of all normalised values) or cosine (a wave over the flattened image).
+    centre, spread: location and scale of the statistic on public data of the same kind. The thresholds are multiplied by
+                    `spread`, then `centre` is added.
     """
 
     def __init__(self, size: int, *, bins: int, statistic: str, centre: float, spread: float) -> None:
@@ -60,7 +62,7 @@ class Imprint(nn.Module):
 
 
 def _compute_thresholds(distribution: torch.distributions.Distribution, bins: int) -> Tensor:
-    """Return `bins` increasing thresholds: `LOWEST_THRESHOLD`, then the quantiles i / bins of the distribution."""
+    """Return increasing thresholds (bins,): `LOWEST_THRESHOLD`, then the quantiles 1/bins, 2/bins, ... of the distribution."""
     with torch.device("cpu"):
         quantiles = distribution.icdf(torch.arange(1, bins, dtype=torch.float64) / bins)
         return torch.cat([torch.tensor([LOWEST_THRESHOLD], dtype=torch.float64), quantiles]).float()

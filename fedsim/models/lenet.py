@@ -1,4 +1,4 @@
-"""LeNets of DLG and CPL: with sigmoids as published, and the variants that CPL compares."""
+"""LeNets of the gradient attacks DLG (Zhu et al. 2019) and CPL (Wei et al. 2020), and the variants that CPL compares."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -34,13 +34,14 @@ None stands for True with the activation sigmoid and False with any other.
 class LeNet(nn.Sequential):
     """5x5 convolutions with padding 2, each followed by an activation, then one linear layer; for images of any size.
 
-    strides:    one stride per convolution. channels: number of channels of every convolution.
-    activation: sigmoid, tanh, relu, or leaky_relu.
-    pooling:    none, max, or mean. With max or mean, all strides are 1, and each stride of 2 is replaced by 2x2 pooling after the
-                activation.
-    initial:    distribution of the initial weights: "uniform" draws all weights and biases from (-0.5, 0.5); "default" is
-                PyTorch's; "published" is that of the papers' code, uniform for sigmoids and default for the others. For sigmoids
-                on images above 32 pixels, the code of CPL uses default and channels=256.
+    strides:    one stride per convolution.
+    channels:   number of channels of every convolution.
+    activation: sigmoid, tanh, relu, or leaky_relu (of slope 0.5).
+    pooling:    none, max, or mean. With max or mean, a convolution of stride 2 gets stride 1 and is followed by its activation
+                and 2x2 pooling; the image then needs at least 2 pixels per side for one such convolution, 4 for two, and so on.
+    initial:    distribution of the initial weights and biases: "uniform" from (-0.5, 0.5); "default" is PyTorch's; "published" is
+                that of the papers' code, uniform for sigmoid and default for other activations. For sigmoids on images above 32
+                pixels, the code of CPL uses default and channels=256.
     """
 
     def __init__(
@@ -85,7 +86,12 @@ def lenet_dlg(
 ) -> LeNet:
     """Return a network of three convolutions and a linear layer (Zhu et al. 2019, "Deep leakage from gradients", and iDLG).
 
-    channels, activation, pooling, initial: as in `LeNet`.
+    The convolutions are 5x5, with strides 2, 2 and 1.
+    channels:   number of channels of every convolution.
+    activation: sigmoid, tanh, relu, or leaky_relu.
+    pooling:    none, max, or mean, the latter two instead of strides.
+    initial:    distribution of the initial weights and biases: uniform from (-0.5, 0.5), default (PyTorch's), or published, which
+                is uniform for sigmoid and default for other activations.
     """
     return LeNet(
         check_image(shape, "a LeNet"),
@@ -108,8 +114,13 @@ def lenet_cpl(
 ) -> LeNet:
     """Return a network of four convolutions and a linear layer (Wei et al. 2020, CPL).
 
-    The paper is "A framework for evaluating gradient leakage attacks in federated learning".
-    channels, activation, pooling, initial: as in `LeNet`.
+    The paper is "A framework for evaluating gradient leakage attacks in federated learning". The convolutions are 5x5, with
+    strides 2, 2, 1 and 1.
+    channels:   number of channels of every convolution.
+    activation: sigmoid, tanh, relu, or leaky_relu.
+    pooling:    none, max, or mean, the latter two instead of strides.
+    initial:    distribution of the initial weights and biases: uniform from (-0.5, 0.5), default (PyTorch's), or published, which
+                is uniform for sigmoid and default for other activations.
     """
     return LeNet(
         check_image(shape, "a LeNet"),
@@ -123,9 +134,9 @@ def lenet_cpl(
 
 
 def _compute_side(side: int, stride: int, pooled: object) -> int:
-    """Return the side length of the features after one convolution and, if `pooled` is true, its pooling.
+    """Return the side length of the features after one 5x5 convolution with padding 2 and, if `pooled` is true, 2x2 pooling.
 
-    With pooling, the convolution has stride 1 and 2x2 pooling follows; otherwise it has stride `stride`.
+    With pooling, the convolution has stride 1; otherwise it has stride `stride`.
     """
     return side // 2 if pooled else (side - 1) // stride + 1
 

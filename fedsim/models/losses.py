@@ -1,4 +1,4 @@
-"""Registry of losses. Logits are one per class, or a single one for two classes."""
+"""Registry of losses, and conversion of logits to classes and probabilities. Two classes may have two logits or a single one."""
 
 from collections.abc import Callable
 
