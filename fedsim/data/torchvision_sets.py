@@ -25,7 +25,7 @@ ZERO_MEAN, UNIT_STD = (0.0,), (1.0,)
 def mnist(
     root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
-    """Load MNIST: handwritten digits, 28x28 grey, 60,000 for training and 10,000 held out (LeCun et al. 1998); downloaded once.
+    """Load MNIST: handwritten digits, 28x28 grey, 60,000 for training, 10,000 held out (LeCun et al. 1998); downloaded once.
 
     root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
@@ -39,7 +39,7 @@ def mnist(
 def fashion_mnist(
     root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
-    """Load Fashion-MNIST: clothes, 28x28 grey, 60,000 for training and 10,000 held out (Xiao et al. 2017); downloaded once.
+    """Load Fashion-MNIST: clothes, 28x28 grey, 60,000 for training, 10,000 held out (Xiao et al. 2017); downloaded once.
 
     root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
@@ -53,7 +53,7 @@ def fashion_mnist(
 def cifar10(
     root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
-    """Load CIFAR-10: animals and vehicles, 32x32 colour, 50,000 for training and 10,000 held out (Krizhevsky 2009); downloaded once.
+    """Load CIFAR-10: animals and vehicles, 32x32 colour, 50,000 for training, 10,000 held out (Krizhevsky 2009); downloaded once.
 
     root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
@@ -67,7 +67,7 @@ def cifar10(
 def cifar100(
     root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
-    """Load CIFAR-100: a hundred classes, 32x32 colour, 50,000 for training and 10,000 held out (Krizhevsky 2009); downloaded once.
+    """Load CIFAR-100: a hundred classes, 32x32 colour, 50,000 for training, 10,000 held out (Krizhevsky 2009); downloaded once.
 
     root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
