@@ -115,8 +115,8 @@ class Verdict:
 
     outcome: "recovered" if the attack shows a leak and recovers examples beyond what its null and chance explain, "partly leaked"
     if only other scores show a leak, "not distinguishable from the null at this sample" if no score does. It is "no verdict" if
-    the null is missing, or if no score shows a leak and the null covers only some of the examples or the rows are of an old
-    version.
+    no case is finished or the null is missing, or if no score shows a leak and the null covers only some of the examples or the
+    rows are too old for a test.
     comparisons: one per tested score. examples, clusters: number of distinct examples compared, and of the independent groups
     that they form.
     recovered, null_recovered: how many of these examples the attack and the null recovered (`ScoreRow.success`) at least once.

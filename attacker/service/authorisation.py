@@ -35,9 +35,8 @@ SECURITY_HEADERS = {
 def read_token(path: Path) -> str:
     """Return the token in the file `path`; if there is no such file, create it with a new random token.
 
-    A new file is accessible to its owner only, and so is its folder. Raises ValueError if an existing file is a link or a special
-    file, belongs to another user or is open to other users, or if it does not hold a token of 32 to 999 printable ASCII
-    characters.
+    A new file is accessible to its owner only. Raises ValueError if an existing file is a link or a special file, belongs to
+    another user or is open to other users, or if it does not hold a token of 32 to 999 printable ASCII characters.
     """
     make_private(path.parent)
     try:

@@ -28,9 +28,9 @@ class TooMany(RuntimeError):
 class Event(NamedTuple):
     """One change.
 
-    number: number of the event in its feed, from 1; 0 if it is sent for a single job only. A `hello`, the first event of a
-    connection, has the number after which its events follow. kind: what changed, such as "job". key: its subject, such as the
-    job's id; "" for a `hello`. data: content as JSON text.
+    number: number of the event in its feed, from 1; 0 for an event that was made for a single connection. A `hello`, the first
+    event of a connection to the feed, has the number after which its events follow. kind: what changed, such as "job". key: its
+    subject, such as the job's id; "" for a `hello`. data: content as JSON text.
     """
 
     number: int

@@ -31,8 +31,8 @@ class CaseBounds:
     """Lower bounds on the mean squared error of each example, for the cases of one run.
 
     read_used: function that returns the examples of a round, given round, attempt and clients. seconds: time budget of all calls
-    of `find` together. A case has no bound if its expected time exceeds what is left, or if no bound is known for its defense.
-    The attribute `reasons` is a dict from the key of such a case to the reason.
+    of `find` together. A case has no bound if its expected time exceeds what is left, if none is known, as for secure sums and
+    some defenses, or if its files are damaged. The attribute `reasons` is a dict from the key of such a case to the reason.
     """
 
     def __init__(self, recording: Recording, data: Dataset, read_used: ReadUsed, *, seconds: float = float("inf")) -> None:

@@ -156,9 +156,10 @@ class Catalogue:
             raise UnknownName(f"there is no recording {id!r}") from None
 
     def get_rows(self, run: CatalogueRun) -> Mapping[int, Sequence[IndexRow]]:
-        """Return a dict from each round, ascending, to the rows of the recording's index for this round, one per client.
+        """Return a dict from each round, ascending, to the rows of the recording's index for this round.
 
-        It is empty if the index cannot be read.
+        A row is about the reply of one client, or about the sum over clients under secure aggregation. The dict is empty if the
+        index cannot be read.
         """
 
         def read(before: IndexedRows | None) -> IndexedRows:

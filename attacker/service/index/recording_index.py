@@ -20,7 +20,7 @@ MAX_MESSAGE = 300
 
 
 class IndexRow(NamedTuple):
-    """The fields of a row of the index that the page shows: the reply of a client in a round.
+    """The fields of a row of the index that the page shows: the reply of a client in a round, or a sum under secure aggregation.
 
     num_examples: number of examples behind the update; None if unknown. bytes: size of the reply. time: Unix time at which the
     server received it. reason: why the client failed or was late; "" otherwise.
@@ -67,7 +67,7 @@ class Index:
     def attempts(self) -> dict[int, int]:
         """Dict from each round to the number of times that the federation had been started when the round was recorded.
 
-        It is 1 unless the run was resumed. A resume may repeat a round.
+        It is 1 for rounds before any resume. A resume may repeat a round.
         """
         return {number: marks[2] for number, marks in self.rounds.items()}
 
