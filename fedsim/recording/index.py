@@ -137,7 +137,7 @@ def make_sent_row(folder: Path, values: tuple[Any, ...]) -> SentRow:
 def make_path(round: int, name: str) -> str:
     """Return the path, relative to the recording's folder, of the file with a client's reply in a round.
 
-    name: the client's name, or "global" for the file with the weights that the server sent.
+    name: the client's name, "sum" for the secure sum, or "global" for the file with the weights that the server sent.
     """
     return f"rounds/{round:05d}/{name}.safetensors"
 

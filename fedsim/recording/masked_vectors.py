@@ -78,7 +78,10 @@ class Masked:
 
 
 def check_fit(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raise ValueError if names, types or shapes of a file's tensors are not those of a `Masked` for these weights."""
+    """Raise ValueError if names, types or shapes of a file's tensors are not those of a `Masked` for these weights.
+
+    The tensor "words" may be missing, since a client may have sent no masked vector.
+    """
     length = HEADER_WORDS + sum(prod(weight.shape) for weight in weights.values())
     expected = {
         "words": (torch.uint32, (length,)),

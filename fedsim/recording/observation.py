@@ -187,5 +187,5 @@ class Observation:
 
 
 def _compute_half_gap(magnitude: Tensor) -> Tensor:
-    """Return half the distance from each value to the next larger floating point number."""
+    """Return half the distance from each value to the next larger floating point number of its type."""
     return (torch.nextafter(magnitude, torch.full_like(magnitude, float("inf"))) - magnitude) / 2

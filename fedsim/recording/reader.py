@@ -111,9 +111,9 @@ class Recording:
         return rows
 
     def _replace_count(self, row: Row) -> Row:
-        """Return the row with the reported number of examples in `reported`, and `num_examples` derived from it.
+        """Return the row with the reported number of examples in `reported`, and the number behind the update in `num_examples`.
 
-        `Training.count_examples` derives the number, since a round may use only part of the client's examples. The row of a
+        `Training.count_examples` derives the latter, since a round may use only part of the client's examples. The row of a
         secure sum is returned unchanged.
         """
         if row.client == SUM_CLIENT:

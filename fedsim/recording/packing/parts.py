@@ -75,9 +75,10 @@ def check_kind(got: TensorLike, weight: TensorLike) -> None:
 
 
 def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least: int = 0, most: int) -> int:
-    """Return the length of a part, checked to be a vector of type `dtype` (None: any type that can be recorded).
+    """Return the length of a part of a codec's output, checked to be a vector of type `dtype` (None: any type in `DTYPES`).
 
-    Raises ValueError if the part has another type or dimension, or its length is not in [least, most].
+    part: its name, for messages. Raises ValueError if it has another type or not one dimension, or its length is not in
+    `least` to `most`, both included.
     """
     if len(got.shape) != 1 or not least <= got.shape[0] <= most:
         fitting = f"{most}" if least == most else f"{least} to {most}"
