@@ -104,10 +104,11 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 def make_client(key: Path, public: Path) -> None:
     """Write a client's private key to `key`, and its public key, which the SuperLink gets, to `public`.
 
-    An existing private key is kept, and the public key is computed from it. Raises ValueError if it is not in OpenSSH's format.
+    An existing private key is kept, and the public key is computed from it. Raises ValueError if it is not in OpenSSH's format,
+    and TypeError if it has a password.
 
-    New keys are of the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`. Flower accepts no other curve; that of an existing
-    key is not checked.
+    New keys are of the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`. Flower accepts no other kind; the kind of an
+    existing key is not checked.
     """
     make_private(key.parent)
     make_private(public.parent)

@@ -1,9 +1,9 @@
 """The imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed: directly obtaining private data").
 
 It is inserted before the first layer. All its neurons measure one linear statistic of the image; each reacts if the statistic
-exceeds its threshold, and the thresholds are quantiles of the statistic's distribution. Two neighbouring neurons give the server
-the one example of a batch whose statistic lies between their thresholds, if no other does: it is the difference of the gradients
-of their weights, divided by that of their biases.
+exceeds its threshold. The thresholds are quantiles of the statistic's distribution, except the first, which every example
+exceeds. Two neighbouring neurons give the server the one example of a batch whose statistic lies between their thresholds, if no
+other does: it is the difference of the gradients of their weights, divided by that of their biases.
 """
 
 import math
