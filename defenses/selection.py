@@ -60,7 +60,8 @@ def withhold(names: str | Sequence[str]) -> Defense:
 def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
     """Apply a defense to some tensors only; the others are sent unchanged.
 
-    defense: defense of the selected tensors, which it sees as one update: masked(clip(1) | gaussian(0.1), ["6.*"]).
+    defense: defense of the selected tensors, which it sees as one update, as in masked(clip(1) | gaussian(0.1), ["6.*"]). There,
+             the norm is that of all tensors whose names begin with "6.".
     names:   names of parameters, or patterns as for `withhold`; at least one.
     """
     if not isinstance(defense, Defense):

@@ -56,7 +56,7 @@ def run(
 
 
 def load(path: Path | str, *, code: Sequence[str] = ()) -> Recording:
-    """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither, or a damaged one.
+    """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither, or the manifest is damaged.
 
     code: names `module:function` of code that the recording or its truth names, such as a defense or a data set of your own. They
           are imported. Code that a recording names is not imported unless you name it.

@@ -32,7 +32,7 @@ from fedsim.truth import TruthWriter, describe_dataset
 
 
 class IndexedExamples(Protocol):
-    """Training examples; indexing by an array of M indices returns x (M, *shape) and y (M,)."""
+    """Training examples; indexing by an array of M indices returns x (M, *shape) in [0, 1] and y (M,)."""
 
     def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]: ...
 

@@ -77,7 +77,7 @@ def _subtract(trained: Tensor, sent: Tensor) -> Tensor:
 
 
 def _count_update(context: Context) -> tuple[ClientIdentity, int]:
-    """Count one more update, and return the client's identity and this count, which is 1 for the first update.
+    """Count one more update in `context.state`, and return the client's identity and this count, which is 1 for the first update.
 
     The count seeds the noise. The server's round number might repeat, and then the noise would repeat as well.
     """

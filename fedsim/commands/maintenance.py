@@ -25,8 +25,8 @@ class Verified:
     """The result of verifying the run or recording in `folder`.
 
     rounds: number of rounds in its index. weights: number of rounds whose global weights are intact.
-    observations: number of observations in its index whose client sent an update. intact: number of those whose update, and the
-                  global weights of their round, can be read.
+    observations: number of updates in its index, without those that are masked by secure aggregation, but with their sums.
+    intact: number of those that can be read, together with the global weights of their round.
     damaged: damaged files, as paths relative to `folder`, each with the first reason that was found.
     unexpected: files in the recording's folder that do not belong to it, such as those of a round that was not finished. They are
                 not looked for if the index is damaged.
@@ -67,7 +67,7 @@ class _Damage:
 
 
 def verify(folder: Path) -> Verified:
-    """Read every file of a recording, or of a run's recording, and compare it with the index. Nothing is changed.
+    """Check that the files of a recording, or of a run's recording, agree with its index. Nothing is changed.
 
     If there is a folder `truth` beside the recording, where clients note which examples they used, a client that sent an update
     without noting this counts as damage. Links, pipes and devices count as damage too; nothing is read if there are any.
@@ -131,7 +131,10 @@ def _read_index(recording: Recording, damage: _Damage) -> tuple[list[Row], list[
 
 
 def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
-    """Return whether a row's update, or the global weights of a round, can be read; add the error to `damage` otherwise."""
+    """Return whether a row's update, or the global weights of a round, can be read; if not, add the error to `damage`.
+
+    what: the row, or the number of the round.
+    """
     try:
         if not isinstance(what, Row):
             recording.read_sent(what)
@@ -148,8 +151,8 @@ def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
 def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
     """Add an error to `damage` for each of `rows` (observations) whose true examples are not noted in the folder `truth`.
 
-    The error names the client's file in that folder, which has no entry for the round and attempt, or cannot be read. If the
-    folder itself cannot be read, there is a single error; if it does not exist, nothing is checked.
+    The error names the client's file in that folder, which has no entry for the round and attempt, or cannot be read. If the data
+    set is not described there, this is the only error. If the folder does not exist, nothing is checked.
     """
     if not truth.is_dir():
         return

@@ -10,7 +10,7 @@ from fedsim.commands.console import Json, err, out, print_json, report_errors
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")], as_json: Json = False) -> None:
-    """Read every file of a recording and list the damaged ones. Exit status 1 if any file is damaged."""
+    """Check that the files of a recording are intact, and list the damaged ones. Exit status 1 if any is damaged."""
     with report_errors():
         from fedsim.commands import maintenance
 

@@ -85,7 +85,7 @@ def _check_rounds(value: Any) -> str:
 class RecordedParts(_Frozen):
     """Selection of the rounds and clients whose messages are recorded.
 
-    rounds:  `"all"`, or rounds counted from 1, such as `"3"`, `"1-8"` or `"1-3,7"`.
+    rounds:  `"all"`, or rounds counted from 1, such as `"3"`, `"1-8"` or `"1-3,7"`; both ends of a range are included.
     clients: `"all"`, names separated by commas, or a number such as `"5"`. A number selects the first clients that send
              an update, by round and then by name; the same clients are recorded in all rounds.
     """
@@ -137,7 +137,11 @@ def _parse_terms(value: Any) -> Terms | Literal[False]:
 
 
 class Experiment(_Frozen):
-    """Settings of a complete federation. `seed` determines the public randomness: data split, sampling, initial weights."""
+    """Settings of a complete federation.
+
+    seed: determines the data split, the clients drawn in each round, the initial weights, and the server's noise of central
+          differential privacy. The clients' secrets, such as the order of their examples, do not depend on it.
+    """
 
     seed: int = Field(default=0, ge=0, lt=2**32)
     rounds: int = Field(gt=0, le=10_000_000)

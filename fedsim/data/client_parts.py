@@ -46,14 +46,17 @@ def read_sizes(path: Path) -> list[int]:
 
 
 def write_part(folder: Path, data: Dataset, examples: Examples) -> None:
-    """Write `examples` of `data` as the part of one client. Raises ValueError if there are no examples."""
+    """Write `examples` of `data` to `folder` as the part of one client. Raises ValueError if there are no examples."""
     if not len(examples):
         raise ValueError(f"{folder}: this client gets no examples; use data with at least one for each client, or fewer clients")
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names}, examples)
 
 
 def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
-    """Write what the server knows about `data`: specification, held-out examples, and the sizes of the clients' parts."""
+    """Write what the server knows about `data` to `folder`: specification, held-out examples, and sizes of the clients' parts.
+
+    sizes: number of examples of each client; they are written in ascending order.
+    """
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names, "sizes": sorted(map(int, sizes))}, data.test)
 
 

@@ -16,7 +16,7 @@ PUBLIC_FOLDER, EXPERIMENT_FILE = "public", "experiment.toml"
 class Handed:
     """The folders that `split` wrote.
 
-    public:  folder for the server.
+    public:  folder that describes the data, for the server and all other parties.
     clients: folders `clients/NUMBER/data` of all clients, in the order of their numbers.
     sizes:   number of examples of each client, in the same order.
     """
