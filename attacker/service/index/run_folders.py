@@ -73,10 +73,11 @@ def _walk_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def read_mark(now: float, *paths: Path) -> Mark:
-    """Return a value that is different whenever one of these files or folders has changed; they may be missing.
+    """Return a value to compare with an earlier one; it differs if a file was changed, replaced, created or deleted in between.
 
-    now: the present time in seconds. A file changed less than `CLOCK_RESOLUTION_SECONDS` ago may change again without a new time
-    stamp; `now` is then part of the value, which is different at each call.
+    Files are compared by time stamp, size and inode number. In a folder, only added, removed and renamed entries are noticed.
+    now: the present Unix time in seconds. If a file was changed in the last `CLOCK_RESOLUTION_SECONDS`, another change may leave
+    its time stamp as it is; `now` is then part of the value, so that values read at different times differ.
     """
     marks: list[object] = []
     for path in paths:
@@ -92,9 +93,9 @@ def read_mark(now: float, *paths: Path) -> Mark:
 
 
 def read_work_mark(now: float, folder: Path, *files: Path, alive: float) -> Mark:
-    """Return a value that is different whenever one of these files or the folder has changed, see `read_mark`.
+    """Return the value of `read_mark` for `folder` and `files`, and whether an attack may still be writing into `folder`.
 
-    It also changes once nothing was written into `folder` for `alive` seconds. now: the present time in seconds.
+    It may if an entry of `folder` was added, removed or renamed in the last `alive` seconds. now: as in `read_mark`.
     """
     try:
         still = now - os.lstat(folder).st_mtime < alive
@@ -104,7 +105,10 @@ def read_work_mark(now: float, folder: Path, *files: Path, alive: float) -> Mark
 
 
 def list_subfolders(folder: Path) -> list[Path]:
-    """Return the folders in `folder`, sorted; none if it is missing, not a folder, or a link."""
+    """Return the paths of the folders in `folder`, sorted by name, without links to folders.
+
+    The list is empty if `folder` is missing, is not a folder, is a link, or cannot be read.
+    """
     if folder.is_symlink():
         return []
     try:

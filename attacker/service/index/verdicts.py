@@ -1,4 +1,4 @@
-"""Verdicts on the attacks of a run against their nulls, from the rows of scores."""
+"""Verdicts on the attacks of a run: whether each found more than its null, the same attack without the clients' updates."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -18,16 +18,21 @@ MAX_VERDICT = 2000
 
 
 class VerdictSummary(NamedTuple):
-    """A verdict as text. outcome: in a few words. words: in full sentences."""
+    """The verdict on one attack as text: whether it found more than its null, the same attack without the clients' updates.
+
+    outcome: in a few words, such as "recovered". words: the same with its reasons, without a full stop.
+    """
 
     outcome: str
     words: str
 
 
 class RunVerdicts(NamedTuple):
-    """The verdicts on the attacks of a run, as a dict from source (folder of an attack).
+    """The verdicts on the attacks of a run.
 
-    sentence: the verdict on the run, as in the report; "" if nothing is scored. strongest: source of the attack it is about.
+    by_source: dict from the name of an attack's folder to the verdict on this attack; without nulls.
+    sentence:  the conclusion from all of them, as in the report; "" if no finished case is scored, or the manifest is not known.
+    strongest: name of the folder of the attack that `sentence` is about; None if no attack has a finished case with scores.
     """
 
     by_source: Mapping[str, VerdictSummary] = {}
@@ -36,7 +41,11 @@ class RunVerdicts(NamedTuple):
 
 
 def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
-    """Return the verdicts on a run's attacks; empty if there are too many score rows, or they cannot be read."""
+    """Return the verdicts on a run's attacks, from its file of scores.
+
+    They are empty if the file has more than `MAX_ROWS` rows, or a row that is not valid. manifest: that of the recording; without
+    it, `RunVerdicts.sentence` is "".
+    """
     rows: list[ScoreRow] = []
     try:
         for row in islice(read_lines(run, "scores.jsonl", []), MAX_ROWS + 1):

@@ -34,7 +34,7 @@ NO_NULLS: Mapping[Any, NullTold] = {}
 
 
 def format_moment(seconds: float | None) -> str | None:
-    """Return a time of a recording as ISO 8601 in UTC, or None if it is out of range."""
+    """Return a Unix time in seconds as text in ISO 8601 and UTC; None for None, and for a time that cannot be written so."""
     if seconds is None or not isfinite(seconds):
         return None
     try:
@@ -44,10 +44,11 @@ def format_moment(seconds: float | None) -> str | None:
 
 
 def describe_recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]) -> RecordingTold:
-    """Return the summary of one run.
+    """Return the summary of one recording for the API.
 
-    truth: whether the service was given the truth of this run (which examples each client trained on), so that attacks are
-    scored. trouble: messages about its files.
+    id: of the recording. manifest: None if it cannot be read. index: the state of the recording's index. truth: whether the
+    service was given the truth of this run (which examples each client trained on), so that its attacks can be scored. trouble:
+    messages about damaged files.
     """
     m = manifest
     return RecordingTold(
@@ -74,7 +75,7 @@ def describe_recording(id: str, manifest: Manifest | None, index: Index, *, trut
 
 
 def describe_observation(row: IndexRow) -> ObservationTold:
-    """Return one row of the index."""
+    """Return one observation (what the server received from one client in one round) for the API."""
     return ObservationTold(
         round=row.round,
         client=row.client,
@@ -89,7 +90,10 @@ def describe_observation(row: IndexRow) -> ObservationTold:
 def describe_attack(
     source: Source, scores: Mapping[str, Sequence[ShownScore]], verdict: VerdictSummary | None = None
 ) -> AttackOnRecording:
-    """Return the results of one attack in numbers, with its verdict."""
+    """Return the results of one attack in numbers for the API.
+
+    scores: dict from the key of a case to its score rows. verdict: comparison of the attack with its null; None if there is none.
+    """
     rows = [row for key, some in scores.items() if key in source.cases for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
     states = Counter(map(source.find_state, source.cases))
@@ -120,7 +124,10 @@ def describe_attack(
 def describe_case(
     source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()
 ) -> CaseTold:
-    """Return one case without its examples. null_scores: scores of the attack's null on the same case."""
+    """Return one case for the API, without its examples.
+
+    scores: score rows of the case. null_scores: those of the attack's null, the same attack without the update, on the same case.
+    """
     answer = source.answers.get(facts.key)
     return CaseTold(
         attack=source.name,
@@ -144,7 +151,7 @@ def describe_case(
 
 
 def _explain_unfinished(state: ShownState) -> str | None:
-    """Return what to do about a case in the state "interrupted"; None for all other states."""
+    """Return what a user can do about a case in the state "interrupted"; None for every other state."""
     return "its search was interrupted; replay the attack to continue it" if state == "interrupted" else None
 
 
@@ -156,7 +163,10 @@ def describe_whole_case(
     null_scores: Sequence[ShownScore],
     examples: list[ExampleTold],
 ) -> CaseWhole:
-    """Return one case with its examples. whole: its reconstruction; None if there is none."""
+    """Return one case for the API, with its examples.
+
+    whole: its reconstruction; None if there is none. scores, null_scores: as in `describe_case`. examples: those to show.
+    """
     short = describe_case(source, facts, scores, null_scores)
     return CaseWhole(
         attack=short["attack"],
@@ -183,10 +193,10 @@ def describe_whole_case(
 
 
 class PictureLinks(NamedTuple):
-    """Addresses of a case's images.
+    """The addresses of a case's images on the server.
 
-    address: address of the case. version: text that changes with its images; it is added to their addresses, so that browsers
-    request them anew.
+    address: address of the case, with which they begin. version: text that differs after a change of the images; it is part of
+    each address, so that browsers do not show an old image that they keep.
     """
 
     address: str
@@ -204,12 +214,12 @@ def describe_found(
     images: bool,
     nulls: Mapping[int, NullTold] = NO_NULLS,
 ) -> Iterator[ExampleTold]:
-    """Yield the reconstructed examples of a case without scores, that is without originals to compare them with.
+    """Yield each reconstructed example of a case that is not scored, without an original to compare it with.
 
     whole:  the reconstruction of the case. links: addresses of its images. images: whether the data are images.
-    cells:  dict from the index of a reconstructed example to its values; empty for images.
-    nulls:  dict from the index of a reconstructed example to the null's reconstruction with this index, see
-    `describe_found_nulls`.
+    cells:  for table rows, a dict from the index of a reconstructed example to its values, which may lack examples; empty for
+            images.
+    nulls:  dict from the index of a reconstructed example to the example that `describe_found_nulls` returns for this index.
     """
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
@@ -241,11 +251,13 @@ def describe_scored(
     images: bool,
     nulls: Mapping[Place, NullTold] = NO_NULLS,
 ) -> Iterator[ExampleTold]:
-    """Yield the true examples of a case, each with the reconstruction assigned to it.
+    """Yield each true example of a case that is scored, with the reconstruction assigned to it, if there is one.
 
-    scores: one row for each true example. links: addresses of the case's images. cells: dict from the position of a row in
-    `scores` to the values of reconstruction and original; empty for images. images: whether the data are images.
-    nulls: dict from `ShownScore.place` to the reconstruction that the attack's null has for this example.
+    scores: one row for each true example. links: addresses of the case's images. images: whether the data are images.
+    cells:  for table rows, a dict from the position of a row in `scores` to the values of reconstruction and original, which may
+            lack examples; empty for images.
+    nulls:  dict from `ShownScore.place`, the key of a true example, to the reconstruction of this example by the attack's null
+            (the same attack without the update).
     """
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
@@ -272,9 +284,10 @@ def describe_scored(
 def describe_scored_nulls(
     scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> dict[Place, NullTold]:
-    """Return a dict from `ShownScore.place` of each true example of a case to the null's reconstruction of it.
+    """Return a dict from `ShownScore.place`, the key of a true example, to what the attack's null reconstructed for this example.
 
-    scores, links, cells: those of the null, otherwise as in `describe_scored`.
+    scores, links, cells: those of the null (the same attack without the update), otherwise as in `describe_scored`. If the null
+    has no reconstruction of the example, the entry has neither an image nor values.
     """
     return {
         row.place: NullTold(
@@ -291,10 +304,11 @@ def describe_scored_nulls(
 def describe_found_nulls(
     whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> dict[int, NullTold]:
-    """Return a dict from index in the null's reconstruction of a case to the example, for `describe_found`.
+    """Return a dict from the index of an example in the null's reconstruction of a case to this example.
 
-    Without scores, the examples of attack and null with equal indices are shown side by side, although they need not belong to
-    the same original. whole, links, cells: those of the null.
+    It is for cases without scores. Pages then show the examples of the attack and of its null (the same attack without the
+    update) with equal indices side by side, although they need not be of the same original. whole, links, cells: those of the
+    null.
     """
     return {
         n: NullTold(
@@ -309,14 +323,15 @@ def describe_found_nulls(
 
 
 def list_reconstructed(pair: ExamplePair) -> dict[str, str]:
-    """Return a dict from column name to value of a reconstructed table row."""
+    """Return a dict from the name of each variable of a reconstructed table row to its value as text."""
     return {cell.column: cell.reconstruction for cell in pair.cells}
 
 
 def list_values(pair: ExamplePair) -> list[ValueTold]:
-    """Return the values of each column of a table row: its name, and the reconstructed and the true value.
+    """Return one entry for each variable of a table row: its name, and its reconstructed and its true value as text.
 
-    `right` is whether the reconstructed value counts as recovered: a number within a tolerance, a category if it is the same.
+    The true value is None if it is not known. `right` is whether the reconstructed value counts as correct (a number within a
+    tolerance, the same category), and None if this cannot be told.
     """
     return [
         ValueTold(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)

@@ -1,4 +1,4 @@
-"""Jobs as plain data: request, progress and results. Requests and workers' messages are validated when they are parsed.
+"""Jobs of the service as plain data: requests, progress and results. Requests and workers' messages are validated when parsed.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -21,14 +21,16 @@ ROUNDS_PATTERN = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,3
 
 
 class JobSpec(BaseModel):
-    """Request of an attack on a recording.
+    """Request to run one attack on a recording.
 
     recording: its id, see `run_names`. attack: name of a registered attack.
-    arguments: values of the attack's arguments by name; only of those that cannot name a file, a module or an address
-               (`attacker.attacks.arguments`).
-    rounds:    "all", or rounds counted from 1, such as "3", "1-20" or "1-3,7". clients: names; empty for all.
-    null:      whether the null runs as well: the same attack without the clients' updates, for comparison.
-    priority:  the waiting job with the highest priority runs first; among equal ones, the oldest.
+    arguments: dict from the name of an argument of the attack to its value; only arguments that cannot name a file, a module or
+               an address, see `attacker.attacks.arguments`. Those left out have their defaults.
+    rounds:    "all", or rounds counted from 1, such as "3", "1-20" or "1-3,7". clients: names of clients, or unique beginnings of
+               names; empty for all clients.
+    seed:      of the attack's random numbers.
+    null:      whether the attack's null runs as well: the same attack without the clients' updates, for comparison.
+    priority:  from -10 to 10; the waiting job with the highest priority runs first, and among equal ones the oldest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,9 +46,9 @@ class JobSpec(BaseModel):
 
     @classmethod
     def from_stored(cls, fields: dict[str, Any]) -> "JobSpec":
-        """Return a spec that was validated when it was submitted, without validating it again.
+        """Return a spec from its stored fields without validating it again: it was validated when the job was submitted.
 
-        Its attack may have been uninstalled since.
+        Its attack may no longer be installed.
         """
         return cls.model_construct(**{**fields, "clients": tuple(fields["clients"])})
 
@@ -95,8 +97,8 @@ class JobSpec(BaseModel):
 class AuditSpec(BaseModel):
     """Request of an audit of a recording: checks of its settings and updates, and attacks, for a graded verdict on what leaks.
 
-    seconds: budget of processor time on one core for the attacks and their nulls (the same attacks without the updates), but not
-    for the checks. recording, priority: as in `JobSpec`.
+    seconds: budget for the attacks and their nulls (the same attacks without the updates), in estimated seconds of one processor
+    core; the checks are not part of it. recording, priority: as in `JobSpec`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -107,33 +109,34 @@ class AuditSpec(BaseModel):
 
 
 def read_stored_spec(fields: dict[str, Any]) -> JobSpec | AuditSpec:
-    """Return a spec that was validated when it was submitted. Audits are the jobs that name no attack."""
+    """Return the spec of a job from its stored fields, without validating it again. An audit has no field `attack`."""
     return JobSpec.from_stored(fields) if "attack" in fields else AuditSpec.model_construct(**fields)
 
 
 class FrozenModel(BaseModel):
-    """Base of messages from workers: immutable, without unknown fields."""
+    """Base class of messages from workers: immutable, and unknown fields are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class JobProgress(FrozenModel):
-    """The progress of a job. share: part of the work that is done, in [0, 1]. words: description of the current step."""
+    """The progress of a job. share: part of the work that is done, from 0 to 1. words: what is being done."""
 
     share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     words: Annotated[str, Field(max_length=500)] = ""
 
 
 class Attacked(FrozenModel):
-    """Results of one replay: of one attack, or of its null, on the cases of a recording.
+    """The results of one replay, that is, of one attack or one null on the chosen cases of a recording.
 
-    source:  name of the folder with the results, below `reconstructions/`.
-    null:    whether this was the null: the same attack without the clients' updates, for comparison.
-    done:    number of cases with a reconstruction by this job. skipped: number of cases that had one before.
-    failed:  dict from the key of a case to the reason of failure; failed cases are not part of `done`.
-    routes:  dict from the method that reconstructed a case (a closed form, a search, or a guess from the prior without reading
-             the update) to the number of cases.
-    notes:   remarks on the replay.
+    source:  name of the folder with the reconstructions, below `reconstructions/`.
+    null:    whether this was a null: an attack without the clients' updates, for comparison.
+    done:    number of cases that this job reconstructed. skipped: number of cases that had been reconstructed before.
+    failed:  dict from the key of a case, or a text that names an unreadable row of the recording, to the reason of failure. At
+             most 500 are listed.
+    routes:  dict from the method that reconstructed a case (a closed form, a search, or a guess without reading the update) to
+             the number of cases that it reconstructed in this job.
+    notes:   remarks for the user.
     """
 
     source: Annotated[str, Field(pattern=rf"^{FOLDER_NAME_PATTERN}$")]
@@ -146,9 +149,10 @@ class Attacked(FrozenModel):
 
 
 class Result(FrozenModel):
-    """The result of a job. attacks: the attack and, if requested, its null; for an audit, all attacks that ran, and their nulls.
+    """The results of a job so far. attacks: one entry for each attack and each null that was run, in order.
 
-    scored: whether the reconstructions were scored. score_note: why they were not, or remarks on the scoring.
+    scored: whether reconstructions were compared with the clients' true examples. score_note: why they were not, or that some
+    cases could not be.
     """
 
     attacks: tuple[Attacked, ...] = ()
@@ -159,10 +163,11 @@ class Result(FrozenModel):
 class Job(BaseModel):
     """A job as the API returns it.
 
-    attempts: number of workers that began it. crashes: number of those that died. origin: `request`, or `rule NAME`.
-    version: value of a counter at the last change of this job; the counter increases by 1 with each change of any job.
-    created, started, ended: UTC, ISO 8601.
-    error: the reason of a failure in one line, followed by a traceback if there is one.
+    attempts: how often a worker was given it. crashes: how often its worker died, since a user last requested a repetition.
+    origin:   `request` for a request of a user, or `rule NAME` for one of the rules that submit jobs for new rounds.
+    version:  the value of a counter at the last change of this job. The counter increases with each change of any job.
+    created, started, ended: UTC, ISO 8601; of the submission, the last attempt, and the transition to a final state.
+    error:    the reason for a final state other than "done", if there is one, in some cases with a traceback after a blank line.
     """
 
     model_config = ConfigDict(frozen=True)

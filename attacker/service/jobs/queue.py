@@ -1,6 +1,6 @@
-"""Durable queue of jobs. Whichever process dies, no job is lost, and one that was interrupted runs again.
+"""Durable queue of the service's jobs in a SQLite file: jobs outlast the death of the service and of its workers.
 
-Only one of the attempts at a job can store its result.
+A claim is the right to run one attempt of a job. Results are stored only for a claim that is still valid.
 """
 
 import builtins
@@ -40,11 +40,11 @@ __all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "UnknownJob"]
 
 
 class Full(RuntimeError):
-    """Raised if the maximum number of waiting jobs is reached."""
+    """Raised if a job cannot be added because the maximum number of waiting jobs, `Limits.max_queued`, is reached."""
 
 
 class NotNow(ValueError):
-    """Raised if the state of a job does not allow the request."""
+    """Raised if a job cannot be cancelled or repeated in its present state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Limits:
     """Limits of a queue.
 
     max_queued: maximum number of waiting jobs.
-    crashes:    number of deaths of a job's workers at which it is set aside, that is, not tried again without a request.
+    crashes:    number of deaths of a job's workers at which the job is set aside: it then runs again only if a user requests it.
     """
 
     max_queued: int = 1000
@@ -60,7 +60,7 @@ class Limits:
 
 
 class Queue:
-    """Jobs in one SQLite file, for several threads and processes. Every change is on disk when its method returns."""
+    """The jobs in one SQLite file, for several threads and processes. Each change is on disk when the method returns."""
 
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -70,13 +70,13 @@ class Queue:
         self.store.close()
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Register a callback that is called after each change by this process; see `Store.tell`."""
+        """Register a callback that is called after each write to the file by this process, see `Store.tell`."""
         self.store.tell(told)
 
     # --- queries ---
 
     def get(self, id: str) -> Job:
-        """Return the job with that id. Raises UnknownJob."""
+        """Return the job with the id `id`. Raises UnknownJob."""
         found = self.store.read("SELECT * FROM jobs WHERE id = ?", id)
         if not found:
             raise UnknownJob(f"there is no job {id!r}")
@@ -85,8 +85,9 @@ class Queue:
     def list(
         self, state: JobState | None = None, recording: str | None = None, limit: int = 100, after: str | None = None
     ) -> builtins.list[Job]:
-        """Return jobs, the newest first.
+        """Return at most `limit` jobs, the last submitted first.
 
+        state, recording: only jobs in this state, or on the recording with this id; None for all.
         after: id of the last job of the previous page. Raises UnknownJob if it does not exist.
         """
         parts, values = [], list[str | int]()
@@ -108,32 +109,38 @@ class Queue:
         return int(found[0][0])
 
     def count_states(self) -> dict[str, int]:
-        """Return the number of jobs in each of `JOB_STATES`; 0 for a state that no job is in."""
+        """Return a dict from each of `JOB_STATES` to the number of jobs in this state."""
         found = {row[0]: row[1] for row in self.store.read("SELECT state, count(*) FROM jobs GROUP BY state")}
         return {state: found.get(state, 0) for state in JOB_STATES}
 
     def get_version(self) -> int:
-        """Return a number that grows with every change."""
+        """Return the value of a counter that increases with every change of a job."""
         return int(self.store.read("SELECT version FROM changes")[0][0])
 
     def list_changes(self, after: int) -> tuple[int, builtins.list[Job]]:
-        """Return the present version, and the jobs that changed after version `after`, in the order of their last change."""
+        """Return the jobs that changed after version `after`, in the order of their last change, and before them the new version.
+
+        The new version is the one to pass as `after` next time: that of the last change, or `after` if nothing has changed.
+        """
         rows = self.store.read("SELECT * FROM jobs WHERE version > ? ORDER BY version", after)
         return (rows[-1]["version"] if rows else after), [make_job(row) for row in rows]
 
     def list_publications(self) -> dict[str, int]:
-        """Return a dict from the id of each job that is done to the number of the attempt that stored its result, from 1."""
+        """Return a dict from the id of each job that is done to the number, from 1, of the attempt that did it."""
         return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
 
     # --- actions of users ---
 
     def submit(self, spec: JobSpec | AuditSpec, origin: str = "request") -> Job:
-        """Add a job, and return it. origin: what asked for it, `request` or `rule NAME`. Raises Full if too many jobs wait."""
+        """Add a job to the queue, and return it.
+
+        origin: what asked for it, `request` or `rule NAME`. Raises Full if `Limits.max_queued` jobs wait already.
+        """
         with self.store.open_transaction() as db:
             return self.add_job(db, spec, origin)
 
     def add_job(self, db: sqlite3.Connection, spec: JobSpec | AuditSpec, origin: str) -> Job:
-        """Add a job as `submit` does, within the open transaction `db` of the store."""
+        """Add a job as `submit` does, but within the open transaction `db`, and return it. Raises Full."""
         self._check_room(db)
         id = secrets.token_hex(8)
         told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, format_now(), count_change(db))
@@ -150,8 +157,10 @@ class Queue:
             raise Full(f"{waiting} jobs wait, and the limit is {self.limits.max_queued}; try again later")
 
     def cancel(self, id: str) -> Job:
-        """Cancel a job: a waiting one at once, a running one after its worker has saved the best reconstructions so far.
+        """Cancel a waiting job, or request the cancellation of a running one, and return the job.
 
+        A running job is cancelled once its worker has stopped, and has saved its best reconstructions so far if it does so in
+        time. It may still end as done before.
         Raises UnknownJob, and NotNow if the job is in a final state.
         """
         with self.store.open_transaction() as db:
@@ -165,7 +174,7 @@ class Queue:
             return get_job(db, id)
 
     def leave_out(self, id: str, reason: str) -> bool:
-        """Cancel a waiting job with a reason, and return whether it was waiting."""
+        """Cancel a job if it waits, with `reason` as its error, and return whether it waited. Raises UnknownJob."""
         with self.store.open_transaction() as db:
             waits = get_job(db, id).state == "queued"
             if waits:
@@ -174,11 +183,10 @@ class Queue:
             return waits
 
     def retry(self, id: str) -> Job:
-        """Put a job that failed, was cancelled or was set aside back into the queue; it resumes from its files.
+        """Put a job that failed, was cancelled or was set aside back into the queue, and return it.
 
-        Its number of crashes is set to 0.
-
-        Raises UnknownJob, NotNow if it is in another state, and Full if too many jobs wait.
+        Its number of crashes becomes 0. The job continues from the files of its earlier attempts. Raises UnknownJob, NotNow if it
+        is in another state, and Full if `Limits.max_queued` jobs wait already.
         """
         with self.store.open_transaction() as db:
             job = get_job(db, id)
@@ -198,7 +206,8 @@ class Queue:
         """Put jobs that earlier starts of the service left running back into the queue; this does not count as a crash.
 
         Those whose cancellation was requested are marked as cancelled instead. Returns the number of all jobs that were left
-        running. owner: id of the present start of the service. Call it only while no other service works on this queue.
+        running.
+        owner: random id of the present start of the service. To be called only while no other service works on this queue.
         """
         with self.store.open_transaction() as db:
             rows = db.execute("SELECT id, asked_to_end FROM jobs WHERE state = 'running' AND owner != ?", (owner,)).fetchall()
@@ -207,9 +216,9 @@ class Queue:
             return len(rows)
 
     def claim(self, owner: str) -> Claim | None:
-        """Mark the next waiting job as running and return the claim on it; None if no job waits.
+        """Mark the next waiting job as running, and return the claim on it, the right to run this attempt; None if no job waits.
 
-        The next job is that of the highest priority, and of these the one submitted first. owner: as in `recover`.
+        The next job is that of the highest priority, and of several such jobs the one submitted first. owner: as in `recover`.
         """
         # called often, so an empty queue must not cost a write
         if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):
@@ -226,7 +235,7 @@ class Queue:
             return Claim(id=row["id"], attempt=attempt, owner=owner, spec=read_stored_spec(json.loads(row["spec"])))
 
     def save_progress(self, claim: Claim, told: JobProgress) -> None:
-        """Save the progress of a job. Raises Fenced if the claim is no longer valid."""
+        """Store the progress of a running job. Raises Fenced if the claim is no longer valid."""
         with self.store.open_transaction() as db:
             check(db, claim)
             db.execute(
@@ -235,38 +244,44 @@ class Queue:
             )
 
     def list_cancelled(self, claims: Iterable[Claim]) -> set[str]:
-        """Return the ids of those claimed jobs that still run and whose cancellation was requested."""
+        """Return the ids of those claimed jobs that still run, and whose cancellation was requested."""
         ids = json.dumps([claim.id for claim in claims])
         query = "SELECT id FROM jobs WHERE asked_to_end AND state = 'running' AND id IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self.store.read(query, ids)}
 
     def publish(self, claim: Claim, result: Result, *, cpu: float = 0.0) -> None:
-        """Save the result of a job that is done.
+        """Mark a job as done, and store its result.
 
-        cpu: CPU seconds that it took. Raises Fenced if the claim is no longer valid.
+        cpu: CPU seconds of this attempt. Raises Fenced if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             end_job(db, claim, "done", result=result, cpu=cpu, share=1.0)
             db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, format_now()))
 
     def end_failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """Mark a job as failed; it runs again only if a user requests it.
+        """Mark a job as failed. It runs again only if a user requests it.
 
-        result: what was finished before the error. Raises Fenced if the claim is no longer valid.
+        error: the reason. result: what was finished before. cpu: CPU seconds of this attempt. Raises Fenced if the claim is no
+        longer valid.
         """
         with self.store.open_transaction() as db:
             end_job(db, claim, "failed", error=error, result=result, cpu=cpu)
 
     def end_cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """Mark a job as cancelled. Raises Fenced if the claim is no longer valid."""
+        """Mark a job as cancelled. result: what was finished before. cpu: CPU seconds of this attempt.
+
+        Raises Fenced if the claim is no longer valid.
+        """
         with self.store.open_transaction() as db:
             end_job(db, claim, "cancelled", result=result, cpu=cpu)
 
     def end_crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> JobState:
-        """Count the death of a job's worker, and put the job back into the queue; return its new state.
+        """Count the death of a job's worker, and return the job's new state.
 
-        If its cancellation was requested, it is marked as cancelled instead. After `Limits.crashes` deaths, it is set aside.
-        words: how the worker died, for the job's error. Raises Fenced if the claim is no longer valid.
+        It is "cancelled" if the cancellation was requested, else "set_aside" if this was at least the `Limits.crashes`-th death,
+        and else "queued": the job waits again.
+        words: how the worker died; part of the job's error, except if it waits again. cpu: CPU seconds of this attempt.
+        Raises Fenced if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             row = check(db, claim)
@@ -282,9 +297,9 @@ class Queue:
             return get_job(db, claim.id).state
 
     def release(self, claim: Claim, *, cpu: float = 0.0) -> None:
-        """Put a running job back into the queue, because its service stops. This does not count as a crash.
+        """Put a running job back into the queue without counting a crash, or mark it as cancelled if this was requested.
 
-        If its cancellation was requested, it is marked as cancelled instead. Raises Fenced if the claim is no longer valid.
+        cpu: CPU seconds of this attempt. Raises Fenced if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             row = check(db, claim)

@@ -1,4 +1,4 @@
-"""Rows of the queue's table: conversion to jobs, and changes to a row inside a transaction."""
+"""Rows of the table of jobs: conversion to `Job`, and changes within a transaction."""
 
 import json
 import sqlite3
@@ -12,21 +12,21 @@ MAX_ERROR = 20_000
 
 
 class UnknownJob(KeyError):
-    """Raised for the id of a job that does not exist."""
+    """Raised if there is no job with a given id."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Fenced(RuntimeError):
-    """Raised if a claim is no longer valid, because the job no longer runs, or was claimed by another attempt."""
+    """Raised if a claim is no longer valid: its job has left the state "running", or another attempt has claimed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The right to work on a job and to set its final state, until the job is no longer running or another attempt claims it.
+    """The right to run one attempt of a job and to store how it ends. It ends when the job leaves the state "running".
 
-    attempt: number of this attempt at the job, from 1. owner: id of the start of the service that runs it.
+    attempt: number of this attempt at the job, from 1. owner: random id of the start of the service that runs it.
     """
 
     id: str
@@ -56,7 +56,9 @@ def end_job(
 ) -> None:
     """Write the final state of a claimed job. Raises Fenced if the claim is no longer valid.
 
-    cpu: CPU seconds of this attempt, added to those of earlier ones. share: progress in [0, 1]; None keeps the stored one.
+    cpu: CPU seconds of this attempt, added to those of earlier ones. error, result: replace the stored ones, also if they are
+    None.
+    share: share of the work that is done, from 0 to 1; None keeps the stored one.
     """
     check(db, claim)
     db.execute(
@@ -76,7 +78,10 @@ def end_job(
 
 
 def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
-    """Put a job back into the queue, or mark it as cancelled if `cancelled` is set; add `cpu` to its CPU seconds."""
+    """Put a job back into the queue, or mark it as cancelled if `cancelled` is True, whatever its present state.
+
+    cpu: CPU seconds of its attempt, added to those of earlier ones.
+    """
     state, ended = ("cancelled", format_now()) if cancelled else ("queued", None)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, cpu = cpu + ?, version = ? WHERE id = ?",
@@ -85,13 +90,13 @@ def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu:
 
 
 def count_change(db: sqlite3.Connection) -> int:
-    """Increase the counter of changes in the database, and return it."""
+    """Increase the counter of changes in the database by 1, and return its new value."""
     (version,) = db.execute("UPDATE changes SET version = version + 1 RETURNING version").fetchone()
     return int(version)
 
 
 def get_job(db: sqlite3.Connection, id: str) -> Job:
-    """Return the job with that id. Raises UnknownJob."""
+    """Return the job with the id `id`. Raises UnknownJob."""
     row = db.execute("SELECT * FROM jobs WHERE id = ?", (id,)).fetchone()
     if row is None:
         raise UnknownJob(f"there is no job {id!r}")
@@ -121,5 +126,5 @@ def _shorten(error: str) -> str:
 
 
 def format_now() -> str:
-    """Return the present time as ISO 8601 in UTC with milliseconds. Such texts sort in the order of time."""
+    """Return the present time in ISO 8601 and UTC, with milliseconds. The alphabetical order of such texts is that of time."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

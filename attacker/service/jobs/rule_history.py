@@ -1,4 +1,4 @@
-"""History of rules: the rounds for which each rule has submitted jobs, and the CPU time of these jobs."""
+"""History of the rules that submit jobs for new rounds: the rounds each has dealt with, and the CPU time of its jobs."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -13,16 +13,16 @@ JOBS_OF_RULE = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND ident
 
 
 class Recorded(NamedTuple):
-    """One recording. identity: distinguishes it from earlier recordings with the same id."""
+    """One recording. identity: digest of its manifest, which differs from that of an earlier recording with the same id."""
 
     id: str
     identity: str
 
 
 class Taken(NamedTuple):
-    """A round of a recording, as it was recorded in one attempt. A rule takes a round again if it was recorded again later.
+    """A round of a recording that a rule has dealt with. A rule deals with it again if a later attempt records the round again.
 
-    attempt: number of times that the federation had been started when the round was recorded; above 1 after a resume.
+    attempt: how often the federation had been started when the round was recorded; above 1 after a resume.
     """
 
     round: int
@@ -30,16 +30,16 @@ class Taken(NamedTuple):
 
 
 class Ledger:
-    """The history of the rules of one queue, in the queue's file."""
+    """The history of the rules of one queue, stored in the queue's file."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue, self._store = queue, queue.store
 
     def adopt(self, recording: Recorded, created: str, attempts: Mapping[int, int]) -> None:
-        """Assign entries of old versions, which did not store the identity of recordings, to this recording.
+        """Assign entries written by old versions, which stored no identity, to this recording.
 
-        Only entries with the recording's id are assigned, and only those made after the recording was created.
-        created: creation time according to the recording, ISO 8601; if it is invalid, all entries with the id are assigned.
+        Only entries with the recording's id are assigned, and only those made since the recording was created.
+        created: time of creation according to the recording, ISO 8601; if it is invalid, all entries with the id are assigned.
         attempts: dict from each round of the recording to its attempt, see `Taken`, which is stored in the entries.
         """
         if not self._store.read("SELECT 1 FROM taken WHERE recording = ? AND identity = '' LIMIT 1", recording.id):
@@ -53,12 +53,12 @@ class Ledger:
             )
 
     def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
-        """Submit one job of a rule for rounds of a recording, and store these rounds as taken by the rule.
+        """Submit one job of a rule, store that the rule has dealt with `rounds` of a recording, and return the job.
 
-        If all `rounds` were taken before, nothing happens. If only some were, the job is still submitted for all rounds of
-        `spec`, and the rounds that were not taken before are stored.
-        spec: the job; None submits no job and stores the rounds as left out by the rule.
-        Returns the job, or None if none was submitted. Raises Full as `Queue.submit` does.
+        Rounds that the rule has dealt with before are not stored again, and if it has dealt with all of them, no job is
+        submitted.
+        spec: the job, which names its rounds itself; None submits no job, and stores the rounds as left out by the rule.
+        Returns None if no job was submitted. Raises Full as `Queue.submit` does.
         """
         with self._store.open_transaction() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
@@ -79,7 +79,7 @@ class Ledger:
         return {Taken(*row) for row in self._store.read(query, rule, *recording)}
 
     def list_waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
-        """Return a pair of round and job id for each round of a rule whose job waits, in ascending order of rounds."""
+        """Return a pair (round, job id) for each waiting job of a rule on a recording, in ascending order of rounds."""
         query = (
             "SELECT round, job FROM taken JOIN jobs ON job = id "
             "WHERE rule = ? AND taken.recording = ? AND identity = ? AND state = 'queued' ORDER BY round, attempt"
@@ -92,14 +92,14 @@ class Ledger:
         return int(self._store.read(query, rule, *recording)[0][0])
 
     def count_submitted(self, rule: str, instant: str) -> int:
-        """Return the number of jobs that a rule submitted since `instant`, over all recordings.
+        """Return the number of jobs that a rule has submitted at `instant` or later, over all recordings.
 
-        instant: time as `format_now` writes it.
+        instant: time in the format of `format_now`.
         """
         return int(self._store.read("SELECT count(*) FROM jobs WHERE origin = ? AND created >= ?", f"rule {rule}", instant)[0][0])
 
     def sum_cpu_seconds(self, rule: str, recording: Recorded) -> float:
-        """Return the CPU seconds that the jobs of a rule have taken on one recording."""
+        """Return the CPU seconds of a rule's jobs on one recording. A running attempt is added when it ends."""
         query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({JOBS_OF_RULE})"
         return float(self._store.read(query, rule, *recording)[0][0])
 

@@ -1,4 +1,4 @@
-"""Ids of recordings, each of which names a folder below the root and cannot name any other."""
+"""Ids of recordings: names of nested folders joined by ~, so that an id cannot name a folder outside the root."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ ID_PATTERN = rf"^{FOLDER_NAME_PATTERN}(~{FOLDER_NAME_PATTERN}){{0,{MAX_FOLDER_DE
 def make_run_path(root: Path, recording: str) -> Path:
     """Return the folder of the run with the id `recording`, below `root`.
 
-    Raises ValueError if the id is malformed, there is no such folder, or its path below `root` contains a symbolic link.
+    Raises ValueError if the id is malformed, there is no such folder, or a folder on its path below `root` is a symbolic link.
     """
     if re.fullmatch(ID_PATTERN[1:-1], recording) is None:
         raise ValueError(
@@ -32,7 +32,8 @@ def make_run_path(root: Path, recording: str) -> Path:
 def find_id(root: Path, folder: Path) -> str | None:
     """Return the id of the run in `folder`: the names of the folders on its path below `root`, joined by ~.
 
-    None if it is more than `MAX_FOLDER_DEPTH` folders deep, or a folder's name has characters that ids cannot have.
+    None if it lies more than `MAX_FOLDER_DEPTH` folders deep, or a folder has a name that ids cannot hold
+    (`FOLDER_NAME_PATTERN`).
     """
     name = "~".join(folder.relative_to(root).parts)
     return name if re.fullmatch(ID_PATTERN[1:-1], name) else None

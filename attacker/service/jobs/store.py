@@ -1,4 +1,4 @@
-"""SQLite file of the queue: tables, and transactions that stay intact when a process dies."""
+"""SQLite file of the queue of jobs: its tables, and transactions that are written completely or not at all."""
 
 import os
 import sqlite3
@@ -66,8 +66,8 @@ DROP TABLE taken_before;
 class Store:
     """One SQLite file, shared by all threads of this process and by other processes.
 
-    A write waits for others to finish, for those of another process up to `LOCK_SECONDS`. It is on disk when it returns. Reads
-    never wait for writes.
+    A write waits for other writes to end, for those of another process up to `LOCK_SECONDS`, and is on disk when it returns.
+    Reads do not wait for writes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class Store:
             raise
 
     def _update_schema(self) -> None:
-        """Make the tables, or update those of an earlier version. Raises ValueError for a file of a later version."""
+        """Make the tables, or convert those of an earlier version. Raises ValueError for a file of a later version."""
         with self.open_transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
@@ -105,7 +105,7 @@ class Store:
 
     @contextmanager
     def open_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction for a `with` block; if the block raises an exception, nothing is written."""
+        """Return a context that yields the connection for writes; if its `with` block raises an exception, nothing is written."""
         with self._turn:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -119,14 +119,14 @@ class Store:
             told()
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Register a callback that is called after each change by this process.
+        """Register a callback that is called after each transaction of this process.
 
-        It runs in the thread that made the change, so it must be fast, such as setting an event.
+        It runs in the thread of the transaction, so it must be fast, such as setting an event.
         """
         self._told += (told,)
 
     def read(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        """Return all rows of a query, from one consistent state of the file."""
+        """Return all rows of a query, from one consistent state of the file. values: for the ? of the query."""
         with self._look:
             return self._reader.execute(query, values).fetchall()
 
