@@ -1,4 +1,4 @@
-"""Rules of a TOML file: attacks that run on new rounds automatically, within a budget."""
+"""Rules of a TOML file that submit jobs, attacks on recordings, for new rounds automatically, within a budget."""
 
 import logging
 import threading
@@ -22,11 +22,13 @@ EVERY_PREFIX = "every="
 
 
 class Budget(BaseModel):
-    """Limits of a rule; None for no limit. A round that a limit excludes is never attacked by the rule.
+    """Limits of a rule; None for no limit. A round that a limit excludes gets no job from the rule, unless it is recorded again.
 
-    jobs_per_hour: jobs of the rule over all recordings. cpu_seconds: CPU seconds of the rule's jobs on each recording.
-    behind: maximum number of the rule's jobs on a recording, one for each new round, that wait or run; above it, the oldest
-    waiting jobs are cancelled. If more rounds than this are found at once, only the newest ones get a job.
+    jobs_per_hour: jobs that the rule has submitted within the last hour, over all recordings.
+    cpu_seconds: CPU seconds that ended attempts of the rule's jobs took on a recording; once reached, no further job is
+    submitted.
+    behind: number of the rule's jobs on a recording that wait or run, one for each new round; above it, the oldest waiting jobs
+    are cancelled. If more rounds than this are found at once, only the newest ones get a job.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,15 +39,17 @@ class Budget(BaseModel):
 
 
 class Rule(BaseModel):
-    """An attack that runs automatically on new rounds.
+    """One rule: an attack that runs automatically on new rounds.
 
-    name:       identifies the rule in its history; a renamed rule has none, as if no round had been attacked yet.
+    name:       identifies the rule in its history; if it is renamed, it begins again with all rounds.
     attack, arguments, seed, null, priority: as in `JobSpec`.
-    recordings, clients: shell patterns of ids and names; a recording or client is attacked if it matches any of them.
+    recordings, clients: shell patterns such as "site-*", for ids of recordings and names of clients; an id or a name that matches
+                any of them is attacked.
     rounds:     rounds that get a job: "all", "first" (the earliest round in the recording), "last" (the newest round each time
-                that new rounds are found; older ones found at the same time are never attacked), "every=K" (rounds 1, 1 + K,
-                ...), or a selection such as "1-3,7". The job for round N attacks this round only or, if the attack uses all
-                rounds of a client together, rounds 1 to N.
+                that new rounds are found; older ones found at the same time never get one), "every=K" (rounds 1, 1 + K, ...), or
+                a selection such as "1-3,7". The job for round N attacks this round only or, if the attack uses all rounds of a
+                client together, rounds 1 to N.
+    budget:     limits on the number and the CPU time of the rule's jobs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +80,7 @@ class Rule(BaseModel):
         return any(fnmatchcase(recording, pattern) for pattern in self.recordings)
 
     def choose_rounds(self, known: Iterable[int]) -> set[int]:
-        """Return those of the recorded rounds `known` that `rounds` selects."""
+        """Return the rounds that get a job by the setting `rounds`, given all recorded rounds `known`."""
         rounds = set(known)
         if self.rounds == "all" or not rounds:
             return rounds
@@ -89,16 +93,21 @@ class Rule(BaseModel):
         return rounds & (parse_rounds(self.rounds) or rounds)
 
     def make_spec(self, recording: str, rounds: str, clients: tuple[str, ...] = ()) -> JobSpec:
-        """Return the rule's job on a recording. rounds, clients: as in `JobSpec`.
+        """Return the request of a job of this rule on a recording.
 
-        Raises ValidationError if the attack is unknown, or one of its arguments, the seed or the priority is invalid.
+        rounds, clients: as in `JobSpec`. Raises ValidationError if the attack is unknown, or an argument of it, the seed, the
+        priority or one of the given values is invalid.
         """
         given = {name: getattr(self, name) for name in ("attack", "arguments", "seed", "null", "priority")}
         return JobSpec(recording=recording, rounds=rounds, clients=clients, **given)
 
 
 def read(path: Path) -> tuple[Rule, ...]:
-    """Read the rules of a file. Raises ValueError, naming file, rule and key, if a rule is invalid."""
+    """Return the rules of a TOML file.
+
+    Raises ValueError if the file cannot be read, has no rule, an unknown key, an invalid rule, or two rules of one name. For an
+    invalid rule, the message names file, rule and key.
+    """
     try:
         found = read_toml(path)
     except OSError as error:
@@ -128,7 +137,10 @@ def _parse_rule(path: Path, number: int, fields: Any) -> Rule:
 
 
 class Rules:
-    """The rules of a file, applied to rounds as they are recorded. root: folder below which the recordings are."""
+    """The rules of a file, applied to rounds as they are recorded.
+
+    path: the file. queue: the queue to which jobs are submitted. root: folder below which the recordings are.
+    """
 
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules, self.root = read(path), root
@@ -136,10 +148,10 @@ class Rules:
         self._turn = threading.Lock()
 
     def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
-        """Let each rule for a recording submit jobs for those of its rounds that it has not dealt with yet.
+        """Let each rule that applies to a recording submit jobs for those of its rounds that the rule has not dealt with yet.
 
-        A rule submits a job for a round, or leaves the round out for good, only once, also if the service is restarted. If the
-        round is recorded again, the rule deals with it again.
+        A rule deals with a round only once, also if the service is restarted: it submits a job, or leaves the round out for good
+        because of a limit, for example. If the round is recorded again, the rule deals with it again.
         attempts: dict from each recorded round to its attempt, see `Taken`. created: time at which the recording was begun, ISO
         8601, see `Ledger.adopt`.
 
@@ -203,7 +215,7 @@ class Rules:
         return ""
 
     def _catch_up(self, rule: Rule, recording: Recorded) -> None:
-        """Cancel the oldest waiting jobs of a rule on a recording until at most `Budget.behind` of its jobs there wait or run."""
+        """Cancel the oldest waiting jobs of a rule on a recording, if more than `Budget.behind` of its jobs there wait or run."""
         if rule.budget.behind is None:
             return
         surplus = self._ledger.count_unfinished(rule.name, recording) - rule.budget.behind
@@ -223,7 +235,7 @@ class Rules:
 
 
 def _uses_all_rounds(rule: Rule) -> bool:
-    """Return whether the rule's attack uses all rounds of a client together."""
+    """Return whether the rule's attack reconstructs from all rounds of a client together."""
     from attacker.attacks import AttackSpec, Need
 
     return Need.SAME_CLIENT in AttackSpec(name=rule.attack, arguments=rule.arguments).build().needs

@@ -23,10 +23,11 @@ class Data(TypedDict):
 
 
 class RecordingTold(TypedDict):
-    """One recording. Fields from its manifest are null if the manifest cannot be read; `trouble` then states the reason.
+    """One recording. If its manifest cannot be read, fields from it are null, `name` is the id, and `trouble` states the reason.
 
     truth: whether the service was given a record of which examples each client trained on, without which nothing is scored.
-    trouble: messages about files that cannot be read.
+    rounds, clients, observations: their numbers. updated: when the server received the last reply, UTC.
+    trouble: messages about damaged files.
     """
 
     id: str
@@ -51,8 +52,8 @@ class RecordingTold(TypedDict):
 class Recordings(TypedDict):
     """A page of the list of recordings.
 
-    trouble: messages about folders below the root that cannot be served. root: path of the folder in which the service looks for
-    recordings if it has found none; else null.
+    next: value of `after` for the next page; null on the last one. trouble: messages about folders below the root that cannot be
+    served. root: path of the folder in which the service looks for recordings if it has found none; else null.
     """
 
     items: list[RecordingTold]
@@ -62,12 +63,13 @@ class Recordings(TypedDict):
 
 
 class ObservationTold(TypedDict):
-    """The message that the server received from one client in one round.
+    """What the server received from one client in one round.
 
     client: name of the client; "sum" for the sum over the clients of a round under secure aggregation.
     status: "complete" if the server received an update, "masked" if it received the update only as part of that sum, "failed" if
             the client sent an error or a malformed message, "late" if it sent nothing in time.
-    time:   when the server received the client's reply, UTC.
+    num_examples: as the client reported it. bytes: size of the client's reply.
+    time:   when the reply, or that there was none, was recorded, UTC.
     reason: why the client failed or was late, also if this was after its update entered the sum; else empty.
     """
 
@@ -86,9 +88,10 @@ class Observations(TypedDict):
 
 
 class TrainingRows(TypedDict):
-    """Rows of metrics.jsonl, the server's log, one for each round.
+    """Rows of metrics.jsonl, the server's log of each round.
 
-    A row has the held-out loss and accuracy, the bytes that clients sent and received, and further values, by name.
+    A row is an object with the number of the round and, where they are known, the loss and accuracy on held-out data, the bytes
+    that clients sent and received, and further values.
     """
 
     items: list[dict[str, Any]]
@@ -99,12 +102,12 @@ class AttackOnRecording(TypedDict):
     """Results of an attack on a recording.
 
     source: name of the folder with these results. null: whether the attack is a null (the same attack without the update).
-    cases: number of cases with an update to attack. scored: number of finished cases with scores.
-    waiting: number of waiting cases, including those that are being attacked.
-    examples: number of distinct examples in finished cases with scores. success: share of them that was recovered, or null.
-    labels: share of their labels that was recovered; null if an oracle supplied the labels. psnr: their mean PSNR in dB.
-    confidence: the attack's own estimate of the share of examples recovered, in [0, 1], as mean over its cases.
-    outcome, verdict: comparison with the null, in a few words and as a sentence; null if there is none, and for a null.
+    cases: number of cases with an update to attack. scored: number of cases with scores that were made after the case had
+    finished, with a reconstruction or by failing. waiting: number of waiting cases, including those that are being attacked.
+    examples: number of distinct examples in scored cases. success: share of them that was recovered. labels: share of them whose
+    label was recovered; null also if an oracle supplied the labels. psnr: mean PSNR in dB of those for which it is known.
+    confidence: the attack's own estimate of the share of examples recovered, in [0, 1], as mean over its reconstructed cases.
+    outcome, verdict: comparison with the null, in a few words and as text; null for an attack without scores, and for a null.
     """
 
     source: str
@@ -140,8 +143,10 @@ CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed
 class GridCell(TypedDict):
     """One client in one round.
 
-    leak: in [0, 1], the colour of the cell: the share of examples recovered if scored, otherwise the attack's own confidence.
-    attack: folder name of the attack with this leak. cases: keys of its cases that use the update of this client in this round.
+    leak: in [0, 1], shown as the colour of the cell: the share of examples recovered if scored, else the attack's own confidence,
+    else null.
+    attack: folder name of the attack with the highest leak, to which the numbers belong. cases: keys of its cases that use the
+    update of this client in this round.
     state: "running" if a case of any attack shown that uses the update is in this state; else in the same way the first of
     "waiting", "interrupted", "failed" and "done"; "none" if there is no case that can be attacked.
     null_success, null_psnr: scores of the attack's null (the same attack without the update); null if there are none.
@@ -171,7 +176,9 @@ class CaseTold(TypedDict):
     """One case of an attack.
 
     attack: name of the folder with the attack's results. null: whether the attack is a null (the same attack without the update).
-    loss: the attack's own final loss. reason: why there is no finished reconstruction, if known.
+    examples: number of reconstructed examples or, without a reconstruction, the number that the client reported.
+    route: name of the method that reconstructed the case. loss: the attack's own final loss.
+    reason: why there is no finished reconstruction, if known.
     null_success, null_psnr: scores of the attack's null on the same case; null if there are none.
     """
 
@@ -200,10 +207,10 @@ class Cases(TypedDict):
 
 
 class ValueTold(TypedDict):
-    """One variable of a table row, in its own unit.
+    """One variable of a table row, in its own unit, as text.
 
-    original: the true value; null if the service was given no truth. right: whether the reconstructed value counts as recovered:
-    a number within a tolerance, a category if it is the same; null if there is no true value.
+    original: the true value; null if it is not known, as without truth. right: whether the reconstructed value counts as correct:
+    a number within a tolerance, or the same category; null if this cannot be told.
     """
 
     column: str
@@ -213,9 +220,12 @@ class ValueTold(TypedDict):
 
 
 class NullTold(TypedDict):
-    """The reconstruction of the same example by the attack's null, the same attack without the client's update.
+    """What the attack's null, the same attack without the client's update, reconstructed for comparison with an example.
 
-    values: values of a table row by column; null for images.
+    If the case is scored, it is the null's reconstruction of the same example; otherwise it is the null's example with the same
+    index, which need not be of the same original.
+    image: address of a PNG file; null if there is none. values: values of a table row by variable; null for images, and if there
+    is no reconstruction.
     """
 
     image: Text
@@ -228,11 +238,13 @@ class NullTold(TypedDict):
 class ExampleTold(TypedDict):
     """One example of a case: a reconstruction or, if the case is scored, a true example with the reconstruction assigned to it.
 
-    n: index of the true example in the case or, if the case is not scored, of the reconstructed example; from 0.
+    n: index in the list of the case's true examples or, if the case is not scored, of its reconstructed examples; from 0.
     image, original: addresses of PNG files; null if there is no picture, as for tables, which have `values`.
-    batch, position: local step, from 1, and place in its batch, from 0, in which the example was used first.
+    batch, position: local step, from 1, and place in its batch, from 0, in which the example was used first; if the case is not
+    scored, as the attack assigns them.
     rounds: rounds of the case in which the example was used; if the case is not scored, those to which the attack assigns it.
-    null: the reconstruction of the example by the attack's null, or null.
+    failure: why there is no reconstruction of a true example; else null.
+    null: what the attack's null reconstructed instead; null if there is nothing.
     """
 
     n: int
@@ -254,7 +266,7 @@ class ExampleTold(TypedDict):
 
 
 class CaseWhole(TypedDict):
-    """A case with its examples. loss: the attack's own loss, as at most 200 pairs of iteration, from 1, and loss."""
+    """A case with its examples. loss: curve of the attack's own loss, at most 200 pairs of iteration, from 1, and loss."""
 
     attack: str
     case: str
@@ -279,7 +291,7 @@ class CaseWhole(TypedDict):
 
 
 class ShownExample(TypedDict):
-    """An example with the case that it belongs to. attack: name of the folder with the attack's results."""
+    """An example, with the attack and case that it is from. attack: name of the folder with the attack's results."""
 
     attack: str
     case: str
@@ -292,13 +304,15 @@ class Headline(TypedDict):
     """The conclusion from all attacks on a recording.
 
     sentence: the verdict on the strongest attack, as in the report, or why there is none. attack: name of the folder with the
-    results of this attack; null if there is no verdict.
-    updates: number of updates that can be attacked. attacked: number of those that some attack has finished with. absent: number
-    of replies without an update.
+    results of this attack; null if no attack is scored.
+    updates: number of recorded updates that can be attacked, sums of secure aggregation included. attacked: number of those that
+    some attack has finished with, by a reconstruction or by failing. absent: how often a client that was asked for an update
+    failed or was late.
     cases, finished, failed: numbers of cases over all attacks, nulls excluded; failed cases count as finished.
-    psnr, null_psnr: mean PSNR in dB of `attack`, over `examples` distinct examples, and of its null.
-    worst: the examples that `attack` or, if it is null, the first attack with a reconstruction, reconstructed best, each distinct
-    one once. Without scores, they are from the cases with the highest confidence.
+    examples: number of distinct examples in finished cases of `attack` with scores. psnr: mean PSNR in dB of those for which it
+    is known. null_psnr: the same for the attack's null.
+    worst: the examples, at most 6, that `attack` reconstructed best, each distinct one once. If `attack` is null, one example
+    each of the cases with the highest confidence, from the first attack with a reconstruction.
     """
 
     sentence: str
@@ -319,10 +333,12 @@ class Headline(TypedDict):
 
 
 class Leak(TypedDict):
-    """Results of one attack in one round, over its finished cases.
+    """Results of one attack in one round, over its finished cases (done or failed).
 
-    examples: number of examples. success: share of them that was recovered; psnr: their mean PSNR in dB; both are null if nothing
-    is scored. confidence: the attack's own estimate of the share recovered, in [0, 1].
+    A case of several rounds counts in each of them. examples: number of examples; one that is part of several cases counts
+    several times. success: share of distinct examples
+    that was recovered; psnr: their mean PSNR in dB; null if not known. confidence: the attack's own estimate of the share
+    recovered, in [0, 1], with 0 for failed cases.
     """
 
     attack: str
@@ -341,7 +357,7 @@ class Leakage(TypedDict):
 
 
 class AttackKnown(TypedDict):
-    """A registered attack. source: the paper that it is from. arguments: those that a job may set, with their defaults.
+    """A registered attack. source: the publication that it is from, or empty. arguments: those that a job may set, with defaults.
 
     needs: names of conditions that a case must meet, in lower case, such as "single_example" for an update of one example, see
     `attacker.attacks.base.Need`.
@@ -367,8 +383,8 @@ class Jobs(TypedDict):
 class FindingTold(TypedDict):
     """A finding of an audit: something that leaks, or a setting that is wrong.
 
-    rule: identifier of the check that found it. grade: "low", "moderate", "serious" or "severe". title: the finding as one
-    sentence. evidence: what was measured. advice: what to change.
+    rule: identifier of the check that found it. grade: how bad it is: "low", "moderate", "serious" or "severe". title: the
+    finding as one sentence. evidence: what was measured. advice: what to change.
     """
 
     rule: str
@@ -381,9 +397,9 @@ class FindingTold(TypedDict):
 class AuditTold(TypedDict):
     """The verdict of an audit: the grade of its worst finding, and all findings, the worst first.
 
-    grade: "none found", "low", "moderate", "serious" or "severe". scored: whether attacks were scored against the true examples.
-    seconds: time that the audit took. passed: number of checks and attacks that found nothing. not_checked: number of those that
-    were not made, or decided nothing. page: address of the whole verdict as a page.
+    grade: "none found", "low", "moderate", "serious" or "severe". scored: whether reconstructions were compared with the true
+    examples. seconds: time that the audit took. passed: number of results of checks that found nothing. not_checked: number of
+    checks and attacks that were not made, or decided nothing. page: address of an HTML page with the whole verdict.
     """
 
     grade: str
@@ -405,10 +421,11 @@ class PreviewImage(TypedDict):
 
 
 class PreviewTold(TypedDict):
-    """Preview of a running job: its best reconstructions so far, by the attack's own loss.
+    """Preview of a running job: for each case that is searched, the best images of the current restart by the attack's own loss.
 
-    version: increases with each preview. iteration: current iteration of the search within one restart. most: largest number of
-    iterations of one restart. loss: median over the searches that run together; null if it is not finite.
+    version: number of the preview, which increases while one attack or its null runs, and begins at 1 again for the next.
+    iteration: current iteration of the search within one restart. most: largest number of iterations of one restart. loss: median
+    over the cases that are searched together; null if it is not finite. images: at most 48, those that changed last.
     """
 
     version: int
@@ -425,9 +442,9 @@ class Health(TypedDict):
 
 
 class Wrong(TypedDict):
-    """The error in a response. message: what is wrong, and how to correct it.
+    """The error in a response. message: what is wrong, where possible with a remedy.
 
-    field: the wrong field of the request, if any. known: its allowed values, if they can be listed.
+    field: the wrong field of the request; null if it is not one field. known: its allowed values; null if they cannot be listed.
     """
 
     message: str

@@ -1,4 +1,4 @@
-"""Web server of the application, with time limits for slow clients."""
+"""Web server of the application, with time limits for slow clients, and a limit of open connections."""
 
 import asyncio
 import gc
@@ -26,9 +26,10 @@ MAX_CONNECTIONS = 500
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP protocol that closes a connection if the header of a request does not arrive within `HEAD_SECONDS`.
+    """HTTP protocol that closes a connection if no complete request header arrives within `HEAD_SECONDS`.
 
-    It also adds security headers to its own error responses.
+    The time counts from the opening of the connection, or from the end of its last response. At most `MAX_CONNECTIONS` are kept
+    open. The answer to a malformed request has the same security headers as other responses.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -43,14 +44,14 @@ class PatientProtocol(H11Protocol):
             self._wait_for_head()
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest for a request or its rest; if no connection waits, close this one."""
+        """Close the connection that has waited longest, since it was opened or last answered, for a request or the rest of one."""
         waiting = (one for one in self.connections if isinstance(one, PatientProtocol) and one.is_waiting)
         longest = min(waiting, key=lambda one: one._since, default=self)
         longest.transport.abort()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the connection is open and waits for a request, or for the rest of one."""
+        """Whether the connection is open, and waits for a request or for the rest of one."""
         return not self.transport.is_closing() and (not self._is_answering or bool(self.cycle.more_body))
 
     def data_received(self, data: bytes) -> None:
@@ -96,14 +97,14 @@ class PatientProtocol(H11Protocol):
 
 
 class UvicornServer(uvicorn.Server):
-    """Server that stops within seconds even while pages keep event streams open."""
+    """Server that stops within seconds after a signal, even while web pages keep event streams open."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._feed = app.state.parts.feed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at the first signal, with exit status 0, giving responses `SHUTDOWN_SECONDS`; at the second, stop at once."""
+        """Stop at the first signal, with `SHUTDOWN_SECONDS` for responses and exit status 0, or at once at the second."""
         self.force_exit, self.should_exit = self.should_exit, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -112,7 +113,7 @@ class UvicornServer(uvicorn.Server):
 
 
 def open_listener(settings: ServiceSettings) -> socket.socket:
-    """Return a listening socket at the address of the settings. Raises ValueError with the reason and a remedy."""
+    """Return a listening TCP socket at host and port of the settings. Raises ValueError, with a remedy, if this fails."""
     where = f"{settings.host} port {settings.port}"
     mend = "choose another address with --host, or another port with --port; --port 0 takes a free one"
     try:
@@ -133,7 +134,7 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
 
 
 def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
-    """Return a server of the application, to be run with the socket that `open_listener` returned.
+    """Return a server of the application, which is to be run with the socket from `open_listener`.
 
     Raises ValueError if the files of the TLS certificate and its key cannot be used.
     """
@@ -165,12 +166,13 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
 
 
 def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Start the background threads and answer requests until a signal arrives.
+    """Start the background threads, and answer requests until a signal arrives; then stop them and close `listener`.
 
-    listener: the socket from `open_listener`. ready: callback after all recordings have been read once.
+    listener: the socket from `open_listener`. ready: callback that is called once all recordings have been read, before requests
+    are answered.
 
-    Raises ValueError if the TLS files or the file of rules cannot be used, or another service uses the same state folder (which
-    holds its token and queue).
+    Raises ValueError, with the reason, if a setting cannot be applied: for example if the TLS files or the file of rules cannot
+    be used, or another service uses the same state folder (which holds token and queue).
     """
     answering, works = make_server(app, settings), Works(app.state.parts)
     try:
@@ -184,17 +186,17 @@ def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.s
 
 
 def _freeze_objects() -> None:
-    """Exclude all present objects from garbage collection.
+    """Exclude all present objects from later garbage collections.
 
-    PyTorch and its dependencies create some hundred thousand permanent objects. A full collection over them delays all responses
-    by up to half a second.
+    PyTorch and its dependencies create some hundred thousand permanent objects, and each full collection over them would delay
+    all responses.
     """
     gc.collect()
     gc.freeze()
 
 
 def format_address(listener: socket.socket, settings: ServiceSettings) -> str:
-    """Return the address of the service for a browser."""
+    """Return the address at which a browser reaches the service, such as http://127.0.0.1:8600/."""
     host, port = listener.getsockname()[:2]
     host = settings.host if settings.host == "localhost" else host
     return f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}/"

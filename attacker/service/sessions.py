@@ -1,4 +1,4 @@
-"""Sessions of the web page: cookies in exchange for the token, valid until they expire or the user logs out."""
+"""Sessions of the web page: a user who enters the token gets a cookie, which is accepted instead of the token for some weeks."""
 
 import hmac
 import json
@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Keys:
-    """The service's token and the open sessions. Tokens and cookies are compared in constant time; no cookie contains the token.
+    """The service's token, and the open sessions of users who have entered it. No cookie contains the token.
 
-    path: file that stores hashes of the open sessions across restarts; None keeps them in memory.
+    path: file with hashes of the ids of open sessions, so that they outlast a restart of the service; None keeps them in memory
+    only.
     """
 
     def __init__(self, token: str, path: Path | None = None) -> None:
@@ -34,21 +35,21 @@ class Keys:
 
     @property
     def name(self) -> str:
-        """Part of the cookie's name that differs between services on one host.
+        """Part of the cookie's name that differs between services with different tokens.
 
-        Browsers send the cookies of a host to all its ports.
+        Browsers send the cookies of a host to all its ports, so that several services on one host need different names.
         """
         return self._sign("name")[:12]
 
     def is_token(self, given: str) -> bool:
-        """Return whether `given` is the token."""
+        """Return whether `given` is the token, in a time that does not depend on the content of `given`."""
         return secrets.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
 
     def open_session(self, now: float | None = None) -> str:
-        """Open a session, and return its cookie: expiry time, id, and a signature of this service.
+        """Open a session of `SESSION_SECONDS`, and return its cookie: time of expiry, random id and signature, joined by dots.
 
-        The session lasts `SESSION_SECONDS`. If `MAX_SESSIONS` sessions are open already, the oldest is closed.
-        now: the present as Unix time in seconds, by default that of the system's clock.
+        If `MAX_SESSIONS` sessions are open already, the oldest is closed.
+        now: the present Unix time in seconds; None takes it from the system's clock.
         """
         now = time.time() if now is None else now
         until = int(now) + SESSION_SECONDS
@@ -60,7 +61,7 @@ class Keys:
         return f"{id}.{self._sign(f'session {id}')}"
 
     def is_open(self, cookie: str, now: float | None = None) -> bool:
-        """Return whether `cookie` was signed by this service, and its session has neither expired nor been closed.
+        """Return whether `cookie` was signed with this token, and its session is still open: neither expired nor closed.
 
         now: as in `open_session`.
         """
@@ -69,7 +70,7 @@ class Keys:
         return ours and self._open.get(_hash(id), 0) > (time.time() if now is None else now)
 
     def close(self, cookie: str) -> None:
-        """End the session of `cookie`, if it is open."""
+        """Close the session of `cookie`, so that the cookie is no longer accepted. Nothing happens if it is not open."""
         if self.is_open(cookie):
             with self._turn:
                 self._open = {key: end for key, end in self._open.items() if key != _hash(cookie.rpartition(".")[0])}
@@ -92,9 +93,9 @@ def _hash(id: str) -> str:
 
 
 def _read(path: Path) -> dict[str, int]:
-    """Return a dict from the hash of each session's id in a file to the Unix time at which the session ends.
+    """Return the stored sessions as a dict from the hash of a session's id to the Unix time at which it expires.
 
-    It is empty if the file is missing or damaged; users must then enter the token again.
+    It is empty if the file is missing, damaged, or not private to this user; users must then enter the token again.
     """
     try:
         found = json.loads(read_private(path, MAX_FILE_BYTES))

@@ -1,4 +1,4 @@
-"""Settings of the service, checked once at its start."""
+"""Settings of the HTTP service, which shows recordings and runs attacks on them. They are checked once, at its start."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,25 +24,26 @@ class ServiceSettings:
     host, port:  address to listen on; port 0 selects a free one.
     token:       whether requests need a token. False is allowed for loopback addresses only: every user and program of this
                  machine can then read all results and start jobs.
-    token_file:  file of the token, by default `token` in the folder `state`; created at the first start.
+    token_file:  file of the token, by default `token` in the folder `state`; created if it is missing.
     certfile, keyfile: TLS certificate and key; both or none.
-    truth:       folders of truth, or OWN_TRUTH for each run's own `truth/`. By default none: nothing is scored, and neither
-                 originals nor scores are shown.
-    rules:       file of the rules that start attacks automatically.
-    workers:     maximum number of jobs that run at once, each in its own process; with 0, jobs only wait. None: 1 with `ray`,
-                 otherwise one per GPU or, on the CPU, as many as fit into the cores with `threads` each.
+    truth:       folders of truth (which examples each client trained on), or OWN_TRUTH for each run's own `truth/`. By default
+                 none: nothing is scored, and neither originals nor scores are shown.
+    rules:       file of the rules that start attacks automatically; None for no rules.
+    workers:     maximum number of jobs that run at once, each in its own process; with 0, jobs only wait. None: 1 with `ray`;
+                 with the device "cuda" one per visible GPU, with one named GPU 1; otherwise as many as fit into the cores with
+                 `threads` each.
     threads:     PyTorch threads per worker.
-    stand_by:    whether to keep one additional idle worker, so that the next job starts at once.
+    stand_by:    whether to keep one additional idle worker when no job runs, so that the next job starts at once.
     device, ray, model: as the options of `attacker replay`: the PyTorch device of attacks, the address of a Ray cluster that runs
-                 them, and `module:function` that builds the recorded network if it is not built in.
+                 them (or "local" to start one), and `module:function` that builds the recorded network if it is not built in.
     state:       folder of the service's own files, accessible to its owner only; by default `.attacker` below the root.
     adopt_state: whether to accept a state folder that this service did not create, because the user says that it is trustworthy.
     max_queued:  maximum number of waiting jobs.
-    job_seconds, job_megabytes: limits of the duration and the memory of one job. None means the default: `JOB_SECONDS`, and an
-                 equal share of `JOB_MEMORY_SHARE` of the machine's memory, if it can be measured.
+    job_seconds, job_megabytes: limits of the duration and the memory of one job. None means the default: `JOB_SECONDS`, and a
+                 part of the machine's memory, see `limit_job_memory`.
     job_limits:  whether these defaults apply. If False, a job has no limit but those given as `job_seconds` or `job_megabytes`.
-    max_body:    maximum size of a request in bytes.
-    every:       seconds between two scans of the folders.
+    max_body:    maximum size of a request's body in bytes.
+    every:       seconds between two scans of all folders; runs that are being recorded are looked at more often.
     """
 
     root: Path
@@ -72,8 +73,9 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         """Check the settings. Raises ValueError for a missing folder or file, a number out of range, or a contradiction.
 
-        Contradictions are a certificate without its key or a key without its certificate, no token on an address that other
-        machines can reach, and `job_megabytes` with jobs that run in a Ray cluster.
+        The root, the folders of truth, and the files of certificate, key and rules must exist. Contradictions are a certificate
+        without its key or a key without its certificate, no token on an address that is not a loopback one, and `job_megabytes`
+        with a Ray cluster other than "local".
         """
         if not self.root.is_dir():
             raise ValueError(f"{self.root} is not a folder; give the folder that contains the runs, or create it with mkdir")
@@ -109,7 +111,7 @@ class ServiceSettings:
 
     @cached_property
     def folder(self) -> Path:
-        """Absolute path of the root with links resolved. All recordings that the service reads lie below it."""
+        """Absolute path of the root with links resolved. Recordings are looked for below it only."""
         return self.root.resolve()
 
     @cached_property
@@ -122,7 +124,10 @@ class ServiceSettings:
 
     @cached_property
     def is_loopback(self) -> bool:
-        """Whether only this machine can connect to the service."""
+        """Whether `host` is "localhost" or a loopback IP address, to which only this machine can connect.
+
+        Other host names are not looked up, and give False.
+        """
         if self.host == "localhost":
             return True
         try:
@@ -140,7 +145,7 @@ class ServiceSettings:
 
         It is `job_megabytes` if that is set. Otherwise it is an equal part of `JOB_MEMORY_SHARE` of `memory`, but at least
         `MIN_JOB_MEGABYTES`, and never more than the whole share. There is no such default if `job_limits` is False, or if jobs
-        run in a Ray cluster, where their memory cannot be measured.
+        run in a Ray cluster other than "local", where their memory cannot be measured.
         memory: memory of the machine in megabytes; None if unknown, which means no default.
         """
         if self.job_megabytes is not None:
@@ -152,7 +157,10 @@ class ServiceSettings:
 
     @property
     def measures(self) -> bool:
-        """Whether a job runs only in its worker and that worker's children, so that its time and memory can be measured."""
+        """Whether a job's time and memory can be measured, because it runs in its worker's process and that one's children.
+
+        This is not so with a Ray cluster other than "local".
+        """
         return self.ray in (None, "local")
 
     @property
@@ -160,7 +168,7 @@ class ServiceSettings:
         return "https" if self.certfile else "http"
 
     def list_truth(self, run: Path) -> tuple[Path, ...]:
-        """Return the folders with clients' true examples that scoring may read for the run in the folder `run`.
+        """Return the folders with clients' true examples that scoring may read for the run in `run`; () for no scoring.
 
         They are those of the setting `truth`. If that is "own", it is the folder `truth` in `run`, or none if this folder does
         not exist or is a link.

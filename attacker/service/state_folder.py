@@ -1,10 +1,10 @@
-"""The service's own folder `.attacker` with token, sessions, queue and previews. It is used only if this service created it.
+"""The service's state folder, by default `.attacker`, with token, sessions and queue, and the check whether to trust it.
 
 Runs come from archives and from other users of the machine. A `.attacker` folder among them could hold a token that somebody
 else knows, or jobs that somebody else wrote. The folder must therefore belong to this user, be closed to everyone else, contain
-neither links nor special files, and contain the marker file that the service writes when it creates the folder. The marker holds
+neither links nor special files, and contain the marker file that the service writes into a new or empty folder. The marker holds
 the folder's inode number, which differs in a copy or an unpacked archive. `--adopt-state` marks a folder that the user declares
-to be trustworthy.
+to be trustworthy. Systems without POSIX owners and modes are not checked.
 """
 
 import json
@@ -55,10 +55,10 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
 
 
 def read_private(path: Path, most: int) -> bytes:
-    """Read up to `most` bytes of a regular file that belongs to this user and is closed to others; links are not followed.
+    """Return the first `most` bytes of a regular file, or all if it is shorter. Links are not followed.
 
-    The rest of a larger file is not read. Raises ValueError for a file of another kind, owner or mode, and FileNotFoundError if
-    there is none.
+    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be opened, is a link or no regular file or, on
+    POSIX systems, if it belongs to another user or is accessible to others.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | OPEN_FLAGS)
