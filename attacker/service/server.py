@@ -44,7 +44,7 @@ class PatientProtocol(H11Protocol):
             self._wait_for_head()
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest, since it was opened or last answered, for a request or the rest of one."""
+        """Close the connection that has waited longest for a request or the rest of one, since its opening or last response."""
         waiting = (one for one in self.connections if isinstance(one, PatientProtocol) and one.is_waiting)
         longest = min(waiting, key=lambda one: one._since, default=self)
         longest.transport.abort()

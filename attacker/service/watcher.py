@@ -1,4 +1,4 @@
-"""Watcher of folders and queue: polls both at regular intervals, and publishes changes."""
+"""Watcher of folders and queue: looks for changes at regular intervals, and publishes them as events to open web pages."""
 
 import logging
 import threading
@@ -19,9 +19,10 @@ log = logging.getLogger("attacker.service")
 
 
 class Watcher:
-    """Two threads that poll the folders and the queue.
+    """Two threads that look for changes, one in the folders of recordings, one in the queue of jobs, and publish them in `feed`.
 
-    arrived: callback with the new rounds after each scan of the folders. changed: callback with each job that has changed.
+    every: seconds between two scans of all folders. arrived: callback with the rounds that were found since its last call; the
+    list may be empty. changed: callback with each job that has changed.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Watcher:
         ]
 
     def start(self) -> None:
-        """Start both threads, and return after the first scan of the folders."""
+        """Scan the folders once, then start both threads."""
         self.scan()
         self.queue.tell(self._called.set)
         for thread in self._threads:
@@ -61,16 +62,20 @@ class Watcher:
                 thread.join(5)
 
     def scan(self) -> None:
-        """Scan all folders once, and publish changes."""
+        """Scan all folders once, publish changed and removed recordings, and pass new rounds to the callback `arrived`."""
         self._tell(self.catalogue.scan)
         self._hand_on()
 
     def scan_run(self, recording: str) -> None:
-        """Scan one recording. Requests that begin after this method returns get its present state."""
+        """Scan one recording, and publish it if it has changed.
+
+        Requests that begin after this method returns get its present state. New rounds are passed on later, by one of the
+        threads.
+        """
         self._tell(lambda: self.catalogue.scan_run(recording))
 
     def scan_jobs(self) -> None:
-        """Publish the jobs that have changed since the last call."""
+        """Publish each job that has changed since the last call, in its present state."""
         if self.queue.get_version() == self._version:
             return
         self._version, jobs = self.queue.list_changes(self._version)
@@ -98,7 +103,10 @@ class Watcher:
         self._arrived(new)
 
     def _scan_active(self) -> None:
-        """Scan the recordings to which a federation is writing and whose index has changed since the last scan."""
+        """Scan those recordings that got an update in the last minute and whose index has changed since the last scan.
+
+        New rounds are passed to the callback `arrived`.
+        """
         for id in self.catalogue.list_changed():
             self.scan_run(id)
         if self._new:

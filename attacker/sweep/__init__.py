@@ -1,4 +1,4 @@
-"""Grids of federations: defenses, attacks and training settings from one file, compared by the strongest attack on each."""
+"""Sweeps: grids of federations with different defenses and training settings, each judged by its strongest attack."""
 
 from attacker.sweep.comparison import SettingResult, compare_settings
 from attacker.sweep.grid import GridError, SweepGrid, read_grid

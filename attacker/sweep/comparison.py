@@ -1,4 +1,7 @@
-"""Comparison of the settings of a sweep: leakage under the strongest attack, Pareto front, paired tests between defenses."""
+"""Comparison of the settings of a sweep: leakage under the strongest attack, Pareto front, and paired tests between defenses.
+
+A setting is one defense at one strength with one choice of training settings. A federation of it is run for each seed.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +20,15 @@ TrainingKey = tuple[int, str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class AttackOnSetting:
-    """The scores of one attack on one setting, over all seeds.
+    """The scores of one attack on one setting (a defense at one strength, with one training), over all seeds.
 
     rmse:      mean over examples of the root mean squared error of the reconstruction, data in [0, 1]; a small value means that
                much leaks. null_rmse: the same for the attack's null, which does not read the update.
     recovered, null_recovered: shares of recovered examples, by the attack and by its null. psnr: mean in dB; None for tables.
-    specs:     the attack with the arguments chosen by the tuning clients; each distinct choice of the seeds once.
-    knows:     whether the attack models the defense. refused: why it could not run with the first seed for which it could not;
-               "" if it always ran. Scores are then over the other seeds, and None if there are none.
-    errors, cases: dicts from an example (`ExampleKey`) to its RMSE, and to the key of its case.
+    specs:     the attack as text with its arguments, those chosen on the tuning clients; one for each different choice of a seed.
+    knows:     whether the attack models the defense and has scores. refused: why it could not run with the first seed with which
+               it could not; "" if it always ran. Scores are then over the other seeds, and None if there are none.
+    errors:    dict from an example (`ExampleKey`) to its RMSE. cases: dict from an example to the seed and key of its case.
     """
 
     name: str
@@ -43,15 +46,17 @@ class AttackOnSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingResult:
-    """The results of one defense at one strength with one choice of training settings, over all seeds.
+    """The results of one setting: one defense at one strength with one choice of training settings, over all seeds.
 
     training:  batch size, local work and rounds. settings: what the defense sets, as text.
+    strength:  position in the defense's list of strengths, from 1; 0 without a defense.
     accuracy, loss, bytes_up: means over finished federations. epsilon: their largest; None if one is infinite, or none finished.
     finished, seeds: number of finished federations, and of all. failed: why a federation failed, or "".
+    attacks:   dict from an attack's name to its scores.
     strongest: name of the attack with the smallest mean RMSE, by which the setting is judged; "" if no attack has scores.
     audited:   whether an attack that models the defense has scores; without a defense, whether any attack has.
-    on_front:  whether the setting is audited, and no other audited setting of the same training dominates it: is at least as
-               good in accuracy and in the RMSE of its strongest attack, and better in one of them.
+    on_front:  whether the setting is audited, its accuracy is known, and no other such setting of the same training dominates it:
+               is at least as good in accuracy and in the RMSE of its strongest attack, and better in one of them.
     """
 
     training: TrainingKey
@@ -72,21 +77,22 @@ class SettingResult:
 
     @property
     def name(self) -> str:
-        """Return defense and strength as text."""
+        """Defense and strength as text, such as "clipping 2"; without a defense, "none"."""
         return self.defense if self.defense == UNDEFENDED else f"{self.defense} {self.strength}"
 
     @property
     def leak(self) -> AttackOnSetting | None:
-        """Return the scores of the strongest attack; None if no attack has scores."""
+        """The scores of the strongest attack; None if no attack has scores."""
         return self.attacks.get(self.strongest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedComparison:
-    """A paired comparison of the winner (see `compare_settings`) with another setting, by the RMSE on the same examples.
+    """A comparison of the winner (see `compare_settings`) with another setting, by the RMSE on the examples attacked in both.
 
-    difference: mean of winner minus other, each under its strongest attack; positive if less leaks under the winner. Its interval
-    holds for all comparisons of the same training together (Bonferroni).
+    difference: mean over examples of the RMSE for the winner minus that for the other setting, each under its strongest attack;
+    positive if less leaks under the winner. The level of its interval is 1 - 0.05 / number of comparisons of the training
+    (Bonferroni).
     adjusted:   two-sided p-value, adjusted for the number of comparisons (Holm 1979); None if the examples form fewer than
     `MIN_INTERVAL_CLUSTERS` clusters of examples that were attacked together.
     """
@@ -100,10 +106,11 @@ class PairedComparison:
 def compare_settings(
     grid: SweepGrid, results: Iterable[tuple[GridFederation, FederationResult | None]]
 ) -> tuple[list[SettingResult], list[PairedComparison]]:
-    """Return the results of all settings in the order of the grid, and for each kind of training the comparisons of its winner.
+    """Return the results of all settings, and for each training the comparisons of its winner with the other acceptable settings.
 
-    The winner is the audited setting with the highest RMSE under its strongest attack, among those whose accuracy is at most
-    `grid.max_accuracy_loss` below that of the undefended federation.
+    results: each federation with its result; None if it is not finished. The settings are returned in this order.
+    A setting is acceptable if it is audited and its accuracy is at most `grid.max_accuracy_loss` below that of the undefended
+    federation, if that is known. The winner is the acceptable setting with the highest RMSE under its strongest attack.
     """
     groups: dict[tuple[TrainingKey, str, int], list[tuple[GridFederation, FederationResult | None]]] = {}
     for federation, result in results:
@@ -184,7 +191,8 @@ def _is_ranked(one: SettingResult) -> bool:
 def _dominates(other: SettingResult, one: SettingResult) -> bool:
     """Return whether `other` is at least as accurate and as protective as `one`, and better in one of both.
 
-    Protective means a high RMSE of the strongest attack. A setting that is not audited, or of another training, dominates none.
+    Protective means a high RMSE of the strongest attack. A setting that is not audited, has no known accuracy, or is of another
+    training dominates none.
     """
     if other.training != one.training or not _is_ranked(other):
         return False
@@ -197,9 +205,10 @@ def _protection(one: SettingResult) -> float:
 
 
 def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> list[PairedComparison]:
-    """Return comparisons of the winner among settings of one training with all others that are acceptable.
+    """Return the comparisons of the winner among settings of one training with the others that are acceptable.
 
-    A setting is acceptable if it is audited and its accuracy is at most `max_loss` below that of the undefended federation.
+    A setting is acceptable if it is audited and its accuracy is at most `max_loss` below that of the undefended federation, if
+    that is known. Settings without an example in common with the winner are left out.
     """
     plain = next((one.accuracy for one in settings if one.defense == UNDEFENDED), None)
     able = [

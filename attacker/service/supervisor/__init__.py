@@ -1,1 +1,1 @@
-"""Supervisor of the service's worker processes: starts them, gives them jobs, and replaces those that died."""
+"""Supervisor of the service's worker processes: starts and stops them, gives them jobs, and stores how the jobs end."""

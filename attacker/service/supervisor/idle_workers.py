@@ -1,4 +1,4 @@
-"""Worker processes without a job: those that wait for the next job on their recording, and one on stand-by for any recording."""
+"""Worker processes without a job: those that wait for another job on their recording, and one on stand-by for any recording."""
 
 import logging
 import time
@@ -20,10 +20,10 @@ STAND_BY_RETRY_SECONDS = 60.0
 
 
 class IdleWorkers:
-    """The idle workers of a service.
+    """The idle workers of a service: those that have run a job, and at most one on stand-by that has not.
 
-    size:  maximum number of jobs that run at once, and of idle workers besides the one on stand-by.
-    heard: queue for the messages of workers.
+    size:  maximum number of jobs that run at once, and of busy and idle workers together, without the one on stand-by.
+    heard: queue into which all workers put their messages.
     """
 
     def __init__(self, settings: ServiceSettings, size: int, heard: Heard) -> None:
@@ -34,10 +34,10 @@ class IdleWorkers:
         self._gpus = list_shared_gpus(settings)
 
     def take(self, recording: str, busy: Collection[JobWorker]) -> JobWorker:
-        """Return a worker for a recording: one that has run jobs on it before, the one on stand-by, or a new one.
+        """Return a worker for a job on a recording: an idle one of this recording, else the one on stand-by, else a new one.
 
-        In the last two cases, idle workers of other recordings are stopped first, the longest idle first, until idle and busy
-        workers together are fewer than `size` or none is idle. The worker on stand-by does not count as idle here.
+        In the last two cases, idle workers are stopped first, the longest idle first, until idle and busy workers together are
+        fewer than `size`, or none is idle. The worker on stand-by does not count as idle here.
         busy: workers that have a job.
         Raises OSError, among others, if no process can be started.
         """
@@ -56,7 +56,7 @@ class IdleWorkers:
         return ready
 
     def keep(self, worker: JobWorker) -> None:
-        """Keep a worker that has finished a job for further jobs on its recording, or stop it after `MAX_TASKS` jobs."""
+        """Keep a worker that has finished a job for more jobs on its recording; stop it after `MAX_TASKS` jobs, or if it died."""
         if worker.is_alive and worker.tasks < MAX_TASKS:
             worker.idle_since = time.monotonic()
             self._idle.append(worker)
@@ -64,7 +64,7 @@ class IdleWorkers:
             worker.end()
 
     def end_worker(self, worker: JobWorker) -> None:
-        """Stop an idle worker."""
+        """Stop a worker without a job, or clean up after it if it has died, and no longer offer it."""
         if worker in self._idle:
             self._idle.remove(worker)
         if worker is self._ready:
@@ -76,7 +76,9 @@ class IdleWorkers:
         """Stop workers that have been idle for over `IDLE_SECONDS`, and start one on stand-by if needed. To be called regularly.
 
         One is started if the service's setting `stand_by` asks for it, there is none, no job has run for
-        `STAND_BY_DELAY_SECONDS`, and, where workers share the GPUs, a GPU is free. busy: workers that have a job.
+        `STAND_BY_DELAY_SECONDS`, and, where workers share the GPUs, a GPU is free. If this fails, it is tried again after
+        `STAND_BY_RETRY_SECONDS`.
+        busy: workers that have a job.
         """
         now = time.monotonic()
         for worker in [worker for worker in self._idle if now - worker.idle_since > IDLE_SECONDS]:
@@ -93,7 +95,7 @@ class IdleWorkers:
                 self._ready = self._start_worker(busy)
 
     def end(self) -> None:
-        """Stop all idle workers."""
+        """Stop all idle workers, also the one on stand-by."""
         for worker in [*self._idle, *([self._ready] if self._ready is not None else [])]:
             worker.end()
         self._idle, self._ready = [], None

@@ -1,4 +1,4 @@
-"""Worker process of the service: runs jobs on one recording and, if there are several GPUs, on one of them."""
+"""Handle of a worker process of the service, and the list of GPUs that workers share."""
 
 import os
 import time
@@ -15,12 +15,13 @@ Heard = SimpleQueue[tuple["JobWorker | None", WorkerMessage | None]]
 
 
 class JobWorker(WorkerProcess[WorkerMessage]):
-    """A process that runs one job at a time, all on the same recording.
+    """The parent's handle of a worker process that runs one job at a time, all on the same recording.
 
-    A worker is never used for a second recording: recordings are not trusted, and one that took over the process must not reach
+    A worker is not used for a second recording: recordings are not trusted, and one that took over the process must not reach
     another one.
-    recording: id of the recording, set when the worker gets its first job. gpu: the only GPU that the process sees; None if it
-    sees all. scores: whether the process loads the modules for scoring at its start.
+    recording: id of the recording, set when the worker gets its first job. ready: whether it has reported that it accepts jobs.
+    gpu: the only GPU that the process sees; None if it sees all. scores: whether the process loads the modules for scoring at its
+    start.
     """
 
     def __init__(self, heard: Heard, *, threads: int, gpu: str | None = None, scores: bool = True) -> None:
@@ -38,12 +39,16 @@ class JobWorker(WorkerProcess[WorkerMessage]):
         )
 
     def start_job(self, task: JobTask) -> None:
-        """Send a job to the worker."""
+        """Send a job to the worker process. Nothing happens if it has died."""
         self.send_task(task.to_json())
 
 
 def list_shared_gpus(settings: ServiceSettings) -> list[str]:
-    """Return the GPUs that are distributed among workers: all visible ones; none on the CPU, or if the user named one GPU."""
+    """Return the GPUs of which each worker gets one, as texts for CUDA_VISIBLE_DEVICES.
+
+    They are all visible GPUs if the setting `device` is "cuda". For any other device, such as "cpu" or "cuda:1", the list is
+    empty.
+    """
     if settings.device != "cuda":
         return []
     import torch

@@ -1,4 +1,4 @@
-"""A running job: its measured time and memory, its limits, and the transition to its final state."""
+"""A job that a worker runs: its measured time and memory, its limits, and how it ends."""
 
 import logging
 import time
@@ -25,8 +25,8 @@ class RunningJob:
     """A job that a worker is running.
 
     seconds, megabytes: limits of the job; None for none.
-    asked: why the supervisor interrupted the worker, or killed it; None if it did not.
-    end:   function that writes the job's final state into the queue; None while it runs.
+    asked: why the supervisor interrupted the worker or killed it, "cancelled" after a user's request; None if it did neither.
+    end:   function that writes into the queue how the job ended, or that it waits again; None until this is known.
     """
 
     def __init__(self, queue: Queue, claim: Claim, worker: JobWorker, *, seconds: float | None, megabytes: float | None) -> None:
@@ -40,18 +40,25 @@ class RunningJob:
         self._until = float("inf")
 
     def record_start(self) -> None:
-        """Note that the worker begins the job now, from when its time limit counts."""
+        """Note that the worker, which was still starting, begins the job: its time limit counts from now."""
         self._began = time.monotonic()
 
     def save_progress(self, told: JobProgress) -> None:
-        """Save the job's progress, at most once per `PROGRESS_SECONDS`. Raises Fenced if another attempt has claimed the job."""
+        """Store the job's progress, unless the last time was less than `PROGRESS_SECONDS` ago.
+
+        Raises Fenced if the claim is no longer valid: the job does not run any more, or another attempt has claimed it.
+        """
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
             self.queue.save_progress(self.claim, told)
 
     def record_answer(self, answer: JobOutcome) -> None:
-        """Set `end` according to the outcome that the worker reports; `settle` then writes it into the queue."""
+        """Set `end` according to the outcome that the worker reports, for `settle` to write it into the queue.
+
+        A job that is done counts as done, also if it was about to be interrupted. If `end` is set already, other outcomes are
+        ignored.
+        """
         self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
@@ -65,9 +72,10 @@ class RunningJob:
             self.record_release()
 
     def record_death(self, words: str) -> None:
-        """Set `end` after the worker died; `settle` then writes it into the queue.
+        """Set `end` after the worker died, for `settle` to write it into the queue.
 
-        The job is cancelled or failed if the supervisor stopped it, see `asked`; otherwise see `Queue.end_crashed`.
+        If the supervisor had interrupted or killed it (`asked`), the job is cancelled or failed; otherwise see
+        `Queue.end_crashed`.
         words: what is known about the reason.
         """
         if self.asked is not None:
@@ -77,7 +85,7 @@ class RunningJob:
             self.end = partial(self.queue.end_crashed, self.claim, words, cpu=self._cpu)
 
     def record_release(self) -> None:
-        """Set `end` so that `settle` puts the job back into the queue."""
+        """Set `end` so that `settle` puts the job back into the queue, as `Queue.release` does."""
         self.end = partial(self.queue.release, self.claim, cpu=self._cpu)
 
     def _choose_end(self, result: Result | None = None) -> Callable[[], object]:
@@ -87,14 +95,13 @@ class RunningJob:
 
     @property
     def _cpu(self) -> float:
-        """CPU seconds of this job, without those of the worker's earlier jobs."""
+        """CPU seconds that the worker had spent on this job, without its earlier jobs, at the last measurement."""
         return max(0.0, self._seen.cpu_seconds - self._before.cpu_seconds)
 
     def settle(self) -> bool:
-        """Write the end of the job into the queue, and return True; return False if it has not ended.
+        """Write into the queue how the job ended, and return True; return False if it has not ended.
 
-        The end is a final state, or a return to the queue. Nothing is written, but True is returned, if the claim is no longer
-        valid.
+        It may end in a final state or wait again. If the claim is no longer valid, nothing is written, and True is returned.
         """
         if self.end is None:
             return False
@@ -107,8 +114,8 @@ class RunningJob:
     def watch(self, *, cancelled: bool) -> None:
         """Interrupt the job if it was cancelled or exceeds its time limit; kill its worker if it exceeds its memory limit.
 
-        An interrupted worker that does not stop within `SAVE_SECONDS` is killed. cancelled: whether a user has cancelled the job.
-        To be called regularly.
+        An interrupted worker that does not stop within `SAVE_SECONDS` is killed, and one that is still starting at once. Nothing
+        happens if the job has ended. cancelled: whether a user has cancelled the job. To be called regularly.
         """
         now = time.monotonic()
         if self.end is not None:
@@ -125,9 +132,10 @@ class RunningJob:
             self.worker.kill()
 
     def _kill_too_large(self, megabytes: float) -> None:
-        """Kill the worker, because it uses more memory than the job's limit `megabytes`. The job then fails.
+        """Kill the worker, because it uses more memory than the job's limit `megabytes`, and let the job fail.
 
-        If the worker has run other jobs before, their leftovers may be the reason; the job is then repeated in a new worker.
+        If the worker has run other jobs before, their leftovers may be the reason; the job is then repeated in a new worker
+        instead. A job that was already interrupted keeps the reason for that.
         """
         if self.asked is None:
             self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"

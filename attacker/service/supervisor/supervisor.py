@@ -1,4 +1,4 @@
-"""Supervisor thread: starts worker processes, gives them waiting jobs, and brings every job to one of its final states."""
+"""Supervisor thread: starts worker processes, gives them waiting jobs, enforces limits, and stores how the jobs end."""
 
 import logging
 import secrets
@@ -32,8 +32,9 @@ POLL_SECONDS = 0.1
 class Supervisor:
     """The workers of a service, managed by one thread of its process.
 
-    before_end: function that is called with the id of a job's recording just before the job's final state is written. It scans
-                the recording's files for new results, so that a client that sees the final state also finds the results.
+    before_end: callback with the id of a job's recording, called when its worker has finished or died, just before this is
+                written into the queue. It should look for new results, so that a client that sees the job's final state also
+                finds them.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Supervisor:
 
     @cached_property
     def size(self) -> int:
-        """Maximum number of jobs that run at the same time."""
+        """Maximum number of jobs that run at the same time; with 0, jobs only wait."""
         if self.settings.workers is not None:
             return self.settings.workers
         if self.settings.ray is not None:
@@ -75,10 +76,11 @@ class Supervisor:
         return len(self._running)
 
     def start(self) -> None:
-        """Put the jobs of a service that was killed back into the queue, and start the thread that processes the queue.
+        """Put the jobs that a killed service left running back into the queue, and start the thread that gives jobs to workers.
 
-        Raises ValueError if another service uses the same state folder, or if `--job-megabytes` is set on a system that does not
-        report how much memory a process uses (no /proc).
+        Of these jobs, those whose cancellation was requested are cancelled. No thread is started if `size` is 0.
+        Raises ValueError if another service uses the same state folder, if this folder is not trusted, or if `--job-megabytes` is
+        set on a system that does not report how much memory a process uses (no /proc).
         """
         if self.settings.job_megabytes is not None and not is_measurable():
             raise ValueError("--job-megabytes needs a system with /proc, from which the memory of processes is read; omit it")
@@ -96,7 +98,10 @@ class Supervisor:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop all workers. Their jobs stay in the queue for the next service, which resumes from their checkpoints."""
+        """Stop the thread and all workers. Running jobs go back into the queue, or are cancelled if this was requested.
+
+        The next start of the service continues the jobs in the queue from their checkpoints.
+        """
         self._stopping.set()
         self._wake()
         if self._thread is not None:
@@ -134,7 +139,10 @@ class Supervisor:
                 self.queue.release(self._claimed)
 
     def _listen(self) -> None:
-        """Read all messages of workers, and write the final states of finished jobs."""
+        """Process all messages of workers, and write into the queue how jobs have ended.
+
+        The first message is waited for, up to `POLL_SECONDS`.
+        """
         try:
             worker, said = self._heard.get(timeout=POLL_SECONDS)
             while True:
@@ -174,9 +182,9 @@ class Supervisor:
                 worker.kill()
 
     def _finish_job(self, running: RunningJob) -> None:
-        """Delete the preview and the lock file of a finished job.
+        """Delete the preview and the lock file of a job that has ended.
 
-        Its worker is kept for further jobs, or stopped if the supervisor interrupted the job.
+        Its worker is stopped if the supervisor interrupted the job, and otherwise kept for further jobs, see `IdleWorkers.keep`.
         """
         worker, claim = running.worker, running.claim
         del self._running[worker]
@@ -219,7 +227,7 @@ class Supervisor:
     def _make_task(self, claim: Claim) -> JobTask:
         """Return the message that tells a worker to run the job of a claim, with the settings of the service.
 
-        Raises ValueError if the job's recording no longer exists.
+        Raises ValueError if the folder of the job's recording no longer exists, or a symbolic link has taken its place.
         """
         settings, run = self.settings, make_run_path(self.settings.folder, claim.spec.recording)
         return JobTask(

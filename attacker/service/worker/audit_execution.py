@@ -1,4 +1,4 @@
-"""Execution of an audit as a job: checks of a recording, attacks on a sample of its updates, and a verdict in files."""
+"""Execution of an audit as a job: checks of a recording, attacks on some of its updates, and a verdict in files."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -28,8 +28,8 @@ ATTACKS_SHARE = 0.95
 class AuditWork:
     """An audit that a worker runs.
 
-    watch: callback for the progress. parts: results of the attacks and nulls that have run, in order. scored: whether the verdict
-    shows scores; set when the audit is done.
+    watch: callback for the progress. parts: results of the attacks and nulls that have run, in order. progress: set once the
+    attacks are planned. scored: whether reconstructions were compared with the true examples; set when the audit is done.
     """
 
     task: JobTask
@@ -40,15 +40,15 @@ class AuditWork:
 
     @property
     def result(self) -> Result:
-        """Return the results of the attacks that have run so far.
+        """The results of the attacks and nulls that have run so far, for the queue.
 
-        The verdict is in files. One that shows scores is served only if the service is started with truth.
+        The audit's verdict is not part of them: `run` writes it to files.
         """
         note = None if self.scored else "the service was given no truth of this recording"
         return Result(attacks=tuple(self.parts), scored=self.scored, score_note=note)
 
     def run(self) -> None:
-        """Audit the recording, and write the verdict as a page and as JSON. Raises the errors of `attacker.audit.audit`."""
+        """Audit the recording, and write the verdict as an HTML page and as JSON. Raises the errors of `attacker.audit.audit`."""
         from attacker.audit import audit
         from attacker.audit.output import write
 
@@ -77,7 +77,10 @@ class AuditWork:
         self.progress = AuditProgress(seconds, self.watch)
 
     def _replay(self, planned: Replay) -> Replayed:
-        """Run one attack of the audit, or its null, with the options of the job, and add its results to `parts`."""
+        """Run one attack of the audit, or its null, with the options of the job, and add its results to `parts`.
+
+        After an interruption, the results so far are added before KeyboardInterrupt is raised.
+        """
         replay, progress = replace(planned, **make_replay_options(self.task)), self.progress
         assert progress is not None
         before = count_done(replay)
@@ -94,9 +97,11 @@ class AuditWork:
 
 @dataclass(frozen=True)
 class AuditProgress:
-    """The progress of an audit's attacks, by the expected time of each and its null.
+    """The progress of an audit's attacks, by their expected times.
 
-    seconds: dict from an attack's name to the expected core seconds of the attack and its null, in the order of the plan.
+    seconds: dict from an attack's name to the expected core seconds of the attack and its null together, in the order of the
+    plan.
+    watch: callback for the progress.
     """
 
     seconds: dict[str, float]
@@ -120,5 +125,5 @@ class AuditProgress:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return a duration in words, such as "40 s" or "3 min"."""
+    """Return a duration as text, such as "40 s", "3 min" or "2.5 h"."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Execution of one job: the replay, the null's replay, and scoring if there is truth."""
+"""Execution of one job in a worker: an audit, or an attack, its null if requested, and scoring if there is truth."""
 
 import traceback
 from contextlib import AbstractContextManager, nullcontext
@@ -28,10 +28,11 @@ SCORING_SHARE = 0.05
 
 
 def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
-    """Run a job and return its outcome; exceptions become the outcome "failed".
+    """Run a job, an attack or an audit, and return its outcome; an exception becomes the outcome "failed".
 
-    Cases (updates attacked together) that earlier attempts finished are skipped. interrupt: context in which SIGINT raises
-    KeyboardInterrupt; the outcome is then "interrupted".
+    Cases (updates attacked together) that earlier attempts finished are skipped. If the process of an earlier attempt still runs,
+    it is waited for. interrupt: context in which SIGINT raises KeyboardInterrupt; the outcome is then "interrupted". watch:
+    callback for the progress.
     """
     work: _Work | AuditWork = _Work(task, watch) if "attack" in task.spec else AuditWork(task, watch)
     try:
@@ -53,7 +54,7 @@ WARM_SCORING_MODULES = ("attacker.scoring", "skimage.io", "sklearn.datasets")
 
 
 def import_modules(*, scores: bool) -> None:
-    """Import the modules that the first job needs, without reading a recording. scores: whether jobs are scored."""
+    """Import modules that many jobs need, so that the first one starts faster. scores: whether also those for scoring."""
     torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(1, 1))  # loads PyTorch's compiler with it
     for name in (*WARM_MODULES, *(WARM_SCORING_MODULES if scores else ())):
         import_module(name)
@@ -73,12 +74,15 @@ class _Work:
         return Result(attacks=tuple(self.parts), scored=self.scored, score_note=self.note)
 
     def run(self) -> None:
-        """Attack the recording and score the reconstructions. Raises the errors of `attack`."""
+        """Attack the recording, and score the reconstructions if the service has the truth. Raises the errors of `attack`."""
         self.attack()
         self.score()
 
     def attack(self) -> None:
-        """Run the attack, then its null. Raises RuntimeError if no case could be attacked, and the errors of `Replay.run`."""
+        """Run the attack and then, if requested, its null.
+
+        Raises RuntimeError if the attack has no reconstruction of any case, now or from earlier, and the errors of `Replay.run`.
+        """
         spec, recording = JobSpec.from_stored(self.task.spec), Recording(Path(self.task.run) / "recording")
         if self.task.model is not None:
             models.admit(self.task.model, name=recording.manifest.model.name)
@@ -93,9 +97,9 @@ class _Work:
                     raise RuntimeError(f"no case could be attacked: {reasons}")
 
     def _join_cluster(self) -> AbstractContextManager[None]:
-        """Return a context that connects to the job's Ray cluster, shared by its replays.
+        """Return a context in which the process is connected to the job's Ray cluster.
 
-        It does nothing if the job has no cluster, or earlier attempts finished all cases.
+        It does nothing if the job has no cluster, or if earlier attempts finished all cases.
         """
         if self.task.ray is None or all(count_done(replay) == len(replay.plan.cases) for replay in self.replays):
             return nullcontext()
@@ -128,7 +132,10 @@ class _Work:
         self.parts.append(make_result(replay, replayed))
 
     def score(self) -> None:
-        """Score the reconstructions, if the service has the truth of this run."""
+        """Score the reconstructions.
+
+        If there is no truth for this run, or scoring raises ValueError or OSError, `note` states why, and nothing is raised.
+        """
         if not self.task.truth:
             self.note = "the service was given no truth of this recording"
             return

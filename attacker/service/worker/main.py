@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def prepare_work(channel: WorkerChannel) -> Work:
-    """Return the function that runs a job.
+    """Return the function that runs one job, given as a line of JSON, and returns a dict with its outcome.
 
     The modules that every job needs are imported first. If no job is waiting then, those that only some jobs need follow.
     """

@@ -1,4 +1,4 @@
-"""Messages between service and worker, one per line: tasks to the worker, and progress and one outcome per task back."""
+"""Messages between service and worker, one per line: tasks to the worker; readiness, progress, and outcomes of tasks back."""
 
 import json
 from collections.abc import Callable
@@ -19,9 +19,10 @@ MAX_LINE_BYTES = 4 * 2**20
 class JobTask:
     """A job as it is sent to a worker.
 
-    spec: a `JobSpec` or `AuditSpec` as JSON. run: folder of the run. truth: folders that scoring may read; empty for no scoring.
-    lock: file that is locked while the job runs. preview: file for the best reconstructions so far.
-    audit: path of an audit's result without its suffix, see `audit_files`; "" for other jobs.
+    job: its id. spec: fields of a `JobSpec` or `AuditSpec`. run: folder of the run. truth: folders that scoring may read; empty
+    for no scoring.
+    lock: file that is locked while the job runs. preview: file for intermediate images.
+    audit: path of an audit's result without its suffix, see `audit_files`; other jobs do not use it.
     threads, device, ray, model: see `Replay`.
     """
 
@@ -47,7 +48,10 @@ class JobTask:
 
 
 class JobOutcome(FrozenModel):
-    """The outcome of a job. error: for the state "failed", the reason in one line, followed by a traceback if it helps."""
+    """The outcome of a job. result: what was finished, also if the job failed or was interrupted.
+
+    error: for the state "failed", the reason, followed by a blank line and a traceback; otherwise None.
+    """
 
     state: Literal["done", "failed", "interrupted"]
     result: Result
@@ -55,7 +59,7 @@ class JobOutcome(FrozenModel):
 
 
 class WorkerMessage(FrozenModel):
-    """One line from a worker: ready for tasks, progress, or the outcome of a job."""
+    """One line from a worker: `ready`, that it accepts jobs; `progress` of its job; or `answer`, the outcome of its job."""
 
     ready: Literal[True] | None = None
     progress: JobProgress | None = None

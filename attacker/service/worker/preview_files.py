@@ -1,4 +1,4 @@
-"""Preview of a running job: its best images so far, written by the worker about once a second, deleted when the job ends."""
+"""Preview of a running job: a file of intermediate images, which its worker replaces about once a second during a search."""
 
 import json
 import os
@@ -37,11 +37,13 @@ class ImagePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Preview:
-    """The best images of a running job so far.
+    """Intermediate images of a running job: for each case that is searched, the best ones of the current restart.
 
-    images: (n, H, W, C), 8 bit, C 1 or 3. places: place in the recording and recovered label of each image.
+    images: (n, H, W, C), 8 bit, C as in the data; n is at most `MAX_IMAGES`. places: place in the recording and recovered label
+    of each image.
     iteration: current iteration of the search within one restart. most: largest number of iterations of one restart.
-    loss: median over the running searches, if finite. version: increases with each preview of a job.
+    loss: median over the cases that are searched together; None if it is not finite.
+    version: number of the preview, which increases while one attack or its null runs, and begins at 1 again for the next.
     """
 
     images: NDArray[np.uint8]
@@ -60,7 +62,10 @@ def make_preview_path(state: Path, job: str) -> Path:
 
 
 def read(state: Path, job: str) -> Preview | None:
-    """Return the preview of a running job; None if there is none, as for closed forms and tables."""
+    """Return the preview of a running job; None if there is none, as for table rows and before a search has run for a second.
+
+    state: the state folder of the service. Raises ValueError if `job` is not a valid id.
+    """
     try:
         with safe_open(make_preview_path(state, job), framework="numpy") as file:
             about = json.loads(file.metadata()["about"])
@@ -71,7 +76,10 @@ def read(state: Path, job: str) -> Preview | None:
 
 
 class Painter:
-    """Callback for intermediate results of a replay (`Replay.look`) that writes a preview file and replaces the previous one."""
+    """Callback for intermediate results of a replay (`Replay.look`) that writes their images to the preview file `path`.
+
+    It keeps the images of earlier calls, one for each place, and writes the `MAX_IMAGES` that changed last.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._version = path, 0
@@ -108,7 +116,7 @@ class Painter:
 
 
 def _to_bytes(x: Tensor) -> NDArray[np.uint8]:
-    """Convert images (N, C, H, W) to (N, H, W, C) in 8 bit. Values are clamped to [0, 1], NaN becomes 0, and 1 becomes 255."""
+    """Convert images (N, C, H, W) to (N, H, W, C) in 8 bit: clamped to [0, 1], scaled by 255 and rounded; NaN becomes 0."""
     eight = (x.detach().nan_to_num(0.0).clamp(0, 1) * 255).round().byte()
     found: NDArray[np.uint8] = eight.permute(0, 2, 3, 1).numpy()
     return found

@@ -1,4 +1,4 @@
-"""Results of a job's replays, as the service keeps them, and the options that all replays of a job share."""
+"""Results of a job's replays, as the service stores them, and the options that all replays of a job share."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ MAX_MESSAGE = 300
 
 
 def make_replay_options(task: JobTask) -> dict[str, Any]:
-    """Return the keyword arguments of `Replay` that are the same for every replay of a job."""
+    """Return a dict of those keyword arguments of `Replay` that are the same for every replay of a job."""
     return {
         "device": task.device,
         "threads": task.threads,
@@ -36,9 +36,9 @@ def count_done(replay: Replay) -> int:
 
 
 def make_result(replay: Replay, replayed: Replayed) -> Attacked:
-    """Return the result of one replay, with at most `MAX_MESSAGES` reasons of failed cases, and as many remarks.
+    """Return the results of one replay in the form in which the queue stores them.
 
-    Each of them is cut after `MAX_MESSAGE` characters.
+    At most `MAX_MESSAGES` reasons of failed cases and as many remarks are kept, each cut after `MAX_MESSAGE` characters.
     """
     failed = {key[:MAX_MESSAGE]: reason[:MAX_MESSAGE] for key, reason in list(replayed.failed.items())[:MAX_MESSAGES]}
     notes = [*replayed.notes, *_list_left_out(replayed)]

@@ -10,7 +10,11 @@ UNWRITTEN_STATUS = 74
 
 
 def main(run: str, out: str, unscored: str = "") -> None:
-    """Write the report page of a run. unscored: "--unscored" leaves out scores and originals."""
+    """Write the report page of one run.
+
+    run: its folder. out: file to write. unscored: "--unscored" leaves out scores and originals.
+    Ends the process with `UNWRITTEN_STATUS` if the file cannot be written.
+    """
     from attacker.report.gather import gather_run  # imported here because the service imports this module for the status only
     from attacker.report.render import render
 
