@@ -68,7 +68,7 @@ def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEnt
 
 
 def _allocate(size: int) -> Tensor:
-    """Allocate `size` bytes. Raises ValueError if there is not enough memory."""
+    """Return an uninitialised uint8 tensor (size,). Raises ValueError if the memory cannot be allocated."""
     try:
         return torch.empty(size, dtype=torch.uint8)
     except RuntimeError:
@@ -76,7 +76,11 @@ def _allocate(size: int) -> Tensor:
 
 
 def _make_header_buffer(length: bytes, size: int) -> bytearray:
-    """Return a buffer for length field and header of a file of `size` bytes. Raises ValueError if the length is impossible."""
+    """Return a buffer that begins with `length` and has as many further bytes (zeros) as `length` says that the header has.
+
+    length: first 8 bytes of the file, a little-endian integer. size: number of bytes of the file.
+    Raises ValueError if the header would be longer than `MAX_HEADER` or than the rest of the file.
+    """
     claimed = int.from_bytes(length, "little")
     if len(length) < 8 or claimed > min(MAX_HEADER, size - 8):
         raise ValueError(f"is not a safetensors file: it has {size} bytes, but announces a header of {claimed}")
@@ -84,7 +88,11 @@ def _make_header_buffer(length: bytes, size: int) -> bytearray:
 
 
 def _parse_header(header: bytes, size: int) -> dict[str, TensorEntry]:
-    """Parse a header. Raises ValueError if its tensors do not exactly fill the `size` bytes after it without gaps."""
+    """Return the header's entries by tensor name, in the order of the header.
+
+    header: JSON text. size: number of bytes of the file after the header.
+    Raises ValueError for an invalid header, and unless its tensors fill the `size` bytes exactly, without gaps or overlaps.
+    """
     try:
         described = parse_json(header)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Settings of the clients' local training. They are public, and attacks simulate the training that they describe."""
+"""Settings of the clients' local training, such as the learning rate. They are public, so that attacks know them."""
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -19,19 +19,20 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The local training that the server prescribes, with either `steps` or `epochs` per round.
+    """Settings of the clients' local training, with either `steps` or `epochs` per round. Raises ValueError for invalid values.
 
     steps:     optimiser steps per round. The next round continues with the next batches of the client's epoch.
     epochs:    passes over the client's data per round (FedAvg).
     optimiser: sgd, adam or adamw, as in torch.optim, with a new state in each round. momentum, nesterov: for sgd. betas, eps: for
                adam and adamw.
-    weight_decay: as in torch.optim: added to the gradient or, for adamw, subtracted from the weights.
-    schedule:  factors of the learning rate at the local steps 1, 2, ...; the last factor applies to all further steps.
+    weight_decay: as in torch.optim.
+    schedule:  factors of the learning rate at the local steps 1, 2, ... of each round; the last factor applies to all further
+               steps. Empty for a constant rate.
     round_decay: factor by which the learning rate is multiplied after each round.
     accumulation: number of batches of `batch_size` whose mean gradient makes one optimiser step.
-    clip_norm: largest norm of a step's gradient (torch.nn.utils.clip_grad_norm_); None for no limit.
-    shuffle:   whether the client draws a new order for every epoch.
-    drop_last: whether an epoch's last batch is dropped if it is not full.
+    clip_norm: largest L2 norm of a step's gradient (torch.nn.utils.clip_grad_norm_); None for no limit.
+    shuffle:   whether the client draws a new order of its examples for every epoch.
+    drop_last: whether an epoch's last batch is left out if it has fewer than `batch_size` examples.
     loss:      cross_entropy with one logit per class, or logistic with a single logit for two classes.
     mode:      mode of the model while the client trains: train or eval. unstated (the default) stands for eval; `record()`,
                `fedsim import` and `fedsim run` refuse it for networks that compute differently in the two modes (batch norm,
@@ -40,8 +41,8 @@ class Training:
                weights, clients send theirs back, and the server averages them. local: each client keeps its own.
     frozen:    names of parameters that are not trained, with * as wildcard; for example the base weights of a LoRA.
     precision: type that clients compute in; bfloat16 and float16 stand for automatic mixed precision.
-    augmentation: description of the augmentation of examples, such as "random crop and flip"; "" for none.
-    examples:  number of examples behind each update, if the clients' reports are known to be wrong.
+    augmentation: the user's words on how clients augment examples, such as "random crop and flip"; "" for no augmentation.
+    examples:  number of distinct examples behind each update, in place of the numbers that clients report; None to use these.
     """
 
     learning_rate: float
@@ -115,23 +116,23 @@ class Training:
 
     @property
     def step_size(self) -> int:
-        """Return the number of examples of one optimiser step whose batches are full."""
+        """Return the number of examples of one optimiser step with full batches: `batch_size * accumulation`."""
         return self.batch_size * self.accumulation
 
     @property
     def is_linear(self) -> bool:
-        """Return whether a step depends linearly on the gradients of this and earlier steps: sgd without `clip_norm`.
+        """Return whether the optimiser is sgd, with or without momentum, and no gradient is clipped (`clip_norm` is None).
 
-        Momentum does not matter. Weight decay adds a term that depends on the weights only.
+        Each step is then a weighted sum of the round's gradients so far, plus a term of the weights if there is weight decay.
         """
         return self.optimiser == "sgd" and self.clip_norm is None
 
     @property
     def decay(self) -> float:
-        """Return c, where a step is `-learning_rate * (direction + c * weights)` and the direction excludes this weight decay.
+        """Return c, where a round's first step is a negative multiple of `direction + c * weights`.
 
-        It is `weight_decay` for sgd and adamw. It is 0 for adam, whose direction contains the decay: it normalises the sum of
-        gradient and decay.
+        For sgd, the direction is the gradient and c is `weight_decay`. For adamw, the direction is Adam's and c is
+        `weight_decay`. For adam, c is 0, since its direction is computed from the sum of gradient and weight decay.
         """
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 
@@ -143,9 +144,9 @@ class Training:
         return self.learning_rate * (self.schedule[min(step, len(self.schedule) - 1)] if self.schedule else 1.0)
 
     def fix_round(self, number: int) -> "Training":
-        """Return the settings of one round (1-based): `round_decay` is applied to the learning rate, and then set to 1.
+        """Return the settings for the round `number` (from 1): `round_decay` is applied to the learning rate, and then set to 1.
 
-        The learning rate is clamped to the range of float32, `MIN_FLOAT` to `MAX_FLOAT`.
+        The learning rate is clamped to `MIN_FLOAT` .. `MAX_FLOAT`, the range of float32.
         """
         if self.round_decay == 1:
             return self
@@ -156,16 +157,16 @@ class Training:
         return replace(self, learning_rate=min(max(rate, MIN_FLOAT), MAX_FLOAT), round_decay=1.0)
 
     def is_frozen(self, name: str) -> bool:
-        """Return whether a parameter is not trained, see `frozen`."""
+        """Return whether the parameter `name` matches a pattern of `frozen`, so that it is not trained."""
         return any(fnmatchcase(name, pattern) for pattern in self.frozen)
 
     def count_step_examples(self, num_examples: int) -> tuple[int, ...] | None:
-        """Return the number of examples of each optimiser step in one round; None if unknown.
+        """Return the number of examples of each optimiser step of one round, in order; None if unknown.
 
         num_examples: number of distinct examples that the client trains on in the round, see `count_examples`.
-        With `epochs`, all steps of an epoch but the last have `step_size` examples. With `steps`, the numbers are known for a
-        single step, or if `num_examples` fills all steps; it is then assumed that all batches are full. Otherwise the client's
-        epoch ends within the round, and any of its batches may be the one that is not full.
+        With `epochs`, each epoch is divided into steps of `step_size` examples and one with the rest; with `drop_last`, examples
+        that do not fill a batch are left out. With `steps`, the numbers are known for a single step, or if `num_examples` is
+        `steps * step_size`.
         """
         if self.epochs is not None:
             if self.drop_last:
@@ -178,12 +179,12 @@ class Training:
         return (num_examples,) if self.steps == 1 else None
 
     def count_examples(self, reported: int | None) -> int | None:
-        """Return the number of distinct examples behind an update, given the number that the client reports.
+        """Return the number of distinct examples behind an update, given the number that the client reports, if any.
 
-        It is the setting `examples`, if given; None if that is missing and nothing is reported. Otherwise it is computed from the
-        reported size of the client's data set. With `steps`, it is that size or `steps * step_size`, whichever is smaller; if an
-        epoch ends within the round, the true number may be lower. With `epochs` and `drop_last`, only the examples that fill
-        whole batches count, or all if they fill none.
+        It is the setting `examples`, if given, and otherwise None if nothing is reported. With `steps`, it is the reported
+        number, at most `steps * step_size`; if an epoch ends within the round, some examples may be used twice, so that the true
+        number is lower. With `epochs`, it is the reported number; with `drop_last` only the examples that fill whole batches
+        count, or all if they fill no batch.
         """
         if self.examples is not None:
             return self.examples
@@ -195,7 +196,7 @@ class Training:
         return used or reported
 
     def list_beliefs(self) -> list[str]:
-        """Return sentences, each with one assumption of attacks about every update and the training settings behind it."""
+        """Return sentences on what attacks assume about every update: its examples, its steps, and those of `list_limits`."""
         return [self._describe_amount(), self._describe_steps(), *self.list_limits()]
 
     def _describe_amount(self) -> str:
@@ -224,7 +225,10 @@ class Training:
         return f"each step: {name} with {', '.join(parts)}, the network in mode {'train' if self.mode == 'train' else 'eval'!r}"
 
     def list_limits(self) -> list[str]:
-        """Return the properties of this training that no attack simulates exactly, in sentences."""
+        """Return one sentence for each setting that makes attacks harder or less exact; empty if there is none.
+
+        These settings are the optimisers adam and adamw, a `precision` other than float32, and an `augmentation`.
+        """
         found = []
         if self.optimiser != "sgd":
             found.append(

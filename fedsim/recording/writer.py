@@ -1,4 +1,4 @@
-"""Writer of recordings. They are append-only, files are written atomically, and a round's rows of the index are written last."""
+"""Writer of a recording: a folder with the weights that the server sent and the replies that it received, round by round."""
 
 import json
 import re
@@ -33,15 +33,17 @@ MAX_EXAMPLES = 2**53
 class Reply:
     """The reply of one client in one round, or the reason for its absence.
 
-    client:  the client's pseudonym, or its node id if it sent none; SUM_CLIENT for the secure sum over all masked clients.
-    node:    Flower's node id as text, since it exceeds the range of JSON numbers.
-    status:  "complete" if it sent an update, "masked" if its update is only contained in the secure sum of its round, "failed" if
-             it sent an error or a malformed message, "late" if it sent nothing in time.
-    reason:  why the client failed or was late.
-    payload: the update as sent; None if the client failed or was late, or if its update is not to be recorded.
-    buffers: buffers that the client sent with the update.
-    num_examples, metrics: number of examples and metrics that the client reported.
-    bytes:   size of the reply on the wire.
+    client:  the client's name: its pseudonym, or otherwise its node id; SUM_CLIENT for the sum of secure aggregation.
+    node:    Flower's node id as text, since it exceeds the range of JSON numbers; "" for the sum.
+    status:  "complete" if it sent an update, "masked" if its masked update is in the round's sum of secure aggregation, "late" if
+             an answer did not come in time, otherwise "failed": an error, a malformed message, or a sum that could not be
+             computed.
+    reason:  why the client failed or was late; otherwise empty.
+    payload: what the client sent: an encoded update or, with secure aggregation, a masked one with public keys. None if nothing
+             of that came, or if it is not to be recorded.
+    buffers: batch-norm statistics that the client sent with the update, by name.
+    num_examples, metrics: number of examples and metrics that the client reported; for the sum, those of the whole round.
+    bytes:   size of the reply's content in bytes.
     """
 
     client: str
@@ -56,16 +58,16 @@ class Reply:
 
 
 def is_plain(client: str) -> bool:
-    """Return whether `client` is a valid name of a client, and so safe as a file name: 1 to 64 of A-Z a-z 0-9 - _.
+    """Return whether `client` is allowed as a client's name, so that it is also safe as a file name.
 
-    The names "global" and `SUM_CLIENT`, which a recording uses itself, are not valid. Clients choose their names, so any text may
-    come.
+    It must have 1 to 64 of the characters A-Z a-z 0-9 - _, and must not be "global" or `SUM_CLIENT`, which a recording uses
+    itself.
     """
     return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM_CLIENT)
 
 
 class Recorder:
-    """A writer of an append-only recording in `folder`.
+    """A writer that creates the recording in `folder`, or continues the one that is there.
 
     For each round, call `record_sent`, then `record_reply` for each reply, then `commit`. A round that is not committed does not
     become part of the recording.
@@ -80,16 +82,17 @@ class Recorder:
         self._pending: dict[str, list[tuple[Any, ...]]] = {"rounds": [], "observations": []}
 
     def record_sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
-        """Write the weights and buffers that the server sends in a round. What an earlier round left uncommitted is dropped."""
+        """Write the weights and buffers that the server sends in a round. Uncommitted rows of an earlier round are dropped."""
         self._pending = {"rounds": [], "observations": []}
         path = self._make_round_folder(round) / "global.safetensors"
         sha256 = write_tensors(path, _join_tensors(weights, buffers or {}), below=self.folder, settle=False)
         self._pending["rounds"].append((self._to_relative(path), sha256, time.time()))
 
     def record_reply(self, round: int, reply: Reply) -> None:
-        """Write the payload of a reply, if it has one, to a file, and keep its row for the index until `commit`.
+        """Write a reply's payload and buffers to a file, if it has a payload, and keep its row for the index until `commit`.
 
-        Raises ValueError if the client's name or number of examples is invalid.
+        Raises ValueError if the client's name is not allowed (`is_plain`, or SUM_CLIENT), or if `num_examples` is negative or at
+        least `MAX_EXAMPLES`.
         """
         if not is_plain(reply.client) and reply.client != SUM_CLIENT:
             raise ValueError(
@@ -113,10 +116,10 @@ class Recorder:
         )
 
     def commit(self, round: int, cohort: Sequence[str], *, attempt: int = 1) -> None:
-        """Add everything that was sent and received in a round to the recording, in one transaction.
+        """Add a round to the recording: the rows that `record_sent` and `record_reply` kept, in one transaction.
 
         cohort: names of all clients that were asked, also of those that did not answer.
-        attempt: 1, and one more after each time that the run was resumed.
+        attempt: 1 plus the number of times that the run was resumed before this round.
         """
         rounds, observations = self._pending["rounds"], self._pending["observations"]
         for folder in (self._make_round_folder(round), self.folder / "rounds"):
@@ -151,7 +154,7 @@ class Recorder:
         return int(count)
 
     def list_clients(self) -> set[str]:
-        """Return the names of all clients in the recording so far, without that of the secure sum."""
+        """Return the names of all clients with a recorded reply or failure so far; the sum of secure aggregation is no client."""
         with closing(connect_to_write(self.folder)) as index:
             return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM_CLIENT}
 
@@ -167,7 +170,7 @@ def _to_printable(text: str) -> str:
 
 
 def _limit_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the first `MAX_METRICS` metrics by name, with names cut to `MAX_REASON` characters."""
+    """Return the first `MAX_METRICS` metrics in alphabetical order, with names cut to `MAX_REASON` characters."""
     return {_to_printable(name): value for name, value in sorted(metrics.items())[:MAX_METRICS]}
 
 

@@ -1,26 +1,24 @@
-"""Secure aggregation: the server learns the sum of the clients' updates, but no single update.
+"""Secure aggregation: clients mask their updates, so that the server learns the sum of the updates but no single one.
 
-The protocol is SecAgg (Bonawitz et al. 2017) over a graph of neighbours (SecAgg+, Bell et al. 2020). A round has four exchanges:
+The protocol is SecAgg (Bonawitz et al. 2017) over a graph in which each client has some of the others as neighbours (SecAgg+,
+Bell et al. 2020). A round has four exchanges between the server and its clients:
 
-1. setup:   each client advertises two public keys, one for masks and one for shares.
-2. share:   each client splits two secrets among its neighbours: the private key of its pairwise masks, and the seed of its own
-            mask.
-3. collect: each client trains, applies its defense, quantises, and sends its update plus its own mask plus one mask per
-            neighbour, which the neighbour subtracts.
-4. unmask:  neighbours reveal shares of the seeds of clients whose vectors are in the sum, and of the keys of clients that
-            dropped out.
+1. setup:   each client advertises two public keys, one for masks and one for encrypting shares.
+2. share:   each client splits two secrets into shares for its neighbours: the private key of the masks that it has in common with
+            each neighbour, and the seed of its own mask. It keeps a share of the seed itself.
+3. collect: each client trains, applies its defense, quantises, and sends the result plus its own mask and, for each neighbour,
+            plus or minus their common mask. The common masks cancel in the sum.
+4. unmask:  clients reveal shares of the seeds of clients whose vectors are in the sum, and of the keys of clients that dropped
+            out before they sent one, so that the server can remove the masks that remain.
 
-Security against an honest-but-curious server: together with fewer than `threshold` clients it learns nothing but the sum over the
-other clients, if all clients are neighbours. In a sparser graph the other clients must also be connected with each other; fewer
-than `neighbours` clients that collude or drop out cannot disconnect them.
+Security against a server that follows the protocol: together with fewer than `threshold` clients it learns, of the updates of
+the other clients, nothing but their sum. If not all clients are neighbours, the others must also be connected with each other;
+fewer than `neighbours` clients that collude or drop out cannot disconnect them.
 
-Security against a lying server is limited to what a client refuses: repeated keys, fewer neighbours or survivors than the
-threshold, a second vector under the same keys, and both kinds of shares of one peer. Public keys are not authenticated, so a
-lying server could impersonate a client's neighbours. With a threshold of at most half of the share holders, it could ask some
-for one kind of shares and the rest for the other. A client that sends a wrong vector spoils the sum, as without masks, or the
-round is lost.
+A server that breaks the protocol can read single updates: public keys are not authenticated, so that it can replace them by its
+own. Clients refuse only obvious deviations, such as too few neighbours or a request for both secrets of one client.
 
 Not hidden are the names of the clients that took part, the total number of examples, the number of clipped coordinates, and what
-several sums reveal together. A round that is repeated after a crash of the server keeps its cohort or is lost, since the
-difference of two sums over cohorts that differ by one client is that client's update (`fedsim.secagg.cohorts`).
+several sums reveal together. A client that sends a wrong vector spoils the sum, as without masks, or the round is lost (it ends
+without a sum).
 """

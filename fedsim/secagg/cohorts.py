@@ -1,6 +1,6 @@
 """The cohort (set of clients) of a round that is repeated after a crash of the server.
 
-It must not change: two sums over different cohorts differ by the updates of the clients that are in one of them only.
+If it changed, the difference of the two sums would reveal the updates of the clients that are in one of them only.
 """
 
 import os
@@ -14,11 +14,10 @@ from fedsim.secagg.protocol.aggregator import Lost
 
 
 class Cohorts:
-    """The pseudonyms of the clients in the last sum that was to be unmasked.
+    """The clients of the last sum that the server was about to unmask, by pseudonym or, for a client without one, by node id.
 
-    A server that crashes between unmasking and the end of the round repeats the round. A sum over the same clients reveals
-    nothing new, but the difference to a sum over one client fewer is that client's update. A repeated round therefore keeps its
-    cohort or is lost.
+    A server that crashes after unmasking and before the end of the round repeats the round. The repeated round keeps the cohort
+    or is lost (it ends without a sum), because the difference to a sum over one client fewer would reveal that client's update.
 
     path: file that stores the cohort, so that it survives the server; None keeps it in memory.
     Raises ValueError for a damaged file, since the cohort is then unknown.
@@ -40,7 +39,7 @@ class Cohorts:
     def is_admitted(self, round: int, member: str) -> bool:
         """Return whether the client `member` may take part in this round.
 
-        It may not if the round is a repetition and the client was not in the cohort before.
+        It may not if a cohort without it was stored for the same round before.
         """
         return round != self._round or member in self._members
 

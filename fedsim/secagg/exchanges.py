@@ -1,9 +1,4 @@
-"""The four exchanges of one round of secure aggregation, over any Flower `Grid` (the server's connection to its clients).
-
-If the server can recognise an answer as malformed, only the client that sent it fails. If only other clients can (shares that
-cannot be decrypted or do not fit), the clients that received them fail, or the round is lost. The federation continues in any
-case.
-"""
+"""The four exchanges (setup, share, collect, unmask) of one round of secure aggregation, on the side of the server."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -27,9 +22,13 @@ T = TypeVar("T")
 
 
 class Exchanges:
-    """One round of secure aggregation.
+    """One round of secure aggregation on the server.
 
-    asked: dict from the node id of each client in the round to the Flower message for it, with the weights and the configuration.
+    asked:   dict from the node id of each client in the round to the Flower message for it, with the weights and the
+             configuration.
+    timeout: seconds to wait for the answers to each exchange; None for no limit.
+    seed:    seed of the random graph of neighbours, the clients that share masks.
+    cohorts: store of the clients in the sum, for a round that is repeated after a crash; None keeps none.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Exchanges:
         self._numbers: dict[int, int] = {}  # numbers of members by node
 
     def run(self) -> SecureRound:
-        """Run all four exchanges and return the outcome; a lost round is an outcome without a sum."""
+        """Run the exchanges and return the outcome. If no sum can be computed, it holds the reason instead."""
         try:
             total = self._compute_total()
             clients = sum(seen.words is not None for seen in self._seen.values())
@@ -93,7 +92,12 @@ class Exchanges:
         return aggregator.unmask(self._key_by_number(opened))
 
     def _select_cohort(self, publics: dict[int, Publics]) -> dict[int, Publics]:
-        """Return the answers of the clients that may take part; a repeated round keeps its cohort."""
+        """Return the entries of `publics` of the clients that may take part, and store in `_seen` why the others may not.
+
+        publics: dict from node id to public keys.
+
+        In a round that is repeated after a crash, only clients of its earlier sum may take part.
+        """
         admitted = {node: own for node, own in publics.items() if self._cohorts.is_admitted(self._round, self._name_member(node))}
         for node in publics.keys() - admitted.keys():
             self._seen[node].reason = "the round is repeated, and this client was not in its sum before"
@@ -119,7 +123,7 @@ class Exchanges:
         """Send one exchange; return a dict from node id to valid answer, and store in `_seen` why the other nodes failed.
 
         asked: dict from node id to the record that it is sent. read: maps the node id and the content of an answer to the parsed
-        answer; it may raise any error if the answer is malformed.
+        answer; an error that it raises makes only this client fail.
         """
         sent = [self._make_message(stage, node, record) for node, record in asked.items()]
         for message in sent:
@@ -143,7 +147,7 @@ class Exchanges:
         return found
 
     def _make_message(self, stage: Stage, node: int, record: ConfigRecord) -> Message:
-        """Return the message of one exchange. The weights are in "collect" only; the strategy's configuration is in all."""
+        """Return the message of one exchange: `record`, the strategy's configuration and, only in "collect", the weights."""
         template = self._asked[node]
         content = RecordDict(
             {key: own for key, own in template.content.items() if stage == "collect" or isinstance(own, ConfigRecord)}
@@ -152,7 +156,10 @@ class Exchanges:
         return Message(content, dst_node_id=node, message_type=template.metadata.message_type)
 
     def _make_sort_key(self, node: int) -> tuple[str, int]:
-        """Return the sort key of a member: its pseudonym, so that a simulation repeats although Flower draws new node ids."""
+        """Return the pseudonym ("" if there is none) and the node id of a client, by which the clients are numbered.
+
+        The pseudonym comes first so that a simulation repeats although Flower draws new node ids.
+        """
         return self._seen[node].pseudonym or "", node
 
     def _key_by_number(self, answers: Mapping[int, T]) -> dict[int, T]:

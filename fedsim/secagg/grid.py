@@ -1,7 +1,4 @@
-"""Secure aggregation on the server, as a Flower `Grid`.
-
-Each reply that the strategy receives holds the weights that it sent plus the mean of all updates.
-"""
+"""Secure aggregation on the server, as a Flower `Grid` (the server's connection to its clients)."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -23,16 +20,17 @@ FAILED_CODE = 90
 
 
 class SecureGrid(Around):
-    """A grid that replaces each training message by the four exchanges, and forwards all other messages.
+    """A grid that runs training messages through the exchanges of secure aggregation, and forwards all other messages.
 
-    The strategy receives equal replies from all clients in the sum: the weights that it sent plus the mean of the updates,
-    weighted by numbers of examples, with `num-examples` 1. Any averaging strategy works. Clients that failed reply with an
-    error, late clients do not reply. In a lost round, all clients that are not late reply with an error.
+    The strategy receives equal replies from all clients in the sum: the weights that it sent plus the mean of the quantised
+    updates, weighted by numbers of examples, with `num-examples` 1. Strategies that average get the right result. A client that
+    is not in the sum replies with an error, or not at all if it was late. If no sum can be computed, no client is in it.
 
     agreement: settings agreed with the clients, which read them from their own configuration.
-    seed:      seed of the random graphs of neighbours, which share masks.
+    seed:      seed of the random graphs of neighbours, the clients that share masks.
     observe:   called with the outcome of each round before its replies are returned.
-    cohorts:   stores the clients of each sum, for rounds that are repeated.
+    cohorts:   store of the clients in the last sum, for a round that is repeated after a crash; None keeps it in memory.
+
     The timeout of `send_and_receive`, in seconds, holds for each exchange. That method raises ValueError if more clients are
     asked in one round than were agreed on.
     """
@@ -69,9 +67,10 @@ class SecureGrid(Around):
         return make_replies(asked, outcome)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages that are not training messages.
+        """Push messages that are not training messages, and return their ids.
 
-        Raises NotImplementedError for training messages: a secure round takes several exchanges, as in `send_and_receive`.
+        Raises NotImplementedError if there is a training message: secure aggregation takes several exchanges, as
+        `send_and_receive` does.
         """
         sent = list(messages)
         if any(message.metadata.message_type.partition(".")[0] == "train" for message in sent):
@@ -80,9 +79,9 @@ class SecureGrid(Around):
 
 
 def make_replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
-    """Return the replies to the messages `asked` (dict by node id): weights for clients in the sum, errors for the others.
+    """Return the replies to the messages `asked` (dict by node id).
 
-    Clients that did not answer in time get no reply.
+    A client in the sum gets a reply with the weights sent plus the mean update, any other an error, or none if it was late.
     """
     answers = []
     plain: RecordDict | None = None
@@ -104,6 +103,6 @@ def _make_plain_reply(message: Message, mean: dict[str, NDArray[np.floating]]) -
 
 
 def _add_update(start: Array, update: NDArray[np.floating]) -> Array:
-    """Return the weights after an update, in their own dtype."""
+    """Return `start` plus `update`, in the dtype of `start`."""
     before = records.read_array(start)
     return records.pack(np.asarray(before + update.astype(before.dtype)))

@@ -1,4 +1,4 @@
-"""Encoding of the exchanges, and of a client's state between them, as Flower records. Received records are validated."""
+"""Encoding of the messages of secure aggregation, and of a client's state between them, as Flower records."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,14 +22,14 @@ WORDS_KEY = "words"
 
 
 def read_context(message: Message) -> str:
-    """Return the text, such as "round 3, attempt 1", that names a round and the attempt of the run; keys are bound to it."""
+    """Return the text, such as "round 3, attempt 1", that names a round and the attempt at it; a missing attempt is 1."""
     config = message.content[records.CONFIG_KEY]
     assert isinstance(config, ConfigRecord)
     return f"round {int(str(config['server-round']))}, attempt {int(str(config.get('attempt', 1)))}"
 
 
 def read_stage(content: RecordDict) -> Stage | None:
-    """Return the exchange of a server's message; None if the message is not part of secure aggregation.
+    """Return the exchange that a server's message belongs to, such as "setup"; None if it has no record of secure aggregation.
 
     Raises ValueError for an unknown exchange.
     """
@@ -76,7 +76,7 @@ def read_roster(content: RecordDict) -> Roster:
 
 
 def read_sealed(content: RecordDict) -> dict[int, bytes]:
-    """Return the encrypted shares in a message, by the number of a client.
+    """Return the encrypted shares in a message, as a dict by the number of a client.
 
     In a server's message it is the number of the client that sent the shares, in a client's answer that of the client that is to
     receive them. The server numbers the clients of a round from 1.
@@ -128,9 +128,9 @@ def read_publics(content: RecordDict) -> Publics:
 
 
 def read_shared(content: RecordDict, roster: Roster) -> dict[int, bytes]:
-    """Return a dict from the number of a member to the encrypted shares that the answering client sends to this member.
+    """Return the encrypted shares in a client's answer, as a dict by the number of the client that is to receive them.
 
-    Raises ValueError unless the receivers are exactly the client's neighbours in `roster`.
+    Raises ValueError unless the receivers are exactly the answering client's neighbours in `roster`.
     """
     sealed = read_sealed(content)
     if sealed.keys() != roster.peers.keys():
@@ -153,9 +153,9 @@ def read_words(content: RecordDict, length: int) -> Words:
 
 
 def read_opened(content: RecordDict, asked: Asked) -> Opened:
-    """Return the unencrypted shares that a client reveals to the server.
+    """Return the decrypted shares that a client reveals to the server.
 
-    Raises ValueError unless they are shares of exactly the members in the server's request `asked`.
+    Raises ValueError unless there is a share of the right length for exactly the members in the server's request `asked`.
     """
     record = _find_record(content)
     opened = Opened(_read_by_member(record, "summed", "seeds"), _read_by_member(record, "dropped", "keys"))
@@ -170,7 +170,7 @@ def read_opened(content: RecordDict, asked: Asked) -> Opened:
 
 
 def encode_state(me: Participant) -> ConfigRecord:
-    """Return a client's private state as a record, which is stored in Flower's `Context.state` under `EXCHANGE_KEY`."""
+    """Return a client's private state as a record, for the entry `EXCHANGE_KEY` of Flower's `Context.state`."""
     plain = {key: value for key, value in asdict(me).items() if key not in ("peers", "shares")}
     plain |= {"peers": list(me.peers), "masks": [own.mask for own in me.peers.values()]}
     plain |= {"channels": [own.share for own in me.peers.values()], "holders": list(me.shares)}
@@ -179,7 +179,7 @@ def encode_state(me: Participant) -> ConfigRecord:
 
 
 def decode_state(state: RecordDict) -> Participant | None:
-    """Return the client's private state that `encode_state` stored in `state`; None if nothing is stored."""
+    """Return the client's private state in the entry `EXCHANGE_KEY` of `state`; None if there is no such entry."""
     if EXCHANGE_KEY not in state:
         return None
     record: Mapping[str, Any] = _find_record(state)

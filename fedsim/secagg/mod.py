@@ -1,4 +1,4 @@
-"""Secure aggregation on the client, as a Flower mod that masks updates."""
+"""Secure aggregation on the client, as a Flower mod (a wrapper of the client app) that masks updates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +23,6 @@ class SecureParticipant:
 
     agreement: settings of the protocol, from the client's own configuration and not from the server.
     pseudonym: the client's name in its answers.
-
-    Keys and masks always come from the operating system, even if a simulation draws the client's other secrets from a seed. Two
-    vectors under one mask would reveal the difference of two updates. The sum does not depend on the masks.
     """
 
     agreement: Agreement
@@ -33,16 +30,17 @@ class SecureParticipant:
 
 
 def make_secure_mod(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[Message, Context, CallNext], Message]:
-    """Return a Flower mod that answers the four exchanges of secure aggregation in place of the client app.
+    """Return a Flower mod that answers the exchanges of secure aggregation (setup, share, collect, unmask).
 
-    Only the exchange "collect" calls the client app, to train. Messages that do not ask for training pass unchanged. Make it the
-    outermost mod, so that it masks what the other mods return.
+    In the exchange "collect" it calls the client app, to train, and masks the update. Messages that do not ask for training go to
+    the client app unchanged, as do all messages if neither server nor client uses secure aggregation. Make it the outermost mod,
+    so that it masks what the other mods return.
 
     part_of: returns the client's settings, or None for a client that does not use secure aggregation.
     Keys and shares are stored only in Flower's `Context.state`. They are deleted in the exchange "unmask", or replaced when the
-    next round begins.
+    next round begins. They are random also in a simulation with a seed.
     The mod raises ValueError, which Flower turns into an error reply, if only one of server and client uses secure aggregation,
-    and if the server asks for exchanges out of order.
+    if the server asks for exchanges out of order, and for requests that the protocol forbids.
     """
 
     def answer(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -103,7 +101,7 @@ def _collect(
     """Train, and return the content of the reply, which holds the masked update, and the client's new state.
 
     train: calls the client app. The content holds the metrics, with the number of examples, only if `part.agreement.reveal` is
-    set.
+    set. Raises ValueError if the shares in `message` are refused, training fails, or the update cannot be quantised.
     """
     me = participant.receive(me, messages.read_sealed(message.content))
     start = message.content[records.WEIGHTS_KEY]

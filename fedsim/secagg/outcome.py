@@ -13,11 +13,11 @@ class SecureClient:
     """What the server knows of one client in one round, filled in exchange by exchange.
 
     node:      node id. pseudonym: None if the client sent none. answered: exchanges that it answered with a valid message.
-    reason:    why the client failed; empty if it did not. late: whether it failed because no answer came in time.
-    publics:   its public keys. words: its masked vector. Both are None before they are received.
-    sealed:    sizes in bytes of the encrypted shares that it sent.
-    up, down:  dicts from exchange to the size in bytes of the message from the client (up) or to the client (down).
-    num_examples, metrics: sent unmasked, if clients reveal them (`Agreement.reveal`).
+    reason:    why the client failed, or why the round has no sum; otherwise empty. late: whether an answer did not come in time.
+    publics:   its public keys. words: its masked vector, uint32 (N,). Both are None before they are received.
+    sealed:    sizes in bytes of the encrypted shares that it sent, one per neighbour.
+    up, down:  dicts from exchange to the size in bytes of the message's content from the client (up) or to the client (down).
+    num_examples, metrics: what the client sent unmasked; None and empty unless `Agreement.reveal` is set.
     """
 
     node: int
@@ -39,7 +39,7 @@ class SecureRound:
     """Result of one round.
 
     seen:     dict from node id to what the server knows of the client, for all clients that were asked.
-    revealed: the decoded sum of the updates; None if the round is lost, that is, if no sum could be computed.
+    revealed: what the sum of the updates reveals, such as their mean; None if the round is lost, that is, has no sum.
     reason:   why the round is lost; empty if it is not.
     """
 

@@ -1,4 +1,4 @@
-"""Recording of secure aggregation: the masked vector of each client, and the sum as one more observation."""
+"""Recording of secure aggregation: each client's masked vector and public keys, and the sum as one more observation."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,15 +21,15 @@ class SecureRecording(RecordingStrategy):
     each round.
 
     In each recorded round, every client that was asked has a row in the index. Its status is "masked" if its vector is in the
-    sum, "late" if an answer did not come in time, and otherwise "failed". For clients selected for recording, a file holds what
-    they sent. The sum is recorded as one more observation, of a client named "sum": the mean of the updates and the total number
-    of examples.
+    sum, "late" if an answer did not come in time, and otherwise "failed". For a client that is selected for recording and sent
+    public keys, a file holds these, the masked vector if it came, and the sizes of its messages. If a sum was computed, it is
+    recorded as the reply of a client named "sum": the mean of the updates and the total number of examples.
     """
 
     _outcome: SecureRound | None = None
 
     def observe(self, outcome: SecureRound) -> None:
-        """Keep the outcome of the current round in memory until `aggregate_train` records it."""
+        """Keep the outcome of the current round until `aggregate_train` records it."""
         self._outcome = outcome
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -60,7 +60,7 @@ class SecureRecording(RecordingStrategy):
     def _record(self, server_round: int, reply: Reply) -> None:
         """Record a client's reply if the round is selected for recording.
 
-        If the client is not selected, only its row in the index is written, which shows whether it is in the sum.
+        If the client is not selected, only its row in the index is kept, which shows whether it is in the sum, and no payload.
         """
         if self._is_written(server_round):
             self._recorder.record_reply(server_round, reply if self._is_kept(reply) else replace(reply, payload=None))
@@ -73,7 +73,7 @@ class SecureRecording(RecordingStrategy):
 
 
 def count_clipped(revealed: Revealed) -> dict[str, int]:
-    """Return two metrics of a round as a dict.
+    """Return two metrics of a round as a dict by name.
 
     secagg_clipped: number of clipped coordinates over all clients. secagg_clipped_clients: number of clients with any clipped.
     """

@@ -14,21 +14,21 @@ from fedsim.secagg.protocol.terms import Agreement
 
 
 class Lost(RuntimeError):
-    """Raised if the sum of a round cannot be computed; the message states at which exchange it failed, and why."""
+    """Raised if a round of secure aggregation must end without a sum; the message states why."""
 
 
 class Roster(NamedTuple):
-    """What a member is told of the graph: its own number, and a dict from its neighbours' numbers to their public keys."""
+    """What the server tells a client of the graph: its own number, and a dict from its neighbours' numbers to their keys."""
 
     number: int
     peers: dict[int, Publics]
 
 
 class Asked(NamedTuple):
-    """Request to one member for the shares that it holds, of its neighbours' secrets and its own.
+    """Request to one client for the shares that it holds, with the numbers of the clients whose secrets were shared.
 
-    summed:  members whose vectors are in the sum; wanted are shares of the seeds of their own masks.
-    dropped: members that sent no vector; wanted are shares of their private mask keys.
+    summed:  those among it and its neighbours whose vectors are in the sum; wanted are shares of the seeds of their own masks.
+    dropped: those of its neighbours that shared secrets but sent no vector; wanted are shares of their private mask keys.
     """
 
     summed: list[int]
@@ -36,11 +36,12 @@ class Asked(NamedTuple):
 
 
 class Aggregator:
-    """State of one round on the server.
+    """State of one round on the server. The clients of the round, its members, are numbered from 1.
 
-    Call the four methods once each, in their order. Each takes a dict from member number to that member's answer to one exchange,
-    and returns what the members are sent in the next exchange; the last method returns the sum. A member without an answer has
-    dropped out for the rest of the round. The methods raise Lost if the sum cannot be computed, such as with too few answers.
+    Call the methods `draw_rosters`, `route_shares`, `ask_shares` and `unmask` once each, in this order. Each takes a dict from
+    member number to that member's answer to one exchange. The first three return what each member is sent in the next exchange,
+    the last one returns the sum. A member without an answer has dropped out for the rest of the round. The methods raise Lost if
+    the sum cannot be computed, such as with too few answers.
     """
 
     def __init__(self, agreement: Agreement, context: str, rng: Random) -> None:
@@ -80,7 +81,7 @@ class Aggregator:
         }
 
     def ask_shares(self, vectors: Mapping[int, Words]) -> dict[int, Asked]:
-        """Add up the masked vectors (N,), and return for each member whose secrets it must reveal shares of."""
+        """Add up the masked vectors, each uint32 (N,), and return a dict from member to the shares that it is asked to reveal."""
         self._check_enough(vectors, "collect")
         self._summed = frozenset(vectors)
         self._check_neighbours(self._summed, "collect")
@@ -99,7 +100,7 @@ class Aggregator:
         }
 
     def unmask(self, opened: Mapping[int, Opened]) -> Words:
-        """Remove the masks with the revealed shares, and return the sum (N,) over all members that sent a vector."""
+        """Remove the masks with the revealed shares, and return the sum over all members that sent a vector, uint32 (N,)."""
         self._check_enough(opened, "unmask")
         for member in sorted(self._summed):
             subtract_mask(self._total, self._recover_secret(member, {holder: own.seeds for holder, own in opened.items()}))
@@ -110,7 +111,7 @@ class Aggregator:
         return self._total
 
     def _remove_masks(self, member: int, key: bytes, neighbours: Collection[int]) -> None:
-        """Remove from the sum the masks that `neighbours`, whose vectors are in it, share with `member`, which sent no vector.
+        """Remove from the sum the masks that `member`, which sent no vector, has in common with `neighbours`, which sent one.
 
         key: private mask key of `member`, recovered from shares.
         """
@@ -145,9 +146,9 @@ class Aggregator:
             )
 
     def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
-        """Raise Lost if a member in `left` and its neighbours in `left` are together fewer than the threshold.
+        """Raise Lost if a member in `left`, counted with its neighbours in `left`, makes a group smaller than the threshold.
 
-        Such a member would refuse to answer the next exchange. left: members that answered the exchange `stage`.
+        left: members that answered the exchange `stage`. Such a member would refuse to answer the next exchange.
         """
         for member in sorted(left):
             near = len((self._graph[member] | {member}) & frozenset(left))

@@ -1,4 +1,4 @@
-"""Graph of neighbours: which members share pairwise masks and hold shares of each other's secrets."""
+"""Graph of neighbours: the pairs of clients that have a mask in common and hold shares of each other's secrets."""
 
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
@@ -8,7 +8,7 @@ Graph = Mapping[int, frozenset[int]]
 
 
 def draw_graph(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
-    """Return a random graph in which each member has `neighbours` neighbours, or all others if there are no more.
+    """Return a random graph, a dict from each member to its neighbours: `neighbours` of them, or all others if there are no more.
 
     Members are arranged in a circle in random order, and each is linked to the nearest on both sides (Harary graph; Bell et al.
     2020, 3.1). Raises ValueError unless `neighbours` is even and at least 2.
@@ -23,7 +23,7 @@ def draw_graph(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
 
 
 def is_connected(graph: Graph, among: Collection[int]) -> bool:
-    """Return whether the graph restricted to the members in `among` is connected.
+    """Return whether the graph restricted to the members in `among` is connected; true if there are none.
 
     If it is not, the masks cancel within each component, so that the server would learn one sum per component.
     """

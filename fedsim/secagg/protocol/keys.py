@@ -1,4 +1,4 @@
-"""Cryptography of secure aggregation, all from the package `cryptography`: X25519, HKDF, ChaCha20-Poly1305."""
+"""Cryptography of secure aggregation with the package `cryptography`: key agreement (X25519, HKDF) and encryption of shares."""
 
 import secrets
 from collections.abc import Callable
@@ -34,10 +34,10 @@ def check_public(public: bytes) -> None:
 
 
 def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
-    """Return the 32-byte key shared by the owners of two key pairs, from one's private and the other's public key.
+    """Return the 32-byte key shared by the owners of two key pairs, from the private key of one and the public key of the other.
 
-    The key differs for each `purpose` and `context`. Both owners must give the same `context`, which must name both of them.
-    Raises ValueError for an invalid public key.
+    purpose, context: texts that both owners must give alike; other texts give another key.
+    Raises ValueError if the public key is invalid or has small order.
     """
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
@@ -52,9 +52,10 @@ def _derive_key(secret: bytes, purpose: str, context: str) -> bytes:
 
 
 def seal(key: bytes, text: bytes, about: str, draw: Draw) -> bytes:
-    """Return the nonce followed by the encrypted `text`, authenticated together with `about`, which is not sent.
+    """Return a 12-byte nonce followed by `text` in encrypted form (ChaCha20-Poly1305).
 
-    about: description of the message; the receiver must give the same to `unseal`. draw: returns random bytes for the nonce.
+    key: 32 bytes. about: description of the message, which is authenticated but not part of the result; the receiver must give
+    the same to `unseal`. draw: returns random bytes for the nonce.
     """
     nonce = draw(NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, about.encode())

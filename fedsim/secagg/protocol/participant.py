@@ -13,16 +13,17 @@ STAGES: tuple[Stage, ...] = ("setup", "share", "collect", "unmask")
 
 
 class Publics(NamedTuple):
-    """Public keys of one client in one round: `mask` to agree on pairwise masks, `share` to encrypt shares."""
+    """Public keys of one client in one round: `mask` to agree on masks with neighbours, `share` to encrypt shares."""
 
     mask: bytes
     share: bytes
 
 
 class Shares(NamedTuple):
-    """The shares that a client holds of the two secrets of one member.
+    """The shares that a client holds of the two secrets of one member (a client of the round, possibly itself).
 
-    key: share of the member's private mask key, from which its pairwise masks follow. seed: share of the seed of its own mask.
+    key: share of the member's private mask key, from which the masks follow that it has in common with its neighbours; empty in
+    the entry of the client itself. seed: share of the seed of the member's own mask.
     """
 
     key: bytes
@@ -33,7 +34,7 @@ class Opened(NamedTuple):
     """Shares that a client reveals to the server.
 
     seeds: dict from the number of a member in the sum to the share of the seed of this member's own mask.
-    keys:  dict from the number of a member that dropped out to the share of this member's private mask key.
+    keys:  dict from the number of a member that sent no vector to the share of this member's private mask key.
     """
 
     seeds: Mapping[int, bytes]
@@ -44,13 +45,13 @@ class Opened(NamedTuple):
 class Participant:
     """State of a client between the exchanges of one round. The clients of the round, its members, are numbered from 1.
 
-    A peer of a client is a neighbour in the graph of masks: the two share a pairwise mask and hold shares of each other's
+    A peer of a client is a neighbour in the graph of masks: the two have a mask in common and hold shares of each other's
     secrets.
 
-    context:   name of the round and of the attempt at it, to which every key is bound.
-    threshold: number of shares that determine a secret; if fewer members take part in an exchange, it is refused.
+    context:   name of the round and of the attempt at it, such as "round 3, attempt 1"; keys differ between contexts.
+    threshold: number of shares that determine a secret. The client refuses an exchange in which it and its peers are fewer.
     done:      the exchange that it answered last, one of `STAGES`.
-    mask_key, share_key: private keys. seed: seed of its own mask. number: its own number.
+    mask_key, share_key: private keys. seed: seed of its own mask. number: its own number. After "unmask" all are empty or 0.
     peers:     dict from a peer's number to its public keys.
     shares:    dict from a member's number to the shares that this client holds of its secrets: one entry for each peer that
                sent them, and one for itself. The latter has no share of its mask key, which is revealed only if it drops out.
@@ -81,14 +82,14 @@ def setup(context: str, threshold: int, draw: Draw) -> Participant:
 
 
 def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
-    """Split this client's private mask key and its seed into shares for its peers and itself.
+    """Split this client's private mask key and its seed into shares for its peers and itself (of its key, for its peers only).
 
     Returns the new state, and a dict from peer number to the encrypted shares that this peer is to hold.
 
     number: this client's own number. peers: dict from a peer's number to its public keys. draw: returns random bytes of a given
     length.
-    Raises ValueError if this client and its peers are fewer than the threshold, if a number is below 1 or occurs twice, or if two
-    public keys are equal: one party could then hold the shares of two members.
+    Raises ValueError if this client and its peers are fewer than the threshold, if a number is below 1 or occurs twice, if two
+    public keys are equal, or if "setup" was not its last exchange.
     """
     _check_stage("setup", "share", me)
     _check_enough(me, len(peers) + 1, "share")
@@ -115,7 +116,7 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
 
     sealed: dict from the number of the peer that sent them to encrypted shares.
     Raises ValueError if too few peers sent shares, if a sender is not a peer, if shares cannot be decrypted or have a wrong
-    length, and if this client has sent a vector already.
+    length, and if "share" was not the client's last exchange.
     """
     _check_stage("share", "collect", me)
     _check_enough(me, len(sealed) + 1, "collect")
@@ -131,11 +132,11 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
 
 
 def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
-    """Mask `words` (N,) in place, and return the new state and the same array.
+    """Mask `words`, uint32 (N,), in place, and return the new state and the same array.
 
-    Modulo 2^32, it adds the client's own mask and the masks shared with peers of larger number, and subtracts those shared with
-    peers of smaller number. Raises ValueError if this client has masked a vector in this round already, since two vectors under
-    the same masks would reveal their difference.
+    Modulo 2^32, it adds the client's own mask and, for each peer that sent it shares, their common mask; this one is subtracted
+    if the peer has the smaller number. Raises ValueError unless "share" was the client's last exchange: two vectors under the
+    same masks would reveal their difference.
     """
     _check_stage("share", "collect", me)
     add_mask(words, me.seed)
@@ -150,8 +151,9 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
 
     summed: numbers of members in the sum, of whose seeds shares are returned. dropped: numbers of members that sent no vector, of
     whose private mask keys shares are returned.
-    Raises ValueError if a member is in both, since both shares together reveal its update. It is also raised if a member sent
-    this client no shares, if this client is not in the sum, and if fewer members than the threshold are.
+    Raises ValueError if a member is in both, since both secrets together reveal its update; if a member sent this client no
+    shares; if this client is not in `summed`; if `summed` has fewer members than the threshold; and if "collect" was not its last
+    exchange.
     """
     _check_stage("collect", "unmask", me)
     summed, dropped = set(summed), set(dropped)
@@ -172,7 +174,10 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
 
 
 def derive_pairwise_seed(private: bytes, public: bytes, context: str) -> bytes:
-    """Return the seed of the mask that two members share, from the private mask key of one and the public one of the other."""
+    """Return the seed of the mask that two members have in common, from the private mask key of one and the other's public one.
+
+    context: name of the round and of the attempt at it; the seed differs between contexts.
+    """
     ends = sorted((derive_public(private).hex(), public.hex()))
     return agree(private, public, "mask", "/".join((context, *ends)))
 

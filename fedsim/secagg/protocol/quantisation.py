@@ -1,4 +1,4 @@
-"""Quantisation of updates to 32-bit words whose sum over clients cannot overflow, and the weighted mean from that sum."""
+"""Quantisation of updates to 32-bit words whose sum over clients does not overflow, and the weighted mean from that sum."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Revealed:
     """What the sum over all clients reveals.
 
-    mean:            mean of the updates, weighted by numbers of examples: dict from name to float64 array.
+    mean:            mean of the clipped and rounded updates, weighted by numbers of examples: dict from name to float64 array.
     num_examples:    total over all clients.
     clipped:         number of clipped coordinates over all clients.
     clipped_clients: number of clients with clipped coordinates.
@@ -35,9 +35,10 @@ class Quantiser:
     """A map from updates to whole numbers that can be summed over clients.
 
     A coordinate is clipped to [-clip, clip], scaled to [-target_range, target_range], multiplied by the client's weight (its
-    number of examples, at least 1), and rounded. Rounding changes the weighted mean by at most half of `clip / target_range`.
+    number of examples, at least 1), and rounded. Rounding changes a coordinate of the weighted mean by at most half of
+    `clip / target_range`.
 
-    clients: largest number of clients in a sum. max_weight: largest weight.
+    clients: largest number of clients in a sum. max_weight: largest weight of a client.
     Raises ValueError if clients * max_weight * target_range exceeds `MAX_SUM`, so that a sum could overflow.
     """
 
@@ -57,12 +58,12 @@ class Quantiser:
     def encode(self, update: Mapping[str, NDArray[np.floating]], shapes: Shapes, weight: int) -> Words:
         """Return an update as a uint32 array (HEADER_WORDS + number of coordinates,).
 
-        The header words are the weight, the number of clipped coordinates, and 1 if any was clipped, else 0. Then come the
-        coordinates, with the tensors in alphabetical order of their names.
+        The header words are the weight, the number of clipped coordinates (at most MAX_SUM // clients), and 1 if any was clipped,
+        else 0. Then come the coordinates, with the tensors in alphabetical order of their names.
 
         shapes: shapes of the weights by name; a tensor that is missing in `update` counts as zero. weight: the client's number of
-        examples. Raises ValueError if `weight` is not from 1 to `max_weight`, if `update` has a name or a shape that is not in
-        `shapes`, and for values that are not finite.
+        examples. Raises ValueError if `weight` is not from 1 to `max_weight`, if a tensor of `update` has a name or a shape that
+        differs from `shapes`, and for values that are not finite.
         """
         if not 1 <= weight <= self.max_weight:
             # the message omits the number, because it is sent to the server, which must not learn it
@@ -99,7 +100,9 @@ class Quantiser:
     def decode(self, total: Words, shapes: Shapes, clients: int) -> Revealed:
         """Return what the sum of the encoded updates of `clients` clients reveals, such as their weighted mean.
 
-        Raises ValueError if the sum of a header word is impossible for that many clients. Coordinates are not checked.
+        total: sum of the encoded updates, uint32. shapes: shapes of the weights by name.
+        Raises ValueError if the total weight or the number of clients with clipped coordinates is impossible for that many
+        clients.
         """
         num_examples, clipped, clipped_clients = map(int, total[:HEADER_WORDS])
         if not clients <= num_examples <= clients * self.max_weight or clipped_clients > clients:

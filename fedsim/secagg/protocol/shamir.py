@@ -14,10 +14,11 @@ SHARE_BYTES = 66
 def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> dict[int, bytes]:
     """Return a dict from each point to its share of `secret`.
 
-    A share is the value, at its point, of a random polynomial of degree `threshold - 1` whose value at 0 is the secret.
+    A share is the value, at its point, of a random polynomial of degree `threshold - 1` over a prime field, whose value at 0 is
+    the secret; it has SHARE_BYTES bytes.
 
-    secret: 32 bytes. threshold: from 1 to the number of points. points: distinct, at least 1. draw: returns random bytes of a
-    given length. Raises ValueError for other arguments.
+    secret: 32 bytes. threshold: from 1 to the number of points. points: distinct integers of at least 1. draw: returns random
+    bytes of a given length. Raises ValueError for other arguments.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, got {len(secret)}")
@@ -30,11 +31,10 @@ def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> d
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Return the secret from at least `threshold` of its shares, a dict from point to share.
+    """Return the secret (32 bytes) from at least `threshold` of its shares, a dict from point to share.
 
-    Raises ValueError if they are too few or have a wrong length, or if they cannot be shares of one secret: those at the lowest
-    and at the highest `threshold` points give different results, or the result does not fit in 32 bytes. These two checks do not
-    find every mixture of shares of different secrets.
+    threshold: as given to `split`. Raises ValueError if the shares are too few or have a wrong length, and usually, but not
+    always, if they are shares of different secrets.
     """
     if len(shares) < threshold:
         raise ValueError(f"only {len(shares)} shares were given, and {threshold} are needed")
@@ -65,13 +65,13 @@ def _evaluate(polynomial: Sequence[int], x: int) -> int:
 
 
 def _interpolate_at_zero(points: tuple[int, ...], values: Mapping[int, int]) -> int:
-    """Return the value at 0 of the polynomial that has the given values at `points`, in the field."""
+    """Return the value at 0 of the polynomial that has the given values at `points`, in the field of FIELD_ORDER elements."""
     return sum(weight * values[point] for weight, point in zip(_compute_weights(points), points, strict=True)) % FIELD_ORDER
 
 
 @lru_cache(maxsize=256)
 def _compute_weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the Lagrange coefficients of `points` at 0, in the field."""
+    """Return the Lagrange coefficients at 0, one per point, in the field of FIELD_ORDER elements."""
     weights = []
     for point in points:
         above = below = 1

@@ -1,4 +1,4 @@
-"""Configuration of secure aggregation by the user, and the complete settings that follow from it for a federation."""
+"""Settings of secure aggregation: the user's table of an experiment, and the complete settings that follow from it."""
 
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
@@ -20,13 +20,15 @@ MIN_LEVELS = 127
 class Agreement:
     """Complete settings of secure aggregation, which are public and equal on the server and all clients.
 
-    clients:    number of clients asked in each round.
-    threshold:  number of clients that must answer every exchange. It is also the number of shares that determine a secret; fewer
-                shares tell nothing about it.
-    neighbours: number of other clients that share a mask with each client and hold shares of its secrets; even. If there are
-                fewer other clients, all of them do.
+    clients:    largest number of clients asked in a round.
+    threshold:  smallest number of clients that must answer every exchange. It is also the number of shares that determine a
+                secret; fewer shares tell nothing about it.
+    neighbours: number of other clients that have a mask in common with each client and hold shares of its secrets; even. If there
+                are fewer other clients, all of them do.
     clip, target_range, max_weight: see `Quantiser`.
     reveal:     whether clients also send their number of examples and their metrics unmasked.
+    Raises ValueError for fewer than 2 clients, for a threshold below 2 or above the number of clients that hold shares of one
+    secret (including its owner), and if `Quantiser` refuses its settings.
     """
 
     clients: int
@@ -49,7 +51,7 @@ class Agreement:
         _ = self.quantiser
 
     def list_warnings(self) -> list[str]:
-        """Return sentences on what these settings do not protect against, which the server prints when it starts."""
+        """Return sentences on attacks that these settings do not prevent if the server breaks the protocol."""
         around = min(self.neighbours + 1, self.clients)
         found = [
             "secure aggregation hides updates only from a server that follows the protocol. Public keys are not authenticated: "
@@ -68,7 +70,7 @@ class Agreement:
         return Quantiser(clip=self.clip, target_range=self.target_range, clients=self.clients, max_weight=self.max_weight)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as plain data, for the manifest of a run."""
+        """Return the settings as a dict from name to value that JSON can represent."""
         return asdict(self)
 
 
@@ -79,11 +81,12 @@ class Terms:
     threshold:  see `Agreement`; by default n // 2 + 1, where n = min(neighbours + 1, clients) hold shares of a secret.
     neighbours: see `Agreement`.
     clip:       coordinates of an update are clipped to [-clip, clip]; the number of clipped ones is reported.
-    bits:       bits per coordinate, including the sign. By default, coordinates are rounded as finely as is possible without
-                overflow of the 32-bit sums, which need not be a whole number of bits.
+    bits:       bits, including the sign, to which a coordinate is rounded before the client's weight multiplies it. By default,
+                rounding is as fine as the 32-bit sums allow, which need not be a whole number of bits.
     max_weight: largest number of examples that a client may have; by default `batch_size * steps`, or 1000 if clients train
                 whole epochs.
     reveal:     see `Agreement`.
+    Raises ValueError for values out of range.
     """
 
     threshold: int | None = None
@@ -110,7 +113,7 @@ class Terms:
 
     @classmethod
     def parse(cls, value: Any) -> "Terms | None":
-        """Return the settings for `true` (all defaults) or a table, and None for `false`.
+        """Return the settings for `true` (all defaults) or a table, and None for `false`; a `Terms` is returned unchanged.
 
         Raises ValueError for any other value, and for unknown keys and invalid values in the table.
         """
@@ -127,9 +130,10 @@ class Terms:
         return cls(**given)
 
     def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:
-        """Return the complete settings for a federation with `clients` clients per round, with all defaults filled in.
+        """Return the complete settings for a federation, with all defaults filled in.
 
-        strategy: name of Flower's strategy. central: whether it clips updates and adds noise on the server.
+        clients: number of clients per round. strategy: name of Flower's strategy. central: whether the server clips single
+        updates and adds noise.
         Raises ValueError for settings that contradict secure aggregation: `central`, a strategy that needs single updates, shared
         buffers, a `max_weight` below batch_size * steps, fewer than 2 clients, a threshold above the number of share holders, and
         sums that overflow unless coordinates are rounded very coarsely.
@@ -161,7 +165,7 @@ class Terms:
 
 
 def check_strategy(name: str) -> None:
-    """Raise ValueError if a strategy needs more than the weighted mean of the updates, such as each client's update."""
+    """Raise ValueError unless `name` is one of `AVERAGING_STRATEGIES`, which need only the weighted mean of the updates."""
     if name not in AVERAGING_STRATEGIES:
         raise ValueError(
             f"strategy {name} acts on each client's own update, and with secure aggregation the server sees nothing but their "
