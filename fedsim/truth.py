@@ -1,6 +1,6 @@
 """Truth of a run: the data set indices of the examples that each client trained on, in order of use.
 
-Only scoring reads it; attacks do not.
+Scoring and audits read it; attacks do not.
 """
 
 import hashlib
@@ -23,18 +23,21 @@ CANARIES_SUFFIX = ".canaries.json"
 
 @dataclass(frozen=True)
 class Used:
-    """The examples that one client used in one round: for each step, their indices in the training set, in order of use."""
+    """The examples that one client used in one attempt at a round.
+
+    steps: for each optimiser step, the data set indices of its examples in order of use.
+    """
 
     steps: tuple[tuple[int, ...], ...]
 
     @property
     def examples(self) -> tuple[tuple[int, int, int], ...]:
-        """Return (batch, position in the batch, index) of every example used, in order; batches from 1, positions from 0."""
+        """Return (step, position in its batch, data set index) of every use of an example; steps from 1, positions from 0."""
         return tuple((b, p, index) for b, step in enumerate(self.steps, start=1) for p, index in enumerate(step))
 
 
 class TruthWriter:
-    """Writer of one client's truth: the indices of the examples that it used.
+    """Writer of one client's truth: the data set indices of the examples that it used.
 
     Each client has a file of its own, so that clients in different processes never write to the same file.
     """
@@ -43,23 +46,26 @@ class TruthWriter:
         self._path = make_private(folder) / f"{client}.jsonl"
 
     def write(self, round: int, attempt: int, steps: Sequence[Sequence[int]]) -> None:
-        """Append the indices of the examples that the client used in one attempt of a round, one row per step.
+        """Append the data set indices of the examples that the client used in one attempt at a round, one row per step.
 
-        attempt: 1 plus the number of times that the server resumed the run.
+        attempt: 1 plus the number of times that the server resumed the run. steps: for each step, the indices in order of use.
         """
         about = {"round": round, "attempt": attempt}
         rows = [{**about, "step": step, "indices": list(map(int, used))} for step, used in enumerate(steps, start=1)]
         append_json_lines(self._path, *rows)
 
     def write_canaries(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Write the client's canary pairs (indices of two examples, of which it uses one), unless they are written already."""
+        """Write the client's canary pairs, unless they are written already.
+
+        pairs: data set indices of two examples each, of which the client uses one; an audit guesses which.
+        """
         path = self._path.with_suffix(CANARIES_SUFFIX)
         if not path.exists():
             write_json(path, {"pairs": [list(pair) for pair in pairs]})
 
 
 def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> None:
-    """Write `dataset.json`, which describes the data set that the indices refer to, unless it exists.
+    """Write `dataset.json` in `folder`, which describes the data set that the indices refer to, unless it exists.
 
     described: returns the description; called only if it is needed.
     """
@@ -69,7 +75,7 @@ def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> N
 
 
 def compute_digest(folders: Sequence[Path]) -> str:
-    """Return a digest of the used examples (`*.jsonl`) and `dataset.json` in folders of truth.
+    """Return a SHA-256 digest, in hexadecimal, of the used examples (`*.jsonl`) and `dataset.json` in folders of truth.
 
     It does not depend on the paths of the folders or their order. Files of canaries do not count.
     """
@@ -83,7 +89,7 @@ def compute_digest(folders: Sequence[Path]) -> str:
 class TruthReader:
     """Reader of a folder of truth, which `TruthWriter` and `describe_dataset` write.
 
-    Raises ValueError if the folder has no valid `dataset.json`.
+    Raises ValueError if the folder has no `dataset.json` with a JSON object, whose fields are checked by `check_described` only.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -110,7 +116,7 @@ class TruthReader:
         return Used(tuple(steps[step] for step in sorted(steps)))
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
-        """Return a client's canary pairs: data set indices of two examples, of which it used one. Empty if it has none."""
+        """Return a client's canary pairs: data set indices of two examples each, of which it used one. Empty if it has none."""
         path = self.folder / f"{os.path.basename(client)}{CANARIES_SUFFIX}"
         if not os.path.lexists(path):
             return ()

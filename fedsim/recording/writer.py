@@ -38,7 +38,7 @@ class Reply:
     status:  "complete" if it sent an update, "masked" if its masked update is in the round's sum of secure aggregation, "late" if
              an answer did not come in time, otherwise "failed": an error, a malformed message, or a sum that could not be
              computed.
-    reason:  why the client failed or was late; otherwise empty.
+    reason:  why the client failed or was late, even if only after its masked update came; otherwise empty.
     payload: what the client sent: an encoded update or, with secure aggregation, a masked one with public keys. None if nothing
              of that came, or if it is not to be recorded.
     buffers: batch-norm statistics that the client sent with the update, by name.

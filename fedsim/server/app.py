@@ -1,4 +1,4 @@
-"""The Flower ServerApp: an honest training run that is recorded and can resume after its last complete round."""
+"""The Flower ServerApp, which runs and records a federation and can resume it after the last committed round."""
 
 import errno
 import logging
@@ -47,14 +47,16 @@ class ServerSettings:
 
     folder:   folder of the run. manifest: public facts about the experiment, stored in the recording.
     strategy: returns a new Flower strategy, which the server wraps in a strategy that records.
-    evaluate: maps weights and buffers by name to metrics on held-out data, which only this function holds.
+    evaluate: maps the global weights and buffers (one dict by name) to metrics on held-out data.
     seed:     seed of the initial weights, the choice of clients in each round, the noise of central differential privacy, and the
               graphs of secure aggregation. rounds: number of rounds of the run.
-    clients:  number of clients that must be connected before each round. timeout: seconds to wait for them and for the replies.
+    clients:  number of clients of the federation, all of which must be connected when a round begins. timeout: seconds to wait
+              for them before each round, and for their replies.
     wanted:   rounds and clients to record. needs: maps a round to the approximate number of bytes that it writes to disk.
-    privacy:  maps a round to the privacy guarantee after it, as fields of its row of metrics (`Accounts.make_row`).
+    privacy:  maps a round to the privacy guarantee after it, a dict (`Accounts.make_row`) that is stored with its metrics; None
+              to store none.
     secure:   settings of secure aggregation, which the clients have too; None without secure aggregation.
-    on_round: called with the row of metrics of each round, after the round is committed.
+    on_round: called with the metrics of each round as a dict, after the round is committed, and of round 0 before training.
     """
 
     folder: Path
@@ -90,8 +92,8 @@ def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerA
 class FederationServer:
     """One federation on the server, new or resumed.
 
-    A round is committed when its checkpoint is written. What the server wrote after the last committed round is undone when it
-    resumes.
+    A round is committed when the checkpoint (the server's state after it) is written. When a run resumes, what was recorded or
+    measured after the last committed round is deleted, and the run continues with the next one.
     """
 
     def __init__(self, grid: Grid, settings: ServerSettings) -> None:
@@ -121,7 +123,7 @@ class FederationServer:
             logging.getLogger("flwr").warning("%s", words)
 
     def _open(self, folder: Path) -> Recorder:
-        """Open the recording in `folder` to continue it, or create one if there is none.
+        """Return a writer that continues the recording in `folder`, or begins one if there is none.
 
         Raises ValueError if the recording belongs to another experiment, or if it has rounds but there is no checkpoint.
         """
@@ -142,8 +144,8 @@ class FederationServer:
         """Run all rounds after the last committed one.
 
         Raises ValueError if the number of clients connected at the beginning is not `settings.clients`, TimeoutError if fewer are
-        connected later after `settings.timeout` seconds of waiting, OSError if a client's disk is full, and EmptyRunError if no
-        client answered in any round or nothing was recorded.
+        connected later after `settings.timeout` seconds of waiting, OSError if the disk of the server or a client is full, and
+        EmptyRunError if no client answered in any round or nothing was recorded.
         """
         wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()
@@ -168,12 +170,11 @@ class FederationServer:
             log.warning("%s%s", FAILURE_PREFIX, words)
 
     def _restore(self) -> tuple[ArrayRecord, int, int]:
-        """Delete what was written after the last committed round, and restore strategy and random generators.
+        """Delete what was recorded or measured after the last committed round, and restore the strategy and random generators.
 
-        The random generators of a new run are seeded.
-
-        Returns the global arrays (weights and buffers), the number of committed rounds, and the number of this start of the run,
-        from 1.
+        In a new run, the random generators are seeded instead, and the strategy is left as built.
+        Returns the global arrays (weights and buffers), the number of committed rounds, and the number of times that the run was
+        started, including this one.
         """
         found = self.found
         done = found.round if found else 0
@@ -217,5 +218,5 @@ class FederationServer:
 
 
 def _replace_infinite(value: Any) -> Any:
-    """Return None for an infinite or NaN float, which JSON cannot represent, and any other value unchanged."""
+    """Return None for a float that is infinite or NaN, which JSON cannot represent, and anything else unchanged."""
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Waiting for clients with a time limit and a warning, because Flower's strategies wait forever and silently."""
+"""Waiting of the server for its clients, with a time limit. Flower's strategies would wait forever."""
 
 import logging
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ POLL_SECONDS = 0.5
 
 
 class Attended(Around):
-    """A Flower grid whose `get_node_ids` waits, for at most `patience` seconds, until `clients` nodes are connected.
+    """A Flower grid whose `get_node_ids` waits, for at most `patience` seconds, until at least `clients` nodes are connected.
 
     It logs a warning when it begins to wait, and raises TimeoutError if clients are still missing at the end.
     """
@@ -47,8 +47,7 @@ class Attended(Around):
 def wait_for_all(grid: Grid, clients: int) -> None:
     """Wait for at most `CONNECT_SECONDS` until `clients` nodes are connected, before the server begins or resumes a run.
 
-    Raises ValueError if the number of connected nodes is then not exactly `clients`. If clients are missing in a later round,
-    `Attended` raises TimeoutError instead.
+    Raises ValueError if the number of connected nodes is then not exactly `clients`.
     """
     deadline = monotonic() + CONNECT_SECONDS
     while (nodes := len(list(grid.get_node_ids()))) < clients and monotonic() < deadline:

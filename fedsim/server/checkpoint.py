@@ -1,4 +1,4 @@
-"""Checkpoints of the server between two rounds, from which a killed federation resumes."""
+"""Checkpoints: the server's state after a round, from which a killed federation resumes."""
 
 import json
 import os
@@ -24,13 +24,14 @@ CHECKPOINT_FILE = "server.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyMemory:
-    """The attributes of a strategy, and of the strategies that it wraps, between two rounds.
+    """The attributes of a strategy, and of the strategies that it wraps, as they are saved between two rounds.
 
     values:  dict from the path of an attribute, such as "inner.name", to its value. For a number, text, None, or a list of them,
              it is {"kind": "plain", "value": ...}; for arrays, {"kind": their container, "keys": keys of the arrays}, where the
-             container is "record" (of Flower), "array", "list" or "dict".
+             container is "record" (of Flower), "array" (one NumPy array, with the key ""), "list" or "dict".
     tensors: dict from "path/key" of an array to the array.
-    unsaved: attributes of other types, which cannot be saved: their paths with their types. With any, a run cannot be resumed.
+    unsaved: attributes of other types, which cannot be saved: texts with path and type. With any, a run cannot be resumed.
+             Functions and empty dicts, sets and tuples are left out everywhere.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -42,9 +43,9 @@ class StrategyMemory:
 class ServerCheckpoint:
     """State from which the server continues after `round`.
 
-    attempt:    number of times that the run was started. arrays: global weights and buffers by name, in the order in which they
-                are sent.
-    memory:     state of the strategy. pseudonyms: dict from node id to the pseudonym that the client sent.
+    attempt:    number of times that the run was started, 1 without resuming. arrays: global weights and buffers by name, in the
+                order in which they are sent.
+    memory:     state of the strategy. pseudonyms: dict from node id, as text, to the pseudonym that the client sent.
     generators: states of the global random generators of Python and NumPy, from which Flower draws clients and central noise.
     """
 
@@ -56,7 +57,7 @@ class ServerCheckpoint:
     pseudonyms: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the checkpoint to `folder`, atomically in place of the previous one; then the round is committed."""
+        """Write the checkpoint to `folder`, atomically in place of the previous one. Its round is then committed."""
         tensors = {f"arrays/{name}": t for name, t in self.arrays.items()}
         tensors |= {f"memory/{name}": t for name, t in self.memory.tensors.items()}
         facts = {
@@ -90,7 +91,7 @@ class ServerCheckpoint:
 
 
 def count_rounds(folder: Path) -> int | None:
-    """Return the number of committed rounds from the checkpoint in `folder`, without its tensors; None if there is none.
+    """Return the number of committed rounds according to the checkpoint in `folder`; None if there is none. It reads no tensors.
 
     Raises ValueError, naming the file, if the checkpoint is invalid.
     """
@@ -110,7 +111,7 @@ def _make_error(path: Path, error: Exception) -> ValueError:
 
 
 def read_generators() -> dict[str, Any]:
-    """Return the states of the global random generators of Python (`random`) and NumPy as plain data."""
+    """Return the states of the global random generators of Python (`random`) and NumPy, in a form that JSON can represent."""
     version, words, gauss = random.getstate()
     state: Any = np.random.get_state()
     return {"random": [version, list(words), gauss], "numpy": [state[0], state[1].tolist(), *state[2:]]}
@@ -125,7 +126,7 @@ def restore_generators(states: Mapping[str, Any]) -> None:
 
 
 def read_strategy(strategy: Strategy) -> StrategyMemory:
-    """Return the attributes of `strategy` and of the strategies that it wraps."""
+    """Return the attributes of `strategy` and of the strategies that it wraps, with a list of those that cannot be saved."""
     values: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     unsaved: list[str] = []
@@ -143,9 +144,9 @@ def read_strategy(strategy: Strategy) -> StrategyMemory:
 
 
 def restore_strategy(strategy: Strategy, memory: StrategyMemory) -> None:
-    """Set the attributes of a newly built strategy to those in `memory`.
+    """Set the attributes of a newly built strategy, and of the strategies that it wraps, to those in `memory`.
 
-    Raises ValueError if an attribute could not be saved (`memory.unsaved`).
+    Raises ValueError if an attribute could not be saved (`memory.unsaved` is not empty).
     """
     if memory.unsaved:
         raise ValueError(
@@ -179,9 +180,10 @@ def _list_attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str
 
 
 def _find_arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return the container of the arrays in an attribute, as in `StrategyMemory.values`, and a dict from key to array.
+    """Return the container of the arrays in an attribute, as in `StrategyMemory.values`, and a dict from key to NumPy array.
 
-    Returns None if the attribute is neither an ArrayRecord, nor an array, nor a list or dict of arrays only.
+    Returns None unless the attribute is an ArrayRecord, a NumPy array, or a list or dict that is not empty and holds only arrays
+    (a dict may also hold NumPy scalars).
     """
     if isinstance(value, ArrayRecord):
         return "record", {key: array.numpy() for key, array in value.items()}

@@ -1,4 +1,4 @@
-"""Check of a finished run from the files that its server wrote. A run in which no client ever answered has failed."""
+"""Check of a finished run from the files that its server wrote."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ class EmptyRunError(RuntimeError):
 def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     """Check the run in `folder` after its last round, by its `metrics.jsonl` and its `recording`.
 
-    tell: called with one line on how many replies are missing and why the first is, if any are.
+    tell: called with one line if replies are missing but not all of them: how many, and why the first one is.
     Raises EmptyRunError if no client answered in any round, or nothing was recorded.
     """
     rounds = [row for row in read_metrics(folder) if row["round"]]
@@ -40,11 +40,11 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
 
 
 def find_failures(folder: Path) -> str:
-    """Return a sentence on the first of these failures found in the finished run in `folder`, or "" if there is none.
+    """Return a text on the first of these failures that the finished run in `folder` has, in this order, or "" if it has none.
 
     1. Replies failed or did not come in time.
     2. The loss on held-out data, finite at the beginning, is NaN or infinite after the last round.
-    3. Every recorded update has NaN or infinite values.
+    3. Clients sent updates, and each recorded one that can be read has NaN or infinite values.
     """
     rounds = read_metrics(folder)
     if missing := sum(row["missing"] for row in rounds if row["round"]):
@@ -66,7 +66,7 @@ def _is_finite(observation: Observation) -> bool:
 
 
 def _explain_clearing(folder: Path) -> str:
-    """Return an instruction on how the user deletes the files of the run in `folder`, to start it again.
+    """Return words that tell the user how to delete the files of the run in `folder`, to start it again.
 
     In a deployment, `recording` in the run's folder is a symbolic link. In containers, the folder and the link's target are mount
     points, so that only their contents can be deleted.
@@ -78,7 +78,7 @@ def _explain_clearing(folder: Path) -> str:
 
 
 def _read_first_reason(recording: Recording) -> str:
-    """Return, as one line that continues a sentence, why the first missing reply failed.
+    """Return, as one line that continues a sentence, why the first missing reply failed, or that this is not recorded.
 
     The reason may be a client's own words, so it is not to be trusted.
     """

@@ -1,1 +1,1 @@
-"""Flower strategies: recording, averaging, and central differential privacy."""
+"""Flower strategies that record, average batch-norm statistics, or add central differential privacy (noise on the server)."""

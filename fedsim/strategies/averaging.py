@@ -1,4 +1,4 @@
-"""Averaging for PyTorch models: keeps dtypes, and averages batch-norm statistics separately."""
+"""Strategy that averages batch-norm statistics separately from the weights and keeps the dtypes of tensors."""
 
 from collections.abc import Iterable
 
@@ -69,7 +69,7 @@ class Averaging(Wrapper):
 def average(shares: Iterable[tuple[float, Tensor]], kind: torch.dtype) -> Tensor:
     """Return the weighted mean of tensors, in dtype `kind`; for integer dtypes it is rounded.
 
-    shares: pairs of a weight and a tensor. The weights are divided by their sum.
+    shares: pairs of a weight and a tensor, at least one; the tensors have equal shapes. The weights are divided by their sum.
     """
     pairs = list(shares)
     total = sum(share for share, _ in pairs)

@@ -24,9 +24,10 @@ def clip_fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping
     """Wrap `inner` so that every update is clipped to a fixed norm, and noise is added to the mean (McMahan et al. 2018).
 
     drawn:            number of clients per round.
-    noise_multiplier: z, not negative. Inside `Central`, the noise on the mean of m received updates has standard deviation
-                      z * clipping_norm / m.
+    noise_multiplier: z, not negative. If the result is wrapped in `Central`, as `wrap` does, the noise on the mean of m received
+                      updates has standard deviation z * clipping_norm / m.
     clipping_norm:    largest L2 norm of an update (local minus global weights); positive.
+    Raises ValueError for values out of range.
     """
     _check(noise_multiplier, clipping_norm)
     return flower.DifferentialPrivacyServerSideFixedClipping(inner, noise_multiplier, clipping_norm, drawn)
@@ -45,13 +46,15 @@ def clip_adaptively(
     """Wrap `inner` so that updates are clipped to a norm that adapts to them, and noise is added (Andrew et al. 2021).
 
     drawn:                number of clients per round.
-    noise_multiplier:     as in `clip_fixed`, for the mean and the number of clipped updates together: the mean gets a little more
-                          noise, so that both cost as much privacy as the mean alone in `clip_fixed`.
+    noise_multiplier:     as in `clip_fixed`, for the mean and the number of clipped updates together: the mean gets more noise
+                          than there, so that both cost as much privacy as the mean alone in `clip_fixed`.
     clipping_norm:        norm of the first round; positive.
     clipped_quantile:     target share, in [0, 1], of updates that are clipped (in the paper, the quantile is the share of updates
-                          that are not). The norm grows after a round in which a larger share is clipped, and else shrinks.
-    norm_learning_rate:   positive; each round multiplies the norm by exp(norm_learning_rate * (clipped share - target share)).
+                          that are not).
+    norm_learning_rate:   positive; each round multiplies the norm by exp(norm_learning_rate * (clipped share - target share)),
+                          with noise on the clipped share.
     clipped_count_stddev: standard deviation of the noise on the number of clipped updates; by default drawn / 20.
+    Raises ValueError for values out of range.
     """
     _check(noise_multiplier, clipping_norm)
     if not 0 <= clipped_quantile <= 1:
@@ -73,7 +76,7 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
     """Wrap `inner` so that updates are clipped and noise is added as in the table `strategy.central` of an experiment.
 
     drawn: number of clients per round. central: the table, with `kind` ("fixed" by default, or "adaptive") and the arguments of
-    `clip_fixed` or `clip_adaptively`. Raises ValueError for unknown keys and for values out of range.
+    `clip_fixed` or `clip_adaptively`. Raises ValueError for unknown or missing keys and for values out of range.
     """
     if not isinstance(central, Mapping):
         raise ValueError(f'strategy.central must be a table {{ kind = "fixed", noise_multiplier = ... }}, got {central!r}')
@@ -86,9 +89,10 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
 
 
 class Central(Wrapper):
-    """A wrapper of Flower's strategies for central differential privacy that corrects their noise, so that the guarantee holds.
+    """A wrapper of what `clip_fixed` or `clip_adaptively` returns, which corrects the noise and the weights of clients.
 
-    - All clients have the same weight. Weights by number of examples would let one client exceed the sensitivity.
+    - All clients have the same weight. With weights by number of examples, one client could change the mean more than the noise
+      hides.
     - The noise is scaled for the number of clients that answered, and for the clipping norm that was used on their updates.
     - If a client fails, the others are still aggregated, whereas Flower would discard the round.
     """
@@ -108,7 +112,7 @@ class Central(Wrapper):
         return self._complete(aggregated, norm, len(answered)), metrics
 
     def _complete(self, aggregated: ArrayRecord | None, norm: float, answered: int) -> ArrayRecord | None:
-        """Return `aggregated` with the noise added that is missing for the clipping norm `norm`; None if it is None.
+        """Return `aggregated` with the noise added that it lacks for the clipping norm `norm`; None if it is None.
 
         With an adaptive norm, Flower scales the noise for the next round's norm. Noise is missing if that norm is smaller than
         `norm`, which was used in this round. answered: number of aggregated clients.
@@ -124,8 +128,8 @@ class Central(Wrapper):
 def _lengthen(arrays: Any, start: ArrayRecord) -> None:
     """Change one entry of a client's weights in `arrays` slightly, in place, if the norm of the update is computed as 0.
 
-    Flower divides by this norm. The update is `arrays` minus the global weights `start`; its norm is also 0 if squares underflow.
-    The change is about the smallest that gives a positive norm.
+    Flower divides by this norm. The update is `arrays` minus the global weights `start`; its computed norm is also 0 if the
+    squares of small values are rounded to 0.
     """
     if _compute_length(records.read_array(array) - records.read_array(start[key]) for key, array in arrays.items()):
         return
@@ -140,7 +144,7 @@ def _lengthen(arrays: Any, start: ArrayRecord) -> None:
 
 
 def _compute_length(update: Iterable[Any]) -> float:
-    """Return the L2 norm of an update as Flower computes it, with squares in the dtype of each tensor, which may underflow."""
+    """Return the L2 norm of an update as Flower computes it; it may be 0 for tiny values, whose squares are rounded to 0."""
     return math.sqrt(sum(np.linalg.norm(np.ravel(values)) ** 2 for values in update))
 
 

@@ -22,11 +22,12 @@ STRATEGY_NAMES = (
 
 
 def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Strategy:
-    """Return Flower's aggregation strategy `name` for `clients` clients, of which the share `fraction` is drawn in each round.
+    """Return Flower's aggregation strategy `name` for `clients` clients, max(1, int(clients * fraction)) of them per round.
 
     arguments: arguments of Flower's class. In addition, `central` may be a table of settings for differential privacy on the
-               server, which clips updates and adds noise to their mean; see `fedsim.strategies.central.wrap`.
-    Raises ValueError for an unknown name, and for arguments that follow from `clients` and `fraction`.
+               server, which clips updates and adds noise to their mean; the strategy is then wrapped as by
+               `fedsim.strategies.central.wrap`.
+    Raises ValueError for an unknown name, unknown arguments, and arguments that follow from `clients` and `fraction`.
     """
     if name not in STRATEGY_NAMES:
         raise ValueError(f"strategy: unknown name {name!r}. Known: {', '.join(STRATEGY_NAMES)}")

@@ -55,9 +55,9 @@ def watch_older(strategy: Any, watched: Strategy, messages: "SentMessages", netw
 
 
 class ArrayNames:
-    """Names of the arrays that the older interface sends as a list.
+    """Names of the arrays that the older interface sends as a list, by their order in the state dict of the network.
 
-    The list may have the order of the state dict, of the state dict without `num_batches_tracked`, or of the parameters alone.
+    The list may have all entries of the state dict, all but `num_batches_tracked`, or the parameters alone.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -70,7 +70,7 @@ class ArrayNames:
         ]
 
     def name_arrays(self, parameters: Parameters) -> ArrayRecord:
-        """Return the arrays as a record with their names. Raises ValueError if their shapes fit none of the three orders."""
+        """Return the arrays as a record with their names. Raises ValueError if their shapes do not fit the network's."""
         arrays = parameters_to_ndarrays(parameters)
         shapes = [array.shape for array in arrays]
         for order in self._orders:
@@ -92,7 +92,7 @@ class ArrayNames:
 class SentMessages(Strategy):
     """The messages that an older strategy sends in the current round, as a strategy of the newer interface.
 
-    Its `configure_train` returns them; its other methods do nothing.
+    Its `configure_train` returns them; its other methods of that interface do nothing.
     """
 
     def __init__(self) -> None:
@@ -100,15 +100,16 @@ class SentMessages(Strategy):
         self._numbers: dict[str, int] = {}
 
     def number_client(self, client: ClientProxy) -> int:
-        """Return a client's node id. If Flower's server has none, return its number, from 1 in order of first appearance."""
+        """Return a client's node id. If the client has none, return a number instead, from 1 in order of first appearance."""
         node = getattr(client, "node_id", None)
         return int(node) if node is not None else self._numbers.setdefault(client.cid, len(self._numbers) + 1)
 
     def list_replies(self, results: Any, failures: Any, names: ArrayNames) -> list[Message]:
-        """Return one message for every client that was asked: its reply, or an error if it has no result.
+        """Return one message for every client that was asked: its reply, or an error if it has no valid result.
 
-        results, failures: arguments of Flower's `aggregate_fit`. Exceptions in `failures` do not name their client, so that the
-        error of each client without a result lists all of them. Results of clients that were not asked are left out.
+        results, failures: arguments of Flower's `aggregate_fit`. names: names of the arrays in results. Exceptions in `failures`
+        do not name their client, so that the error of each client without a result lists all of them. Results of clients that
+        were not asked are left out, with a warning in the log.
         """
         asked = {message.metadata.dst_node_id: message for message in self.sent}
         replies = {}

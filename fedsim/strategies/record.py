@@ -55,17 +55,18 @@ def record(
     training: how the clients train, which attacks rely on. It is not sent to them.
     data:     shape, number of classes and normalisation of the clients' examples.
     defense:  how the clients change their updates before they send them, such as "gaussian(std=0.01)", if they use
-              `fedsim.client.update_mod`.
-    gradient, inputs: how the clients change their gradients and inputs, such as gradient="dp_sgd(max_norm=1, noise=1.1)".
+              `fedsim.client.update_mod`; "" if they do not.
+    gradient: how the clients change their gradients, such as "dp_sgd(max_norm=1, noise=1.1)"; "plain" if they do not.
+    inputs:   how the clients change their inputs; "" if they do not.
     rounds:   rounds to record, such as "1-20" or "1-3,7".
     clients:  clients to record: "all", names such as "3f2a,77b0", or a number. "5" stands for five clients, the same in all
               rounds: the first, by round and then by name, that send an update.
 
     Calling `record` logs what attacks will assume about the updates, with the reasons.
 
-    Raises TypeError if `strategy` is not a Flower strategy, and ValueError if `out` holds a recording already or a name is
-    unknown. Later, when a round begins, the strategy raises ValueError if the weights that it sends do not fit `model`, or if it
-    sends different weights to different clients.
+    Raises TypeError if `strategy` is not a Flower strategy, and ValueError if `out` holds a recording already or another argument
+    is invalid. Later, when a round begins, the strategy raises ValueError if the weights that it sends do not fit `model`, or if
+    it sends different weights to different clients.
     """
     _check_interface(strategy)
     folder = Path(out).expanduser().absolute()
@@ -130,7 +131,11 @@ class _Own(Wrapper):
 
 
 class _Watched(Wrapper):
-    """A strategy that starts recording with the first round, if the weights that are sent fit the network the user named."""
+    """A strategy that creates the recording when the first round begins, and records the rounds that the user selected.
+
+    At the beginning of a round it raises ValueError if the weights sent do not fit the network the user named, if clients are
+    sent different weights, or if the round was recorded before.
+    """
 
     def __init__(self, inner: Strategy, network: nn.Module, name: str, start: Callable[[], RecordingStrategy]) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Strategy of an honest-but-curious server: aggregates like the strategy that it wraps, and records weights and replies."""
+"""Strategy of an honest-but-curious server: lets the strategy that it wraps aggregate, and records weights and replies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,14 +23,14 @@ class RecordingStrategy(Wrapper):
     """A wrapper of any Flower strategy that records the weights it sends and the clients' replies.
 
     inner:    strategy that samples clients and aggregates. It receives replies with whole weights instead of updates, as Flower's
-              strategies expect.
-    recorder: writer of the recording. wanted: rounds and clients to record; None for all.
+              strategies expect, and errors; malformed replies are withheld from it.
+    recorder: writer of the recording, where malformed replies have the status "failed".
+    wanted:   rounds and clients to record; None for all.
     buffers:  names of the buffers that the server sends.
     foreign:  whether clients may send whole weights instead of updates, as those of other Flower apps do. `inner` receives such
-              replies unchanged, even if they are malformed. It receives no other malformed reply. All malformed replies are
-              recorded as failed.
+              replies unchanged, even if they are malformed.
     types:    dtypes of the clients' network by parameter name, in which the sent weights are recorded. Some of Flower's
-              strategies send float64, which clients round to their own dtype.
+              strategies send float64, which clients round to their own dtype. None: as sent.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class RecordingStrategy(Wrapper):
         return replace(self._replies.read(message), node=str(node))
 
     def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
-        """Record a client's reply if its round and the client are selected, and return the reply without its update.
+        """Record a client's reply if its round and the client are selected, and return the reply without its update and buffers.
 
-        Only one update is thus in memory at a time.
+        So only one client's update at a time is in memory.
         """
         reply = replace(reply, client=client)
         if self._is_written(server_round) and self._is_kept(reply):
@@ -136,7 +136,8 @@ def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[
     """Return the replies as a dict from the node id of the client that was asked; clients without a reply are left out.
 
     A SuperLink answers in place of a missing client, under another node id. Such a reply is assigned to the client by the id of
-    the message that it answers. sent: metadata of the messages that were sent.
+    the message that it answers. A reply that fits no message keeps its own node id. sent: metadata of the messages that were
+    sent.
     """
     asked = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
@@ -148,7 +149,7 @@ def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[
 
 
 def make_distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
-    """Return a dict from node id to name, in which no name occurs twice.
+    """Return a dict from node id to name, where clients that chose the same pseudonym have different names.
 
     named: pairs of pseudonym and node id. Of clients with the same pseudonym, all but the first are named by their node id.
     """

@@ -1,4 +1,4 @@
-"""Reading and validation of clients' replies, which are not trusted and may contain anything."""
+"""Reading and validation of clients' replies, which are not trusted."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class ReplyReader:
     """Reader for the replies of one round.
 
     start:    weights and buffers that the clients were sent. buffers: names of the buffers among them.
-    key:      name under which the client's whole weights are stored in the message, for the strategy that aggregates.
+    key:      name under which the strategy that aggregates looks for a client's whole weights in a message.
     examples: name of the metric with the number of examples.
     foreign:  whether clients may send whole weights, as in other Flower apps, instead of an update packed by `fedsim.client`.
     types:    dtypes of the clients' network by name; for a name that is missing, the dtype in `start` counts.
@@ -43,7 +43,7 @@ class ReplyReader:
     def read(self, message: Message) -> Reply:
         """Return the reply that `message` holds, and replace a packed update in the message by whole weights, for the strategy.
 
-        Unless `foreign` is set, the message also loses all metrics but the number of examples. For an error or a malformed
+        Unless `foreign` is set, the message also loses its metrics but the number of examples. For an error or a malformed
         message, a reply with status "failed" is returned.
         """
         node = str(message.metadata.src_node_id)
@@ -79,7 +79,7 @@ class ReplyReader:
         return Payload(tensors=tensors, codec="weights"), buffers
 
     def _take_update(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
-        """Return a client's encoded update and its buffers, and replace them in `content` by the whole weights."""
+        """Return a client's encoded update and its buffers, and replace them in `content` by its whole weights."""
         payload, buffers = records.take_payload(content), records.take_buffers(content)
         codec = find_codec(payload.codec)
         self._check_names(split_parts(payload.tensors) if codec.packs else payload.tensors)
@@ -99,12 +99,12 @@ class ReplyReader:
         return {name: records.to_tensor(array) for name, array in self.start.items() if name not in self.buffers}
 
     def _read_shapes(self) -> dict[str, Tensor]:
-        """Return the shapes of the weights in `start` without buffers, to decode updates: float32 tensors on the meta device."""
+        """Return float32 tensors on the meta device, by name, with the shapes of the weights in `start`, without buffers."""
         shapes = {name: tuple(array.shape) for name, array in self.start.items() if name not in self.buffers}
         return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
     def _check_names(self, update: Iterable[str]) -> None:
-        """Raise ValueError if one of the tensor names in an update is that of a buffer."""
+        """Raise ValueError if a tensor name in a client's update is that of a buffer."""
         if mixed := sorted(self.buffers.intersection(update)):
             raise ValueError(
                 f"{mixed[0]!r} is a buffer, but the client sent it as part of the update; add {mixed[0].rpartition('.')[2]!r} to "
@@ -112,7 +112,10 @@ class ReplyReader:
             )
 
     def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """Raise ValueError unless names, shapes and kinds (floating-point, integer, boolean) are those of the tensors sent."""
+        """Raise ValueError unless the names, shapes and kinds of a client's tensors are those of the tensors that it was sent.
+
+        The kinds are floating-point, integer and boolean; for tensors in `types`, the kind of the dtype there counts.
+        """
         got = {name: (tuple(t.shape), _name_kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
         sent = {
             name: (tuple(array.shape), _name_kind(self.types[name]) if name in self.types else _find_kind(array))
@@ -127,12 +130,16 @@ class ReplyReader:
 
 
 def is_packed(content: RecordDict) -> bool:
-    """Return whether a reply holds an update packed by `fedsim.client`, instead of whole weights."""
+    """Return whether a reply holds an update packed by `fedsim.client` (with its codec) instead of whole weights."""
     return records.PAYLOAD_KEY in content and records.CODEC_KEY in content
 
 
 def read_pseudonym(message: Message) -> str | None:
-    """Return the pseudonym that a client sent; None if it sent none, or one that is no valid file name or may be a node id."""
+    """Return the pseudonym that a client sent; None if it sent none, or one that is not allowed.
+
+    Not allowed are names that `is_plain` refuses, and numbers of at least NODE_DIGITS digits, which could be another client's
+    node id.
+    """
     record = message.content.get(records.CLIENT_KEY) if message.has_content() else None
     name = record.get("pseudonym") if isinstance(record, ConfigRecord) else None
     if not isinstance(name, str) or not is_plain(name) or (name.isdigit() and len(name) >= NODE_DIGITS):
@@ -180,7 +187,7 @@ def _find_kind(array: Array) -> str:
 
 
 def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) -> None:
-    """Remove all records of the type of `record` from `content`, and store `record` under `key`."""
+    """Remove all records of the type of `record` (arrays or metrics) from `content`, and store `record` under `key`."""
     for name in [name for name, other in content.items() if isinstance(other, type(record))]:
         del content[name]
     content[key] = record

@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Strategy
 
 
 class Wrapper(Strategy):
-    """A strategy that forwards every call to the strategy `inner`; subclasses change some of the methods."""
+    """A strategy that forwards its configure, aggregate and summary methods to `inner`; subclasses change some of them."""
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
@@ -30,7 +30,7 @@ class Wrapper(Strategy):
 
 
 def find_innermost(strategy: Strategy) -> Strategy:
-    """Return the strategy inside all wrappers, both this project's and Flower's for central differential privacy."""
+    """Return the strategy inside all wrappers: those of this project and Flower's, such as for central differential privacy."""
     while True:
         inside = getattr(strategy, "inner", None) or getattr(strategy, "strategy", None)
         if not isinstance(inside, Strategy):

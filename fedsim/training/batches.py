@@ -16,7 +16,10 @@ BatchIndices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cursor:
-    """Position of a client in its data: `epoch` epochs are finished, and `position` examples of the current one are used."""
+    """Position of a client in its data: the current epoch, counted from 0, and the number of its examples that are used already.
+
+    If all are used, the next batch begins the next epoch.
+    """
 
     epoch: int = 0
     position: int = 0
@@ -25,10 +28,10 @@ class Cursor:
 def choose_versions(mine: BatchIndices, canaries: int, coins: BatchIndices) -> tuple[BatchIndices, list[tuple[int, int]]]:
     """Return the indices of the examples that a client trains on, and its canary pairs, of which it uses one example each.
 
-    Pair i consists of `mine[2 * i]` and `mine[2 * i + 1]`, and is public. Coin i is the client's secret and decides which example
-    of the pair is used; the other one is never used. An audit guesses the coins from what the server saw.
+    Canary pairs serve an audit: from what the server saw, it guesses which example of each pair was used. Pair i consists of
+    `mine[2 * i]` and `mine[2 * i + 1]`, and coin i decides which of the two is used; the other one never is.
 
-    mine: indices of the client's examples. canaries: number of pairs. coins: fair coins (0 or 1), one per pair; 0 chooses the
+    mine: data set indices of the client's examples. canaries: number of pairs. coins: random 0 or 1, one per pair; 0 chooses the
     first example. The returned indices begin with the chosen examples; then come those that are in no pair. Raises ValueError if
     `mine` has fewer than `2 * canaries` examples.
     """
@@ -44,8 +47,8 @@ def draw_batches(
 ) -> tuple[list[BatchIndices], Cursor]:
     """Return the batches of one round, as positions (0 .. size - 1) among the client's examples, and the cursor after the round.
 
-    size: number of the client's examples. order: maps the number of an epoch, from 0, to the positions (size,) in the order in
-    which this epoch uses them; it is the client's secret.
+    cursor: the one that the round before returned. size: number of the client's examples. order: maps the number of an epoch,
+    from 0, to the positions (size,) in the order in which this epoch uses them.
     Raises ValueError if `training.drop_last` is set and `size` examples do not fill one batch.
     """
     if training.drop_last and size < training.batch_size:

@@ -27,8 +27,8 @@ UNUSED_GENERATOR = Generator()
 class Trained:
     """Result of local training.
 
-    update:  local minus global weights, by name.
-    loss:    mean over the examples used, each evaluated with the weights before the step that uses it.
+    update:  weights after training minus weights before, by name.
+    loss:    mean over all uses of examples, each evaluated with the weights before the step that uses it.
     buffers: batch-norm statistics after training, by name; empty if the model has none.
     """
 
@@ -48,17 +48,18 @@ def train(
     rule: GradientRule = PLAIN_RULE,
     rng: Generator | None = None,
 ) -> Trained:
-    """Take one optimiser step on each batch (x, y), starting from `weights`, and return the update.
+    """Take one optimiser step on each batch (x, y), starting from `weights`, and return the update, the loss and the buffers.
 
-    No tensor in the arguments is changed, but `model` is put in the mode `training.mode`.
+    No tensor in the arguments is changed, but `model` is put in training mode if `training.mode` is "train", else in evaluation
+    mode.
 
-    The update of SGD is accumulated separately from the weights, so that one plain step gives exactly
-    `-learning_rate * gradient`. The difference of two nearby float32 weights would lose most of the digits of a small update.
+    The update of SGD is the sum of its steps. A difference of two nearby float32 weights would lose most of the digits of a small
+    update.
 
     buffers: initial batch-norm statistics; empty for the model's own. With `training.mode == "train"`, batch norm uses batch
-             statistics and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`. With
-             "eval" it uses the running ones, which stay unchanged.
-    rule:    computes each gradient and may draw random numbers from `rng`. Every rule but the plain one needs `rng`. Random
+             statistics and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`. Otherwise
+             it uses the running ones, which stay unchanged.
+    rule:    computes each gradient and may draw random numbers from `rng`. Every rule but the default one needs `rng`. Random
              blocks of the network (see `defenses.networks`) are active in both modes and draw from PyTorch's global generator.
 
     Raises ValueError if `buffers` are given but incomplete, or if `rng` is missing.
@@ -88,7 +89,7 @@ def _make_forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callabl
 class _Optimiser(Protocol):
     """An optimiser of local training.
 
-    update: local minus global weights, one tensor per weight; empty before the first step.
+    update: current minus initial weights, one tensor per weight; empty before the first step.
     """
 
     update: tuple[Tensor, ...]
@@ -96,7 +97,7 @@ class _Optimiser(Protocol):
     def read_weights(self) -> tuple[Tensor, ...]:
         """Return the current weights, at which the next gradient is computed, detached from autograd.
 
-        The tensors are for reading only: they may share memory with the weights that training started from.
+        Do not change them: they may share memory with the weights that training started from.
         """
         ...
 
@@ -108,9 +109,9 @@ def _make_optimiser(weights: Weights, training: Training) -> _Optimiser:
 
 
 def _clip_gradient(gradient: tuple[Tensor, ...], norm: float | None) -> tuple[Tensor, ...]:
-    """Return the gradient scaled so that its norm over all tensors is at most `norm`; unchanged if `norm` is None.
+    """Return the gradient scaled as by torch.nn.utils.clip_grad_norm_; unchanged if `norm` is None.
 
-    The result is that of torch.nn.utils.clip_grad_norm_.
+    norm: largest L2 norm over all tensors together.
     """
     if norm is None:
         return gradient
@@ -151,7 +152,7 @@ class _SGD:
 
 
 class _Adam:
-    """Adam or AdamW of torch.optim, which change copies of the weights."""
+    """Adam or AdamW of torch.optim, applied to copies of the weights."""
 
     def __init__(self, weights: Weights, training: Training) -> None:
         self.start, self.training, self.steps = tuple(w.detach() for w in weights.values()), training, 0
@@ -185,12 +186,14 @@ def evaluate(
     buffers: Weights = NO_BUFFERS,
     chunk: int = 512,
 ) -> dict[str, float]:
-    """Return {"loss": mean loss, "accuracy": accuracy} of `weights` on the held-out examples (x, y), in evaluation mode.
+    """Return {"loss": mean loss, "accuracy": share of correct predictions} of `weights` on the held-out examples (x, y).
 
-    buffers: global batch-norm statistics; empty for the model's own. They are not used if clients train in mode "train" and do
-             not share statistics. Batch norm then uses the statistics of the held-out examples themselves.
-    chunk:   largest number of examples that are evaluated at once, in parts of about equal size. Without shared statistics, batch
-             norm uses those of each part, so that the result depends on `chunk`.
+    The model is in evaluation mode, but batch norm uses the statistics of the held-out examples themselves if clients train in
+    mode "train" and do not share statistics (`training.buffers`).
+
+    buffers: global batch-norm statistics, used otherwise; empty for the model's own.
+    chunk:   largest number of examples that are evaluated at once, in parts of about equal size. If batch norm uses the
+             statistics of the examples, these are those of each part, so that the result depends on `chunk`.
     """
     model.eval()
     if training.mode == "train" and training.buffers != "shared":

@@ -1,17 +1,13 @@
-"""Differential privacy that an experiment guarantees, round by round.
-
-It is computed for two observers:
+"""Differential privacy that an experiment guarantees, round by round, against two observers.
 
 * The honest-but-curious server receives each client's message and knows which clients it asked. Against it, only noise that the
   client itself adds counts, without amplification by sampling of clients.
-* All other observers see only the global model. Against them, the noise that the server adds counts (`central`), and the sampling
-  of clients is secret. The server adds its noise after the messages are recorded, so that this noise protects against none of the
-  attacks on a recording.
+* All other observers see only the global model. Against them, noise that the server adds counts (`central`), and the sampling of
+  clients is secret. The server adds its noise after the messages are recorded, so that it does not protect against attacks on a
+  recording.
 
-The central noise and the sampling are drawn from the experiment's seed. If clients' secrets are drawn from a client seed, their
-noise follows from it and repeats in every run with that seed. Every guarantee assumes that both seeds stay secret.
-
-Guarantees cover updates only. Numbers of examples and reported metrics are assumed to be public.
+The guarantees assume that the experiment's seed, from which the server's noise and the sampling are drawn, stays secret, as well
+as a seed of the clients, if there is one. They cover updates only: numbers of examples and reported metrics are taken as public.
 """
 
 import math
@@ -52,8 +48,8 @@ class Accounts:
               contributes to the mean; None if the server adds none.
     drawn, population: number of clients per round, and in total.
     delta:    delta of every epsilon.
-    prior:    probability that an attacker who sees no message reconstructs an example. The bound on the probability after seeing
-              messages is computed from it.
+    prior:    probability that an attacker who sees no message reconstructs an example.
+    Raises ValueError if `delta` or `prior` is out of range.
     """
 
     client: Noise
@@ -80,11 +76,11 @@ class Accounts:
         unit:               what the guarantee protects: "example" if only gradients have noise, otherwise "client", that is, its
                             whole update.
         relation:           "replace-one": neighbouring inputs differ in the content of one unit.
-        why:                the reason for an infinite epsilon; missing if it is finite.
+        why:                why there is no guarantee; missing if there is noise that gives one.
         epsilon_if_poisson: only for the unit "example": epsilon if batches were Poisson-sampled (add-or-remove-one), which they
                             are not.
-        central:            a dict of the fields above except epsilon_if_poisson, against an observer of the global model only;
-                            missing if the server adds no noise.
+        central:            a dict of the fields above except epsilon_if_poisson, against an observer of the global model only,
+                            for the unit "client"; missing if the server adds no noise.
         """
         by_example = self.example.multiplier > 0 and not self.client.multiplier > 0
         if not by_example:
@@ -152,9 +148,9 @@ def make_accounts(e: Experiment, *, tensors: int, smallest: int, others: frozens
 
 
 def _find_released(e: Experiment) -> Noise | None:
-    """Return the noise that the server adds, with the multiplier `strategy.central.noise_multiplier`; None without this table.
+    """Return the noise that the server adds, by the table `strategy.central` of the experiment; None without this table.
 
-    A multiplier z stands for noise with standard deviation z * S / m on the mean of m updates clipped to norm S. For a strategy
+    Its multiplier z stands for noise with standard deviation z * S / m on the mean of m updates clipped to norm S. For a strategy
     other than FedAvg, which computes no such mean, the returned multiplier is 0, which guarantees nothing.
     """
     central = e.strategy.arguments.get("central")
@@ -172,11 +168,11 @@ def count_steps(training: Training, size: int) -> int:
 
 
 def count_uses(training: Training, size: int, first: int, last: int) -> int:
-    """Return the largest number of optimiser steps in rounds `first` to `last` that use the same example of a client.
+    """Return an upper bound on the number of optimiser steps in rounds `first` to `last` that use the same example of a client.
 
     size: number of the client's examples. first, last: rounds from 1; both are included.
-    An epoch uses each example at most once. With `steps`, epochs continue across rounds; with `epochs`, each round begins with a
-    new epoch.
+    It is the number of epochs that these rounds touch, since an epoch uses an example at most once. With `steps`, epochs continue
+    across rounds; with `epochs`, each round begins with a new epoch.
     """
     if training.steps is None:
         return (training.epochs or 1) * (last - first + 1)
@@ -185,7 +181,7 @@ def count_uses(training: Training, size: int, first: int, last: int) -> int:
 
 
 def _count_batches(training: Training, size: int) -> int:
-    """Return the number of batches in one epoch over `size` examples."""
+    """Return the number of batches in one epoch over `size` examples, at least 1."""
     return max(1, size // training.batch_size if training.drop_last else math.ceil(size / training.batch_size))
 
 

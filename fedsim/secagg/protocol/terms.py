@@ -81,8 +81,8 @@ class Terms:
     threshold:  see `Agreement`; by default n // 2 + 1, where n = min(neighbours + 1, clients) hold shares of a secret.
     neighbours: see `Agreement`.
     clip:       coordinates of an update are clipped to [-clip, clip]; the number of clipped ones is reported.
-    bits:       bits, including the sign, to which a coordinate is rounded before the client's weight multiplies it. By default,
-                rounding is as fine as the 32-bit sums allow, which need not be a whole number of bits.
+    bits:       bits, including the sign, of the range to which coordinates are scaled: `target_range` of `Quantiser` is
+                2^(bits - 1) - 1. By default, it is the largest that the 32-bit sums allow.
     max_weight: largest number of examples that a client may have; by default `batch_size * steps`, or 1000 if clients train
                 whole epochs.
     reveal:     see `Agreement`.
