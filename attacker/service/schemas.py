@@ -26,7 +26,7 @@ class RecordingTold(TypedDict):
     """One recording. If its manifest cannot be read, fields from it are null, `name` is the id, and `trouble` states the reason.
 
     truth: whether the service was given a record of which examples each client trained on, without which nothing is scored.
-    rounds, clients, observations: their numbers. updated: when the server received the last reply, UTC.
+    rounds, clients, observations: their numbers. updated: when the last observation was recorded, UTC.
     trouble: messages about damaged files.
     """
 
@@ -141,7 +141,7 @@ CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed
 
 
 class GridCell(TypedDict):
-    """One client in one round.
+    """One client in one round, with the attack that found most there.
 
     leak: in [0, 1], shown as the colour of the cell: the share of examples recovered if scored, else the attack's own confidence,
     else null.
@@ -304,15 +304,15 @@ class Headline(TypedDict):
     """The conclusion from all attacks on a recording.
 
     sentence: the verdict on the strongest attack, as in the report, or why there is none. attack: name of the folder with the
-    results of this attack; null if no attack is scored.
+    results of this attack; null if there is no verdict.
     updates: number of recorded updates that can be attacked, sums of secure aggregation included. attacked: number of those that
     some attack has finished with, by a reconstruction or by failing. absent: how often a client that was asked for an update
     failed or was late.
     cases, finished, failed: numbers of cases over all attacks, nulls excluded; failed cases count as finished.
     examples: number of distinct examples in finished cases of `attack` with scores. psnr: mean PSNR in dB of those for which it
     is known. null_psnr: the same for the attack's null.
-    worst: the examples, at most 6, that `attack` reconstructed best, each distinct one once. If `attack` is null, one example
-    each of the cases with the highest confidence, from the first attack with a reconstruction.
+    worst: the examples, at most 6, that `attack` or, if it is null, the first attack with a reconstruction, reconstructed best,
+    each distinct one once. Without scores, one example each of its cases with the highest confidence.
     """
 
     sentence: str
@@ -335,10 +335,10 @@ class Headline(TypedDict):
 class Leak(TypedDict):
     """Results of one attack in one round, over its finished cases (done or failed).
 
-    A case of several rounds counts in each of them. examples: number of examples; one that is part of several cases counts
-    several times. success: share of distinct examples
-    that was recovered; psnr: their mean PSNR in dB; null if not known. confidence: the attack's own estimate of the share
-    recovered, in [0, 1], with 0 for failed cases.
+    A case of several rounds counts in each of them. success: share of distinct examples that was recovered; null if nothing is
+    scored.
+    psnr: their mean PSNR in dB; null if it is not known. examples: number of examples; one that is part of several cases counts
+    several times here. confidence: the attack's own estimate of the share recovered, in [0, 1], with 0 for failed cases.
     """
 
     attack: str
@@ -421,7 +421,7 @@ class PreviewImage(TypedDict):
 
 
 class PreviewTold(TypedDict):
-    """Preview of a running job: for each case that is searched, the best images of the current restart by the attack's own loss.
+    """Preview of a running job: intermediate images of searches, each the best of its restart so far by the attack's own loss.
 
     version: number of the preview, which increases while one attack or its null runs, and begins at 1 again for the next.
     iteration: current iteration of the search within one restart. most: largest number of iterations of one restart. loss: median

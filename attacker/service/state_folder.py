@@ -57,8 +57,8 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
 def read_private(path: Path, most: int) -> bytes:
     """Return the first `most` bytes of a regular file, or all if it is shorter. Links are not followed.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be opened, is a link or no regular file or, on
-    POSIX systems, if it belongs to another user or is accessible to others.
+    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be opened, is a link, has a second name (a hard
+    link), is no regular file or, on POSIX systems, belongs to another user or is accessible to others.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | OPEN_FLAGS)

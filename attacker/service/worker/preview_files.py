@@ -37,7 +37,7 @@ class ImagePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Preview:
-    """Intermediate images of a running job: for each case that is searched, the best ones of the current restart.
+    """Intermediate images of the searches of a running job, each the best of its restart so far by the attack's own loss.
 
     images: (n, H, W, C), 8 bit, C as in the data; n is at most `MAX_IMAGES`. places: place in the recording and recovered label
     of each image.
