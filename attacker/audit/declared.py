@@ -28,8 +28,8 @@ class Signature:
     zeros:      share of coordinates that are exactly zero, the smallest over the outputs measured.
     levels:     from tensor name to the number of distinct values other than zero, the largest over the outputs measured; only
                 quantised tensors are included.
-    additive:   whether two outputs for one update differ in every coordinate, and `zeros` and `levels` are zero and empty, as for
-                a defense that ends with additive noise.
+    additive:   whether two outputs of the last step for one input differ in every coordinate, and `zeros` and `levels` are zero
+                and empty, as for a defense that ends with additive noise.
     """
 
     idempotent: bool
@@ -40,14 +40,15 @@ class Signature:
 
 def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
     """Return the signature of a defense, measured on random updates as `draw_like` draws them."""
-    idempotent, additive, zeros = True, True, 1.0
+    idempotent, additive, zeros, last = True, True, 1.0, DefenseSpec(spec.steps[-1:])
     levels, sizes = dict[str, int](), dict[str, int]()
     for draw in range(NUM_RANDOM_UPDATES):
         before = draw_like(like, draw)
-        after, again = apply(spec, before, 10 + draw), apply(spec, before, 20 + draw)
+        after = apply(spec, before, 10 + draw)
         idempotent &= relative_change(apply(spec, after, 30 + draw), after) < MAX_UNCHANGED_DIFFERENCE
         zeros = min(zeros, zero_share(after))
-        additive &= all(bool((after[name] != again[name]).all()) for name in after)
+        one, other = apply(last, after, 20 + draw), apply(last, after, 30 + draw)
+        additive &= all(bool((one[name] != other[name]).all()) for name in after)
         for name, count in count_levels(after).items():
             levels[name], sizes[name] = max(levels.get(name, 0), count), int((after[name] != 0).sum())
     few = {name: count for name, count in levels.items() if count <= MAX_LEVEL_SHARE * sizes[name]}

@@ -144,6 +144,15 @@ def test_defense_that_returns_its_input_is_found(defense: str) -> None:
     assert found(observed(defense, lambda update, i: update)) == [NOT_APPLIED_RULE]
 
 
+@pytest.mark.parametrize("defense", ["gaussian(0.1) | clip(1)", "gaussian(0.1) | laplace(0.1) | clip(1)"])
+def test_noise_before_the_last_step_is_not_checked(defense: str) -> None:
+    observations = observed(defense, applied(defense))
+    signature = measure_signature(observations[0].defenses, observations[0].update)
+    results = list(check_noise(observations, signature))
+    assert [type(one) for one in results] == [NotChecked, NotChecked]
+    assert [one.rule for one in results] == [MISSING_RULE, REUSED_RULE]
+
+
 @pytest.mark.parametrize("defense", [one for one in DEFENSES if "gaussian" in one or "laplace" in one])
 def test_missing_noise_is_found(defense: str) -> None:
     assert found(observed(defense, lambda update, i: update)) == [MISSING_RULE]
