@@ -1,4 +1,4 @@
-"""One federation of a sweep: trained, recorded, attacked and scored, with a result file from which a sweep continues."""
+"""The work on one federation of a sweep: its training, the attacks on its recording and their scores, stored in a result file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +24,7 @@ RECONSTRUCTIONS_FOLDER, TUNING_FOLDER = "reconstructions", "tuning"
 
 
 class OutOfTime(Exception):
-    """Raised when a part of the work would begin after the deadline. Finished parts are kept.
+    """Raised instead of beginning another part of the work after the deadline. Results of finished parts stay on disk.
 
     Parts are the training of a federation, and each replay of an attack or its null (for each candidate, if it is tuned).
     """
@@ -32,15 +32,17 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackScores:
-    """The scores of one attack on one federation, one entry per example.
+    """The scores of one attack on one federation.
 
-    spec:      the attack with its arguments, those that were best on the tuning clients. knows: whether it models the defense.
-    refused:   why the attack could not run; "" if it ran.
-    outcome:   verdict against the null, see `attacker.scoring.verdict`.
-    examples:  one mapping per distinct example: `index` in the data set, `case` (key of the last case with it), `rmse` and
-               `null_rmse` (root of the squared error averaged over values and over its cases, data in [0, 1]), `psnr` (mean over
-               its cases; None for rows of tables), `success` and `null_success` (share of its cases in which it was recovered),
-               `labels` (the same for its label).
+    spec:     the attack with its arguments as text; of several candidates, the one that was best on the tuning clients.
+    knows:    whether the attack models the defense; False if it could not run.
+    refused:  why the attack could not run; "" if it ran.
+    outcome:  verdict against the null, see `attacker.scoring.verdict`; "no verdict" if there is none, "" if it could not run.
+    examples: one mapping for each distinct example that the attack and its null finished: `index` in the data set, `case` (key
+              of the last case with it), `rmse` and `null_rmse` (root of the squared error averaged over values and over its
+              cases, data in [0, 1]; a case without a reconstruction counts with the null's error), `psnr` (mean over its cases;
+              None for rows of tables), `success` and `null_success` (share of its cases in which it was recovered), `labels`
+              (share of its cases in which its label was right; None if unknown).
     """
 
     spec: str
@@ -54,8 +56,9 @@ class AttackScores:
 class FederationResult:
     """The results of one federation.
 
-    accuracy, loss: after the last round. bytes_up: sent by all clients in all rounds. epsilon: over all rounds; None if infinite.
-    failed:  why the federation was not finished; "" if it was.
+    accuracy, loss: after the last finished round; None if unknown. bytes_up: sent by all clients in all rounds.
+    epsilon: over all rounds; None if infinite or not computed.
+    failed:  the error that stopped the training; "" if there was none. A federation that failed is not attacked.
     attacks: dict from the attack's name in the grid to its scores.
     """
 
@@ -68,7 +71,7 @@ class FederationResult:
 
 
 def read_result(grid: SweepGrid, federation: GridFederation, out: Path) -> FederationResult | None:
-    """Return the stored result of a federation, or None if it is not finished, or was made with other settings."""
+    """Return the stored result of a federation, also if it failed; None if there is none, or the grid's settings differ now."""
     path = out / federation.name / RESULT_FILE
     if not path.exists():
         return None
@@ -82,10 +85,10 @@ def read_result(grid: SweepGrid, federation: GridFederation, out: Path) -> Feder
 def measure_federation(
     grid: SweepGrid, federation: GridFederation, out: Path, *, deadline: float = float("inf"), ray: str | None = None
 ) -> FederationResult:
-    """Train, record, attack and score one federation, and store the result. Finished parts are not done again.
+    """Train, record, attack and score one federation; store and return its result. Finished parts are not done again.
 
     deadline: value of `time.monotonic` after which no further part begins, see `OutOfTime`; a part that has begun is finished.
-    ray: address of a Ray cluster for the attacks. Raises OutOfTime if a part is left.
+    ray: address of a Ray cluster that runs the attacks; None for this machine. Raises OutOfTime if a part is left.
     """
     if (found := read_result(grid, federation, out)) is not None:
         return found
@@ -108,7 +111,7 @@ def _check_time(deadline: float) -> None:
 
 
 def _train(federation: GridFederation, run: Path) -> str:
-    """Run the federation until it is finished, unless it is already, and return why it failed, or ""."""
+    """Train the federation to its last round, from where an earlier call stopped; return the error that prevents it, or ""."""
     from fedsim.engine import engines
     from fedsim.engine.run import FederationRun
 
@@ -138,9 +141,9 @@ def _read_utility(run: Path) -> dict[str, Any]:
 def _measure_attack(
     grid: SweepGrid, federation: GridFederation, attack: GridAttack, run: Path, *, deadline: float, ray: str | None
 ) -> AttackScores:
-    """Run one attack and its null on a federation's recording, and score both.
+    """Run one attack and its null on a federation's recording, and score both. If it cannot run, the result says why.
 
-    Of several settings, the attack uses the one with the smallest mean RMSE on the tuning clients.
+    Of several candidates, the one with the smallest mean RMSE on the tuning clients is used.
     """
     recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
     reported, tuning = choose_clients(recording, grid)
@@ -170,9 +173,10 @@ def _measure_attack(
 
 
 def choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], list[str]]:
-    """Return the names of the clients whose updates are attacked and reported, and of the others that tune the attacks.
+    """Return the names of the clients whose updates are attacked and reported, and of the clients that tune the attacks.
 
-    Raises ValueError if there are not enough clients for both.
+    No client is in both lists. Raises ValueError if no client is left to be reported; if there are only fewer than the grid asks
+    for, these are reported.
     """
     names = list(
         dict.fromkeys(row.client for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete")
@@ -192,7 +196,7 @@ def _mean_error(rows: Sequence[ScoreRow]) -> float:
 
 
 def _list_examples(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:
-    """Return the scores of each distinct example that attack and null finished, see `AttackScores`."""
+    """Return the scores of each distinct example that attack and null finished, as in `AttackScores.examples`."""
     both = pair_rows(
         [row for row in rows if not row.null and row.is_finished], [row for row in rows if row.null and row.is_finished]
     )

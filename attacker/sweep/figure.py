@@ -12,9 +12,11 @@ SIZE_INCHES = (6.4, 4.0)
 
 
 def draw_front(settings: Sequence[SettingResult]) -> str:
-    """Return an SVG with one point per audited setting, the front as a line; equal numbers give equal bytes. "" without points.
+    """Return an SVG with one point per audited setting and the Pareto front as a line; "" without points.
 
-    Up is more accurate, right is better protected. Settings that are not audited are not drawn, since nothing is known of them.
+    settings: of one kind of training. Up is more accurate, right is better protected (larger error of the strongest attack).
+    A setting is audited if an attack that models its defense has scores; without a defense, if any attack has. Others are not
+    drawn, since a better attack might find more.
     """
     points = [
         (one.leak.rmse.value, one.accuracy, one)

@@ -1,4 +1,4 @@
-"""The grid of a sweep: read once from TOML, validated strictly, and expanded into federations and attacks."""
+"""The grid of a sweep: a TOML file, validated strictly, and expanded into federations and attacks."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ Strength = str | dict[Literal["defense", "gradient", "network", "inputs", "secur
 
 
 class GridError(ValueError):
-    """Error for a grid that cannot be run. The message names file and key."""
+    """Error for a grid that is not valid. The message names the file, and the key if one is wrong."""
 
 
 class _FrozenTable(BaseModel):
@@ -33,8 +33,9 @@ class _FrozenTable(BaseModel):
 
 
 class AttackedUpdates(_FrozenTable):
-    """Selection of the updates that are attacked: rounds "1" or "1-5" or "all", and the number of clients.
+    """Selection of the updates that are attacked.
 
+    rounds:  "1" or "1-5" or "all"; only these rounds are recorded. clients: largest number of clients that are reported.
     tuning_clients: number of further clients whose updates only choose the settings of the attacks.
     """
 
@@ -65,16 +66,19 @@ class _GridFile(_FrozenTable):
 
 @dataclass(frozen=True, kw_only=True)
 class GridAttack:
-    """An attack of a grid. candidates: its settings; with more than one, the tuning clients choose among them."""
+    """An attack of a grid. name: in the grid.
+
+    candidates: the attack with each of its settings; of several, the one that is best on the tuning clients is used.
+    """
 
     name: str
     candidates: tuple[AttackSpec, ...]
 
     def knows(self, experiment: Experiment) -> bool:
-        """Return whether the attack models the defense of an experiment.
+        """Return whether the attack models the defense of an experiment; of several candidates, whether the first one does.
 
-        A search does if its argument `knows_defense` is true, unless the defense transforms the inputs, which no attack models.
-        A closed form does not, since it uses the update as it was received.
+        A search does if its argument `knows_defense` is true, unless the experiment transforms the inputs (key `inputs`), which
+        no attack models. A closed form without a search does not, since it uses the update as it was received.
         """
         spec = self.candidates[0]
         return spec.knows_defense and estimate_effort(spec.build()).evaluations > 1 and not experiment.inputs
@@ -86,7 +90,7 @@ class GridFederation:
 
     defense:  name of its defense, "none" for the baseline. strength: position in the list of strengths, from 1; 0 for the
               baseline.
-    settings: the keys of the experiment that the defense sets.
+    settings: the keys of the experiment that the defense sets, with their values. experiment: all of its settings.
     """
 
     defense: str
@@ -96,20 +100,23 @@ class GridFederation:
 
     @property
     def training(self) -> tuple[int, str, int]:
-        """Return batch size, local work and rounds, which identify the federations that are compared with each other."""
+        """Return batch size, local work as text, and number of rounds; federations with the same three are compared."""
         training = self.experiment.training
         return training.batch_size, describe_local_work(self.experiment), self.experiment.rounds
 
     @property
     def name(self) -> str:
-        """Return the name of the federation's folder, unique within a grid."""
+        """Return the name of the federation's folder: defense, strength, and a hash of the experiment."""
         digest = hashlib.sha256(self.experiment.to_toml().encode()).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9_-]', '-', self.defense)}-{self.strength}-{digest}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepGrid:
-    """All federations and attacks of a sweep. max_accuracy_loss: largest loss of accuracy of an acceptable defense."""
+    """All federations and attacks of a sweep. source: path of the grid.
+
+    max_accuracy_loss: an acceptable defense has an accuracy at most this number below that of the undefended federation.
+    """
 
     source: str
     federations: tuple[GridFederation, ...]
@@ -119,18 +126,18 @@ class SweepGrid:
 
     @property
     def trials(self) -> int:
-        """Return the largest number of settings of an attack; all attacks with more than one setting have the same number."""
+        """Return the largest number of candidates (settings to choose from) of an attack."""
         return max(len(one.candidates) for one in self.attacks)
 
     def digest(self, federation: GridFederation) -> str:
-        """Return a hash of everything that determines the results of one federation."""
+        """Return a hash of the settings that determine the results of one federation: its experiment and all attacks on it."""
         attacks = {one.name: [str(spec) for spec in one.candidates] for one in self.attacks}
         facts = [federation.experiment.to_toml(), attacks, self.attacked.model_dump()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def describe_local_work(experiment: Experiment) -> str:
-    """Return the local work of a client in one round as text, such as "2 steps"."""
+    """Return the local work of a client in one round as text, such as "2 steps" or "1 epoch"."""
     training = experiment.training
     count, unit = (training.steps, "step") if training.steps is not None else (training.epochs or 1, "epoch")
     return f"{count} {unit}{'s' * (count != 1)}"
@@ -142,9 +149,9 @@ def describe_settings(settings: Mapping[str, Any]) -> str:
 
 
 def read_grid(path: Path) -> SweepGrid:
-    """Read a grid and expand it. Raises GridError, naming file and key, for anything that cannot be run.
+    """Read a grid and expand it. Raises GridError if the file, its experiment, a defense or an attack is not valid.
 
-    The experiment is read relative to the folder of the grid.
+    The path of the experiment is relative to the folder of the grid.
     """
     try:
         file = _GridFile.model_validate(read_toml(path))
@@ -201,7 +208,11 @@ def _settings_of(strength: Strength) -> dict[str, Any]:
 
 
 def _read_attack(path: Path, name: str, table: Mapping[str, Any]) -> GridAttack:
-    """Return an attack from its table: arguments, `attack` if its registered name differs, and `settings` to choose from."""
+    """Return the attack of the table `attacks.NAME` of a grid; its messages name the grid's `path`. Raises GridError.
+
+    The key `attack` is the registered name, by default `name`. `settings` is a list of tables of arguments to choose from. All
+    other keys are arguments that every choice has, unless it replaces them.
+    """
     fixed = {key: value for key, value in table.items() if key not in ("attack", "settings")}
     choices = table.get("settings", [{}])
     try:

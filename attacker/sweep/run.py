@@ -21,8 +21,8 @@ PARENT_SECONDS = 0.2
 class SweepProgress:
     """The progress of a sweep.
 
-    done, total: number of finished federations, and of all. name: the federation that was finished last.
-    seconds_left: expected time of the rest; None before the first federation is finished.
+    done, total: number of finished federations, also by earlier runs, and of all. name: the federation that was finished last.
+    seconds_left: expected time of the rest; None if unknown.
     """
 
     done: int
@@ -33,7 +33,7 @@ class SweepProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """The results of a sweep in the order of the grid; None for a federation that is not finished."""
+    """The results of a sweep: pairs (federation, result) in the order of the grid; None if a federation is not finished."""
 
     results: tuple[tuple[GridFederation, FederationResult | None], ...]
 
@@ -47,7 +47,7 @@ SweepWatch = Callable[[SweepProgress], None]
 
 
 def read_state(grid: SweepGrid, out: Path) -> SweepState:
-    """Return what a sweep in the folder `out` has finished so far."""
+    """Return what a sweep in the folder `out` has finished so far, with the settings of this grid."""
     return SweepState(results=tuple((one, read_result(grid, one, out)) for one in grid.federations))
 
 
@@ -62,9 +62,9 @@ def run_sweep(
 ) -> SweepState:
     """Run every federation that is not finished, and return all results.
 
-    workers: number of processes, each with one federation at a time.
+    workers: number of processes, each with one federation at a time; with 1, this process runs them.
     ray:     address of a Ray cluster that runs the attacks, of one federation after the other; ignored if several processes run.
-    seconds: time budget; no training and no attack begins after it.
+    seconds: time budget; no training, attack or null begins after it, and the results of federations that are left are None.
     watch:   called with the progress after each federation that is finished.
     A sweep that was stopped or killed continues where it stopped.
     """
@@ -82,7 +82,7 @@ def run_sweep(
 def _measure_all(
     grid: SweepGrid, left: Sequence[GridFederation], out: Path, *, workers: int, ray: str | None, deadline: float
 ) -> Iterator[str]:
-    """Yield the name of each federation when it is finished; stop early when the time is used up."""
+    """Measure the federations in `left`, and yield the name of each when it is finished; stop early when the time is used up."""
     if workers > 1 and len(left) > 1:
         yield from _measure_in_processes(grid, left, out, workers, deadline - monotonic())
         return
@@ -106,7 +106,10 @@ def _join(ray: str | None) -> AbstractContextManager[None]:
 def _measure_in_processes(
     grid: SweepGrid, left: Sequence[GridFederation], out: Path, workers: int, seconds: float
 ) -> Iterator[str]:
-    """Measure federations in processes of one thread each; the clocks of the processes need not agree."""
+    """Measure federations in processes of one thread each, and yield the name of each when it is finished.
+
+    seconds: time that is left, from now. A time is given to processes instead of a deadline, since their clocks need not agree.
+    """
     begun = monotonic()
     queue = list(left)
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare)
@@ -126,7 +129,7 @@ def _measure_in_processes(
 
 
 def _prepare() -> None:
-    """Prepare a worker: one thread; it exits with the process that started it, even if that is killed."""
+    """Prepare a worker process: one thread for PyTorch; it exits soon after the process that started it, even if killed."""
     import torch
 
     torch.set_num_threads(1)
@@ -140,7 +143,7 @@ def _exit_with(parent: int) -> None:
 
 
 def _measure_in_worker(grid: SweepGrid, federation: GridFederation, out: Path, seconds: float) -> bool:
-    """Return whether the federation is finished, rather than out of time."""
+    """Measure one federation; return whether it is finished, or False if a part was left when the time was over."""
     try:
         measure_federation(grid, federation, out, deadline=monotonic() + seconds)
     except OutOfTime:

@@ -1,4 +1,7 @@
-"""Tables of a sweep: CSV with one line per setting and attack, LaTeX and HTML with one line per setting."""
+"""Tables of a sweep: CSV with one line per setting and attack, LaTeX and HTML with one line per setting.
+
+A setting is one defense at one strength with one choice of batch size, local work and rounds.
+"""
 
 import csv
 from collections.abc import Sequence
@@ -49,7 +52,10 @@ def write_tables(
 
 
 def to_csv(settings: Sequence[SettingResult]) -> str:
-    """Return one line per setting and attack. `counts` marks the strongest attack of a setting, by which it is judged."""
+    """Return a CSV table with one line per setting and attack, and one for a setting without attacks.
+
+    `counts` is True for the strongest attack of a setting, by which it is judged.
+    """
     text = StringIO()
     rows = [_describe_attack(one, name) for one in settings for name in (*one.attacks, *([] if one.attacks else [""]))]
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
@@ -101,7 +107,7 @@ def _round(value: float | None) -> str:
 
 
 def list_cells(one: SettingResult) -> list[str]:
-    """Return the line of a setting, in the order of `TABLE_COLUMNS`."""
+    """Return the texts of a setting's line, in the order of `TABLE_COLUMNS`."""
     batch, work, rounds = one.training
     leak = one.leak
     shown = NOT_AUDITED if leak is not None and not one.audited else leak.name if leak else one.failed or "not finished"
@@ -128,7 +134,7 @@ def _format_epsilon(one: SettingResult) -> str:
 def format_estimate(one: Estimate | None) -> str:
     """Return a value with its interval as text, such as "0.120 (0.100 to 0.140)"; "" for None.
 
-    If the examples form too few clusters for an interval, the range of the values is given, with the word "range".
+    If there are too few independent examples for an interval, the range of the values is given, with the word "range".
     """
     if one is None:
         return ""
@@ -136,7 +142,7 @@ def format_estimate(one: Estimate | None) -> str:
 
 
 def to_latex(settings: Sequence[SettingResult]) -> str:
-    """Return a tabular of the package booktabs; the front is in bold."""
+    """Return a tabular of the LaTeX package booktabs with one line per setting; those on the Pareto front are in bold."""
     lines = [rf"\begin{{tabular}}{{{'l' * len(TABLE_COLUMNS)}}}", r"\toprule", " & ".join(TABLE_COLUMNS) + r" \\", r"\midrule"]
     for one in settings:
         cells = [escape_latex(cell) for cell in list_cells(one)]
@@ -150,7 +156,7 @@ def escape_latex(text: str) -> str:
 
 
 def to_html(grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison]) -> str:
-    """Return one page that loads no other files: the winner, the plot with its front, and the table."""
+    """Return one page that loads no other files: for each kind of training the best protected setting, the plot and the table."""
     loader = ChoiceLoader([PackageLoader("attacker.sweep", package_path=""), PackageLoader("attacker.report", package_path="")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     trainings = list(dict.fromkeys(one.training for one in settings))
@@ -170,13 +176,13 @@ def to_html(grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Seq
 
 
 def describe_training(training: tuple[int, str, int]) -> str:
-    """Return batch size, local work and rounds as text."""
+    """Return batch size, local work and number of rounds as text."""
     batch, work, rounds = training
     return f"batches of {batch}, {work} a round, {rounds} round{'s' * (rounds != 1)}"
 
 
 def describe_comparison(one: PairedComparison) -> str:
-    """Return a comparison of the winner with another setting as one sentence."""
+    """Return a comparison of the best protected setting (the winner) with another one as one sentence."""
     found = one.difference
     ends = f"{'simultaneous 95 % interval' if found.is_interval else 'too few batches for an interval; values from'}"
     names = f"behind {one.winner.name} than behind {one.other.name}"
