@@ -6,12 +6,12 @@ Linking finds out which examples of different rounds are the same image.
               --long: 3,000)
     shapes    the weight functions of AGIC's table I, on batches of 4
     epochs    one round compared with two rounds that use the same image in different epochs, attacked together (table VI)
-    matching  linking two shuffled epochs, by features and by reconstructed images, each with optimal assignment and greedily;
-              published is greedily by images (table V)
+    matching  linking two shuffled epochs, by features with optimal assignment and greedily, and by reconstructed images with
+              optimal assignment and, as published, greedily (table V)
     fedavg    local training treated as one step on one batch, compared with its simulation, for 1, 2, 4 and 8 local steps on 8
               images (figure 8)
     clients   clients with 12 images and two epochs each on CPL's LeNet, in batches of 1 (24 rounds), or of 4 in the second epoch
-              (15 rounds): one search over all rounds, with closed forms tried before it, and without (14 CPU-minutes)
+              (15 rounds): one search over all rounds, with closed forms tried before it, and for batches of 1 also without
     beyond    three options that AGIC lacks (support/agic/beyond.py), on CPL's LeNet
 
 Images are CIFAR-10 and CIFAR-100 from --data, or embedded photographs. Narrow networks and short runs hide or reverse the effect
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare equal weights with layer weights on single images."""
+    """Compare equal weights of all layers with AGIC's, which grow with depth, by the PSNR of searches on single images."""
     count, steps = (1, 3) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
     found, of = load_images(asked, "cifar10", count), _make_client(asked, "cifar10", count)
     cases = [of.make_case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
@@ -69,7 +69,10 @@ def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare the layer-weight functions of AGIC's table I on batches of 4: weights from 1 to 2 or from 1 to 0.5 by depth."""
+    """Compare the layer-weight functions of AGIC's table I on batches of 4 images.
+
+    Weights are constant, or run from 1 to 2 or from 1 to 0.5 by depth.
+    """
     count, steps = (1, 2) if asked.quick else (2, 300)
     found, of = load_images(asked, "cifar10", 4 * count), _make_client(asked, "cifar10", 4)
     cases = [of.make_case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
@@ -99,7 +102,7 @@ PAPER_SHAPES = (
 
 
 def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare an attack on one round of a client with one image to an attack on two rounds with the same image.
+    """Compare attacks on the first and on the second round of a client with one image to an attack on both rounds.
 
     Between the two rounds, the global model is trained on other images. The attack is told that both rounds hold the same image.
     """
@@ -128,7 +131,7 @@ def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack updates of eight images in 1, 2, 4 or 8 local steps with learning rate 1e-4.
+    """Attack updates of eight images in 1, 2, 4 or 8 local steps with learning rate 1e-4 (--quick: two images).
 
     The attack treats the local steps as one step on one batch or, in a second row, simulates them one by one.
     """
@@ -153,7 +156,7 @@ def make_search(steps: int, beta: float) -> GradientMatching:
 
     steps: maximum number of iterations.
     beta: weight of the last convolution relative to the first, see `weigh_by_depth`; 1 means equal layer weights, as in Inverting
-    Gradients.
+    Gradients. Other values also enlarge the weights of layers whose gradient has many zeros.
     """
     return agic(steps=steps, beta=beta, relu_modifier=beta != 1).matching
 
@@ -171,6 +174,7 @@ def _measure_router(asked: Options, cases: Sequence[Case]) -> ResultRow:
     """Return one row on the closed forms that the attack `exact` tries before a search, run here without the search.
 
     For the first case, it holds the name of the closed form that gave the answer and its mean confidence, or why none applies.
+    CPU time is that of all cases.
     """
     with measure_cpu() as clock:
         try:

@@ -1,18 +1,19 @@
-"""Detection of planted faults by audits, their false alarms, and a lower bound on the error of attacks.
+"""Detection of planted faults by audits, their false alarms, and lower bounds on the error of attacks and on epsilon.
 
     faults     six federations with a planted fault each: the check of the audit that is meant for this fault must report it,
                without running an attack
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
-    canaries   lower bounds on epsilon from guesses about canaries, beside the accountant's epsilon
-    sound      twelve federations with sound defenses: no check may report a finding that is graded serious or worse
+    canaries   lower bounds on epsilon from guesses about canaries (inserted test data), beside the accountant's epsilon
+    sound      twelve federations with sound defenses (--quick: three): no check may report a finding that is graded serious or
+               worse
 
-Every federation has 8 clients and 6 rounds on the embedded digits, and a network with one hidden layer.
-`worst_ratio` is the largest ratio, over defenses, of the best attack's error to the bound. `below_bound` is the number of attacks
-whose error, with its confidence interval, lies below the bound.
+The federations of `faults` and `sound` have 8 clients and 6 rounds on the embedded digits.
+`worst_ratio` is the largest ratio, over defenses, of the best attack's error to the bound. `below_bound` is the number of pairs
+of a defense and an attack for which the error, with its confidence interval, lies below the bound.
 `epsilon_ratio` is the median lower bound divided by the accountant's epsilon, with 10,000 canaries, for the noise multiplier and
 number of rounds at which this ratio is smallest; `epsilon_above` is the share of repetitions whose lower bound exceeds the
-accountant's epsilon.
+accountant's epsilon. Both are of simulated canaries.
 aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0, epsilon_ratio at least 0.8, epsilon_above
 about 0.05.
 """
@@ -84,9 +85,9 @@ def _measure_sound(asked: Options, settings: Mapping[str, Any], folder: Path) ->
 
 
 def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRow:
-    """Return the row of one recording, with the rules of all findings graded serious or worse.
+    """Return the row of one recording, with the names of the audit's checks whose findings are graded serious or worse.
 
-    expected: function that takes the set of these rules and returns whether they are right. kind: "fault" or "sound".
+    expected: function that takes the set of these names and returns whether they are right. kind: "fault" or "sound".
     """
     with measure_cpu() as clock:
         results = check_recording(Recording(run / "recording"))
@@ -104,7 +105,7 @@ def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRo
 
 
 def _federate(asked: Options, settings: Mapping[str, Any], out: Path) -> Path:
-    """Run the federation with these settings, and return its folder."""
+    """Run the federation with `BASE_EXPERIMENT`, in which `settings` replace or add keys, and return its folder `out`."""
     experiment = {**BASE_EXPERIMENT, "seed": asked.seed, **settings}
     if isinstance(experiment["model"], str):
         models.admit(experiment["model"])

@@ -1,15 +1,13 @@
 """Share of a large batch's images that `exact` recovers from one update, over batch size, width and training of the network.
 
-The network is an MLP with one hidden layer with ReLU on CIFAR-10. The attack `exact` runs its closed form without a search. The
-column `exact` is the share of images recovered above 60 dB, `certified` the number of answers that the attack is certain of, and
-`false_certificates` the number of these at 60 dB or below. The null answers with grey images only. `steps` is the number of local
-steps of FedAvg, each on its own batch.
+The network is an MLP with one hidden layer with ReLU on CIFAR-10. The attack `exact` runs its closed form for a first linear
+layer, without a search. The column `exact` is the share of images recovered above 60 dB, `certified` the number of answers with a
+confidence above 0.9, and `false_certificates` the number of these at 60 dB or below. `null` is the share that grey images
+recover. `steps` is the number of local steps of FedAvg, each on its own batch.
 
 Table `cocktail`: what `cocktail_party` separates, without (`refine` false) and with the zeros of ReLU, as mean and median PSNR of
 the images of a batch (a PSNR above 100 dB counts as 100), the shares of images with a higher PSNR than grey (`above_null`), above
-20 dB and above 60 dB (`exact`). Every answer is assigned to one image. The null is the mean PSNR of grey images.
-
-Options: `--quick`, `--json`, `--data DIR`, `--seed N`.
+20 dB and above 60 dB (`exact`). No answer is assigned to two images. `null` is here the mean PSNR of grey images.
 """
 
 from support.batches import list_batch_settings, make_batch_row

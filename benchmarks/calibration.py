@@ -1,4 +1,4 @@
-"""Reliability of confidences, intervals and verdicts, measured on examples that were not used to choose any setting.
+"""Reliability of confidences, intervals and verdicts, of the rule that gives up searches, and of nulls.
 
     confidence   recovered share of examples compared with the attack's confidence, for each route: the method that gave the
                  answer, such as a closed form or a search
@@ -7,6 +7,7 @@
     give_up      how many searches that would succeed if they ran to their end are given up early by the default rule
     nulls        whether the result of any attack's null depends on the update, which it must not read
 
+Images of --data are of the report part, which was not used to choose settings; embedded images were.
 Without a table it runs all of them. aims: ece (expected calibration error) at most 0.05 on the worst route, coverage 0.92 to
 0.98, false_no_leak and false_leak at most 0.05, stopped_wrongly (share of successful searches that the rule gives up) at most
 0.02, null_reads_gradient 0.
@@ -33,7 +34,7 @@ def main() -> None:
 
 
 def measure_tables(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of the asked table or of all, each with its name, and one summary."""
+    """Return the rows of the asked table or of all, each with its table's name, and their summaries merged into one."""
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
     for table, module in TABLE_MODULES.items():

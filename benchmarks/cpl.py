@@ -9,13 +9,14 @@
 Images are attacked through CPL's untrained LeNet with four convolutions, also where the paper uses an unpublished ResNet-20, and
 rows of tables through a perceptron. asr_c is the share of examples whose content is recovered (images: mean squared error at most
 0.009; rows: continuous attributes within 5 % of their range, all others right), asr_l the share of right labels; ssim, mse and
-iterations are means over the examples with recovered content. Iterations are outer L-BFGS steps until the squared distance
-between the gradients (D in the paper) is at most 1e-4. cpu_seconds is for one example, on one thread. `router` tries closed forms
-first, and continues from their answer with the same search where they are not exact.
-Three variants are not in the paper: `cpl tv` adds a total-variation prior, `cpl, defense known` a prior weighted by the known
-variance of the noise, and `cpl simulated` simulates the local steps one by one. On a CPU a table has one to three data sets of
-two to ten images; with `--device cuda` all sets, a hundred images, and every column. `--quick` is the first data set and one
-image.
+iterations are means over the examples with recovered content. Iterations (of L-BFGS: outer steps) count until the attack's loss
+is at most 1e-4; the loss of CPL and DLG is the squared distance between the gradients (D in the paper). cpu_seconds is for one
+example, on one thread. `router` tries closed forms first, and continues from their answer with the same search where they are not
+exact.
+Some attacks are not in the paper: `router`, `features` (a closed form), `cpl wolfe` (L-BFGS with a line search), `cpl tuned` (our
+preset), `cpl tv` (with a total-variation prior), `cpl, defense known` (models the defense), and `cpl simulated` (simulates the
+local steps one by one). On a CPU, tables have fewer data sets, images and columns than with `--device cuda`. `--quick` is a few
+images of one data set.
 """
 
 from support.contract import parse_options, print_results

@@ -1,18 +1,18 @@
 """Cost and effect of each defense at three strengths: accuracy, bytes and epsilon of a federation, and the success of attacks.
 
-Each row is one federation (support/defenses/federation.py). It trains with the defense, and epsilon is accounted over all rounds.
-The updates of its first round, one step on one example each, are attacked without and with knowledge of the defense. Every attack
-is listed with its null on the same cases. The last columns are the attack with the highest mean PSNR in the row, and its verdict
-against the null with the highest mean PSNR. With secure aggregation, sums over 2, 4, 6 and 8 clients are attacked; with MixUp,
-batches of two.
+Each row is one federation (support/defenses/federation.py), which trains with the defense. Bytes are those of its first round;
+epsilon is over all rounds. The recorded updates, of one step on one example each, are attacked without and with knowledge of the
+defense. Every attack is listed with its null on the same cases. The last columns are the attack with the highest mean PSNR in the
+row, and its verdict against the null with the highest mean PSNR. With secure aggregation, sums over 2, 4, 6 and 8 clients are
+attacked instead; with MixUp, batches of two.
 
-The expected change of the PSNR from no defense to the strongest setting is declared in support/defenses/grid.py for each attack
-with and without knowledge of the defense. `as_declared` is the share of these pairs (defense, attack) whose measured change
-agrees with the declared one, by equivalence tests with a margin (support/defenses/outcomes.py).
+The expected change of the PSNR from no defense to the strongest setting is declared in support/defenses/grid.py, for CPL and
+Inverting Gradients with and without knowledge of the defense. `as_declared` is the share of these measured changes that agree
+with the declared one, by equivalence tests with a margin (support/defenses/outcomes.py).
 
-Clipping norms and noise levels are multiples of the norm of undefended updates. Results are stored in runs/benchmarks as soon as
-they are measured, and later runs reuse them. `--fresh` deletes all stored results first. `--kept` prints stored results only.
-`--tuning` uses the part of the data on which settings are chosen. `--quick` measures only two defenses, with smaller
+Many clipping norms and noise levels are multiples of the size of undefended updates. Results are stored in runs/benchmarks as
+soon as they are measured, and later runs reuse them. `--fresh` deletes all stored results first. `--kept` prints stored results
+only. `--tuning` uses the part of the data on which settings are chosen. `--quick` measures only two defenses, with smaller
 federations. A name as argument selects one defense.
 """
 
@@ -55,7 +55,7 @@ class FederationJob:
     """One federation to run.
 
     entry:    its defense, from the grid; None for no defense. value: what the experiment's key `entry.key` is set to.
-    strength: word for the setting in the table: "mild", "middle", "strong", or "sums of N".
+    strength: word for the setting in the table: "mild", "middle", "strong", or "sums of N"; "" for no defense.
     batch:    number of examples per client step. cohort: number of clients drawn per round; None for all.
     """
 
@@ -67,7 +67,7 @@ class FederationJob:
 
     @property
     def name(self) -> str:
-        """Name of the row."""
+        """Name of the job's row, such as "clip strong" or "none, batch 2"."""
         none = "none" + (f", batch {self.batch}" if self.batch > 1 else "") + (f", {self.cohort} a round" if self.cohort else "")
         return f"{self.entry.name} {self.strength}" if self.entry else none
 
@@ -78,11 +78,11 @@ class FederationJob:
 
 
 class NotMeasured(LookupError):
-    """The error for a setting that has not been measured yet, when stored results are printed."""
+    """Error for a setting whose result is not stored, if only stored results are to be printed."""
 
 
 class Bench:
-    """The runner of jobs, which stores their results."""
+    """The runner of jobs, which stores their results and reuses stored ones. folder: of temporary files."""
 
     def __init__(self, asked: Options, folder: Path) -> None:
         self.asked, self.folder = asked, folder
@@ -149,9 +149,9 @@ def main() -> None:
 
 
 def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measured, Measured]]:
-    """Yield each setting with its result and that of the same federation without a defense.
+    """Yield each setting with two results: that of the same federation without a defense, and its own.
 
-    With `--kept`, settings are skipped for which one of the two results is not stored.
+    With `--kept`, settings are skipped for which a needed result is not stored.
     """
     for job in (job for entry in _select_entries(asked) for job in _plan_jobs(entry, bench)):
         try:
@@ -185,13 +185,13 @@ def _plan_jobs(entry: Entry, bench: Bench) -> Iterator[FederationJob]:
 
 
 def _list_attacks() -> list[str]:
-    """Return the attacks and their settings, one line each."""
+    """Return one line of text for each attack: its name, the kind of updates that it attacks, and its settings."""
     kinds = {"single examples": SINGLE_EXAMPLE_ATTACKS, "batches": BATCH_ATTACKS, "sums": SUM_ATTACKS}
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
 def _make_row(job: FederationJob, found: Measured, none: Measured | None) -> dict[str, Any]:
-    """Return one row of the table of settings."""
+    """Return one row of the table of settings. none: result without a defense; None if `job` has no defense itself."""
     own = found.own
     row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
     row |= {"setting": _shorten(str(job.value)), **own}
@@ -205,12 +205,12 @@ def _make_row(job: FederationJob, found: Measured, none: Measured | None) -> dic
 
 
 def _shorten(value: str) -> str:
-    """Return a setting without the path of its public images, which is a temporary folder."""
+    """Return the text of a setting without the folder of its public images, which is temporary."""
     return re.sub(r"npz:[^']*/", "npz:", value)
 
 
 def _format_beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None:
-    """Return the mean PSNR of the attack named `column` and of its null as text; None if it was not run on this federation.
+    """Return the mean PSNR in dB of the attack named `column`, with that of its null in parentheses; None if there is none.
 
     attacked: dict from the name of an attack to its scores. For a federation without a defense, "X ignoring" stands for X.
     """
@@ -231,7 +231,7 @@ def _format_verdict(verdict: Verdict) -> str:
 
 
 def _check_declarations(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
-    """Yield a row for each attack, ignoring and knowing the defense.
+    """Yield a row for each of CPL and Inverting Gradients, ignoring and knowing the defense.
 
     It holds the PSNR at the strongest setting minus that without a defense, paired by example, with a 95 % interval. It also
     holds the declared change, and whether the measured one agrees with it.

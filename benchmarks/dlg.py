@@ -5,8 +5,8 @@ rule, and with up to two restarts if a search got stuck; `one_start` is the shar
 difference is what the CPL paper changed: the label is inferred from the gradient instead of optimised, and the search starts from
 a repeated pattern instead of noise. Iterations are outer L-BFGS steps until the squared distance between the gradients
 (D in the paper) is at most 1e-4, summed over the starts of an image, mean over recovered images; median_mse is over all images.
-Images of --data are of the report split, on which no setting was chosen; the embedded photographs were also used to choose
-settings. `--quick` is one of the photographs, with 10 iterations and one start.
+Images are embedded photographs, which were also used to choose settings, and CIFAR-10 of --data, of the report part, on which no
+setting was chosen. `--quick` is one of the photographs, with 10 iterations and one start.
 """
 
 from statistics import mean

@@ -1,29 +1,30 @@
 """Speed of gradient matching compared with breaching 0.1.2 and a plain loop, on the same gradients, in float32 on one thread.
 
-Speed is the number of iterations of all reconstructions per CPU-second, without the cost before the first iteration. On DLG's
-LeNet, 1, 8 and 64 images are reconstructed with the squared distance and Adam; on ResNet20-4, 1 and 8 images by Inverting
-Gradients (cosine distance, total variation, signed Adam in a box). The plain loop is eager PyTorch with a double backward pass
-and reconstructs one image after the other. Ours, breaching and the plain loop run alternately, and ratios are medians over the
-repetitions.
+Speed is the number of iterations of all reconstructions per CPU-second, without the first iteration and the cost before it. On
+DLG's LeNet, 1, 8 and 64 images are reconstructed with the squared distance and Adam; on ResNet20-4, 1 and 8 images by Inverting
+Gradients (cosine distance, total variation, signed Adam in a box). The plain loop is eager PyTorch with a double backward pass.
+It and breaching reconstruct one image after the other. Ours, breaching and the plain loop run alternately, and ratios are medians
+over the repetitions.
 
 breaching is not a dependency of this project, and needs older packages. Install it in a separate folder:
     pip install --target FOLDER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 pyyaml datasets
     PYTHONPATH=FOLDER python benchmarks/engine.py
-Without breaching, the rows and the keys of the summary that need it are left out.
+Without breaching, the columns, rows and keys of the summary that need it are left out.
 
 By default the tables `lenet` and `resnet` run. `--full` adds the table `quality`, which takes long: ours and breaching
-reconstruct the same eight images of the report part, on which no setting was chosen, with equal settings. Both programs have the
-same objective (cosine), weight of total variation (1e-4), optimiser (signed Adam in a box, learning rate 0.1, divided by 10 at
-3/8, 5/8 and 7/8), number of iterations (100), given labels and start (normal noise). Both run all iterations and return the
-iterate with the smallest loss; neither sees the original images. They differ in two ways: breaching's total variation includes
-the differences to zeros beyond two edges, and ours reconstructs all images in one batch. `resnet_equal_time` is the ratio of our
-CPU time to breaching's, and `resnet_equal_quality_db` the mean difference in PSNR (ours minus breaching's) with its 95 % interval
-over images. A separate row adds AGIC's layer weights, which breaching does not have;
-`layer_weights_db` is their gain.
+reconstruct the same eight images (of --data those of the report part, on which no setting was chosen) with equal settings. Both
+programs have the same objective (cosine), weight of total variation (1e-4), optimiser (signed Adam in a box, learning rate 0.1,
+divided by 10 at 3/8, 5/8 and 7/8), number of iterations (100), given labels and start (normal noise). Both run all iterations and
+return the iterate with the smallest loss; neither sees the original images. They differ in two ways: breaching's total variation
+includes the differences to zeros beyond two edges, and ours reconstructs all images in one batch. `resnet_equal_time` is the
+ratio of our CPU time to breaching's, and `resnet_equal_quality_db` the mean difference in PSNR (ours minus breaching's) with its
+95 % interval over images. A separate row adds AGIC's layer weights, which breaching does not have; `layer_weights_db` is their
+gain.
 
 On LeNet our search is compiled by PyTorch, and `eager` is the same search without compilation. On ResNet20-4, `bfloat16` is the
-search with convolutions in that precision, if the processor supports it. Rows state the cost of compilation, and the number of
-iterations after which it pays. `--quick` measures a few iterations once, and compilation only for one reconstruction at a time.
+search with large convolutions in that precision, if the processor supports it. Rows state the cost of compilation, and the number
+of iterations after which it pays. `--quick` measures a few iterations once, and compilation only for one reconstruction at a
+time.
 
 The tables `positions`, `queue` and `pool` compare our codec, job queue and worker pool with libraries
 (support/library_comparison.py).
@@ -68,11 +69,11 @@ QUALITY_IMAGES, QUALITY_STEPS = 8, 100
 
 @dataclass(frozen=True)
 class EngineSetting:
-    """The settings of one table.
+    """The settings of one table. network: name of the model.
 
-    key:      beginning of the names of this table's values in the summary, and the name of the table.
+    key:      name of the table, and beginning of the names of its values in the summary.
     cosine:   whether the search minimises the cosine distance, with signed gradients and total variation; else the squared one.
-    counts:   dict from a number of simultaneous reconstructions to the numbers of iterations (with --quick, otherwise).
+    counts:   dict from a number of images to reconstruct to two numbers of iterations: with --quick, and otherwise.
     compiles: whether our search is compiled; the uncompiled one is then measured separately as "eager".
     """
 
@@ -111,7 +112,7 @@ def main() -> None:
 
 
 def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRow, asked: Options) -> list[ResultRow]:
-    """Measure one row for each number of reconstructions, and add their ratios to the summary."""
+    """Return one row of times for each number of images, and add their ratios to `summary`."""
     cases, rows = [case for case, _ in _make_cases(setting.network, max(setting.counts), asked)], []
     for count, (quick, whole) in setting.counts.items():
         own = replace(setting, compiles=setting.compiles and (not asked.quick or count == min(setting.counts)))
@@ -126,7 +127,7 @@ def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: 
 
 
 def _make_cases(network: str, count: int, asked: Options) -> list[tuple[Case, Tensor]]:
-    """Return `count` pairs of a case with the gradient of one image, and this image (C, H, W)."""
+    """Return `count` pairs: a case that holds the gradient of one image, and this image (C, H, W)."""
     found = load_images(asked, "cifar10", count)
     one = make_client(network, replace(found.data, num_classes=10), seed=asked.seed)
     return [(one.make_case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
@@ -228,7 +229,8 @@ def _run_breaching(
 ) -> list[Tensor]:
     """Return breaching's reconstructions of the cases, in [0, 1]. It is given the labels, which saves it work.
 
-    tv: weight of the total variation, by default breaching's own. start: starting point of the searches, normalised.
+    tv: weight of the total variation; None for that of breaching's configuration, or 0 with the squared distance.
+    start: starting point of all searches (1, *shape), normalised; None for a random one.
     """
     with warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
@@ -262,12 +264,12 @@ def _load_model(observation: Observation) -> nn.Module:
 
 
 def _compute_gradient(observation: Observation) -> list[Tensor]:
-    """Return the gradient of an observation of one step with learning rate 1, in the order of the model's parameters."""
+    """Return the gradient in the order of the model's parameters: minus the update, of one step with learning rate 1."""
     return [-observation.update[name] for name, _ in _load_model(observation).named_parameters()]
 
 
 def _read_label(case: Case) -> Tensor:
-    """Return the label (1,) of a case: the index of the negative entry in the gradient of the last bias."""
+    """Return the label (1,) of a case of one example: the index of the smallest entry in the gradient of the last bias."""
     return _compute_gradient(case.observations[0])[-1].argmin()[None]
 
 
@@ -308,7 +310,7 @@ def _measure_equal_settings(has_breaching: bool, asked: Options) -> tuple[list[R
 
 
 def _average_differences(name: str, differences: Tensor) -> ResultRow:
-    """Return the mean of differences (N,), one per image, under `name`, and its 95 % interval by Student's t.
+    """Return a dict with the mean of differences (N,), one per image, under `name`, and its 95 % interval by Student's t.
 
     The ends of the interval are under NAME_low and NAME_high.
     """
@@ -318,12 +320,12 @@ def _average_differences(name: str, differences: Tensor) -> ResultRow:
 
 
 def _draw_start(data: DataSpec, seed: int) -> Tensor:
-    """Return normalised normal noise (1, *shape), the starting point for every image and program."""
+    """Return standard normal noise (1, *shape) in normalised units, the starting point for every image and program."""
     return torch.randn(1, *data.shape, generator=Generator().manual_seed(seed))
 
 
 def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
-    """Return Inverting Gradients with the settings of breaching's configuration, from the same start."""
+    """Return our Inverting Gradients with the settings that breaching gets, and the same start."""
     return GradientMatching(
         name="engine",
         objective=Objective(distance=cosine),
@@ -339,7 +341,7 @@ def _reconstruct(attack: GradientMatching, cases: Sequence[Case], asked: Options
 
 
 def _compute_psnr(guess: Tensor, truth: Tensor) -> Tensor:
-    """Return the PSNR of each image in dB."""
+    """Return the PSNR of each image in dB, (N,), after `guess` is clamped to [0, 1]."""
     mse = (guess.clamp(0, 1) - truth).square().flatten(1).mean(dim=1)
     return -10 * mse.log10()
 

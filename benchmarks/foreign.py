@@ -1,23 +1,22 @@
 """Tests with networks by other authors: each is imported, attacked and reported on, and its gradients are compared with PyTorch.
 
 The networks (support/foreign/networks.py) are of plain PyTorch and torchvision. For each, a step of SGD on one random example
-is imported from two state dicts, three attacks run a few iterations beside their nulls, and the report is written, all of it by
-the commands that users call. `attacked` is the share of (network, attack) pairs for which the attack, its null and the report
-finished with an answer.
+is imported from two state dicts, three attacks run a few iterations beside their nulls, and after each the report is written, all
+of it by the commands that users call. `attacked` is the share of (network, attack) pairs for which all of this ran without an
+error.
 
 `gradient_error` is the largest relative error, over networks, of the gradient that attacks compare with the observed one. The
-reference is `torch.autograd.grad` through a copy of the network in evaluation mode, three examples, float64. In float32
-rounding switches some ReLUs: PyTorch's own gradient of densenet121 then differs from that in float64 by 3e-4. The largest error
+reference is `torch.autograd.grad` through a copy of the network in evaluation mode, three examples, float64. The largest error
 is taken over the ways in which a search can compute gradients of the network, which the column `route` lists: batched over
 reconstructions (`at_once`), one by one with torch.func, or with plain PyTorch.
 
 `literal_quickstart` is about the app of Flower's quickstart with one step on one example, as in the table `quickstart`: the PSNR
 of the reconstruction of one client's image minus that of the null, in dB. It is only measured if no table or network is selected.
 
-`seconds` is the CPU time of a network's import, attacks, nulls and report. The tables are `small` and `torchvision`; without one,
-both. `--quick` is the first without its largest network. The name of one network selects it alone. Each row is also written to
-standard error when it is done, so that an interrupted run can continue with the networks that are left. The table `quickstart`
-has the app alone, with the template's settings and with one step on one example (support/foreign/quickstart.py).
+`seconds` is the CPU time of a network's import, attacks, nulls and reports. The tables are `small` and `torchvision`; without
+one, both. `--quick` is the first without its largest network. The name of one network selects it alone. Each row is also written
+to standard error when it is done, so that after an interruption the networks that are left can be run by name. The table
+`quickstart` has the app alone, with the template's settings and with one step on one example (support/foreign/quickstart.py).
 """
 
 import copy
@@ -86,7 +85,10 @@ def _measure_surplus(asked: Options) -> float:
 
 
 def _list_networks(asked: Options) -> list[str]:
-    """Return the names of the networks to measure: the one that was named, or those of the table asked for, or all."""
+    """Return the names of the networks to measure: the one that was named, or those of the table asked for, or all.
+
+    With --quick, tables lack the largest network, and without a table only those of `small` are measured.
+    """
     if asked.table in NETWORKS:
         return [asked.table]
     table = "small" if asked.quick and asked.table is None else asked.table
@@ -146,10 +148,11 @@ def _compute_relative_error(found: Mapping[str, Tensor], expected: Mapping[str, 
 def attack_imported(
     name: str, model: nn.Module, data: DataSpec, attacks: Mapping[str, Mapping[str, int]], folder: Path, device: str
 ) -> tuple[int, str]:
-    """Import a step, attack it and write the report.
+    """Import one training step of a network, attack it and write the report, by the commands that users call.
 
-    attacks: dict from the name of an attack to its arguments.
-    Returns the number of attacks without failure, and the first line of the first failure; "" if there was none.
+    name: of the function in `support.foreign.networks` that builds `model`. attacks: dict from the name of an attack to its
+    arguments. folder: empty folder for files.
+    Returns the number of attacks that ran without an error, and the first line of the first error; "" if there was none.
     """
     reference = f"support.foreign.networks:{name}"
     try:
@@ -177,7 +180,7 @@ def attack_imported(
 
 
 def _save_step(model: nn.Module, data: DataSpec, folder: Path) -> None:
-    """Save the state dicts before and after a client's step, computed by plain PyTorch."""
+    """Save the state dicts before and after one step of SGD on one example, computed by plain PyTorch, to `folder`."""
     before = {name: t.clone().contiguous() for name, t in model.state_dict().items()}
     own = copy.deepcopy(model)
     optimiser = torch.optim.SGD(own.parameters(), lr=LEARNING_RATE)

@@ -1,10 +1,10 @@
 """Accuracy of the label rules, which infer the labels of a batch from its gradient before any search.
 
 Overlap is the share of a batch's labels that a rule recovers, counting repetitions: the sum over classes c of min(true n_c,
-inferred n_c), divided by n. Half of the batches have many duplicates: the number of their classes is at most half the number of
-examples, and at most half the number of all classes. The other batches have as few duplicates as possible. Models are untrained,
-or trained by 300 steps of Adam on examples of the tuning split. The updates are single gradients of 1 to 64 examples, and FedAvg
-updates of 1, 2, 4 and 8 local steps on 4 examples each.
+inferred n_c), divided by n. Half of the batches have many duplicates: their labels are drawn from at most half as many classes as
+there are examples (but at least one), and at most half of all classes. The other batches have as few duplicates as possible.
+Models are untrained, or trained by 300 steps of Adam on other examples. The updates are single gradients of 1 to 64 examples, and
+FedAvg updates of 2, 4 and 8 local steps on 4 examples each. Data are CIFAR-10 of --data, else MNIST or the embedded digits.
 
 There is a column for each rule of `attacker.attacks.labels.rules`; `inferred` is the default of attacks. The rule `bias` requires
 a last layer with a bias, and `rows` at most as many examples as classes; a cell is empty if a rule does not apply. `--quick` uses
@@ -39,9 +39,9 @@ LEARNING_RATE = 0.01
 
 @dataclass(frozen=True)
 class Victim:
-    """A model with its weights, and the data of its clients, which were not used to train it.
+    """A model with its weights, and the examples of its clients, which were not used to train it.
 
-    data: held-out examples. accuracy: of the model, on the first 500 of `data`. trained: whether it was trained for 300 steps.
+    data: the examples. accuracy: of the model, on the first 500 of them. trained: whether it was trained for 300 steps.
     """
 
     name: str
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Return mean overlaps over models for updates of one step, by key of the summary.
+    """Return mean overlaps over models for updates of one step, by key of the summary; None if the rule never applied.
 
     batch1, batch16, batch64: of the default rule `inferred` on untrained models, for batches of 1, 16 and 64 examples.
     trained16: of `inferred` on trained models, for batches of 16. trained16_RULE: the same for another rule, such as `bias`.
@@ -91,7 +91,7 @@ def _make_victims(asked: Options) -> list[Victim]:
 
 
 def _train_victim(name: str, train: Images, test: Images, asked: Options) -> list[Victim]:
-    """Return one model twice: untrained, and after 300 steps of Adam on batches of 64 training examples."""
+    """Return one model twice: untrained, and after 300 steps of Adam on batches of 64 examples of `train`."""
     spec = ModelSpec(name=name)
     data = test.data
     model = models.build(spec, data, seed=asked.seed)
@@ -141,7 +141,7 @@ def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, 
 def _draw_labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Generator) -> np.ndarray:
     """Draw labels (count,) with as few duplicates as possible.
 
-    duplicates: whether to draw them instead from at most count / 2 classes, and at most half of all.
+    duplicates: whether to draw them instead from at most count / 2 classes (at least one), and at most half of all.
     """
     classes = victim.data.data.num_classes
     if duplicates:
@@ -153,9 +153,9 @@ def _draw_labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random
 def _observe_client(
     victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator
 ) -> Observation:
-    """Return the observation of a client that trains on held-out examples with these labels, in batches of these sizes.
+    """Return what the server sees of a client that trains on examples of the victim's `data` with these labels.
 
-    index: number of the client, which gives its name.
+    sizes: batch size of each local step. index: number of the client, which gives its name.
     """
     data = victim.data
     places = torch.tensor([rng.choice(np.flatnonzero(data.y.numpy() == label)) for label in rng.permutation(labels)])

@@ -1,15 +1,14 @@
 """Attacks on realistic networks and images: ResNet-18, MobileNet and a vision transformer at 64, 128 and 224 pixels.
 
-`real.py NETWORK-PIXELS`, for example `real.py resnet18-64`. A client holds two batches of 1, 4 or 16 images and trains on them
-for one epoch of SGD with momentum 0.9. Its update is attacked by Inverting Gradients, and by the same search without the
-update, its null. `above_null_db` is the mean difference in PSNR over examples, `interval_db` half the width of its 95 %
-interval; an interval that covers 0 shows no leak. Closed forms are also tried on the update: `closed_form` is the name of the one
-that gives an answer, or the reason why none applies. A search whose loss hardly falls is given up after a tenth of
+`real.py NETWORK-PIXELS`, for example `real.py resnet18-64`, which is the default. A client holds two batches of 1, 4 or 16 images
+and trains on them for one epoch of SGD with momentum 0.9. Its update is attacked by Inverting Gradients, and by the same search
+without the update, its null. `above_null_db` is the mean difference in PSNR over examples, `interval_db` half the width of its
+95 % interval; an interval that covers 0 shows no leak. Closed forms are also tried on the update: `closed_form` is the name of
+the one that gives an answer, or the reason why none applies. A search whose loss hardly falls is given up after a tenth of
 `most_iterations`, its maximum number of iterations. cpu_seconds are those of the search and its null together, on one thread. The
 networks are torchvision's, untrained, in evaluation mode.
 
-Images are those of ImageNet in --data, of the report split, with 128 pixels, or embedded photographs without --data. At 224
-pixels they are enlarged by interpolation, so that they are smoother than photographs of that size.
+Images are ImageNet's of the report part if --data has them, else embedded photographs, resized where they have another size.
 `--quick` makes two iterations at 32 pixels for one batch of 2 images, which only checks that everything runs.
 """
 
@@ -55,7 +54,10 @@ def main() -> None:
 
 
 def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str, Any]:
-    """Attack one observation of a client whose epoch has two batches, or one in a quick run, and return a row."""
+    """Attack the update of one client by Inverting Gradients and by its null, and return a row.
+
+    The client's epoch has two batches of `batch` images, or one with --quick.
+    """
     steps = 2 if asked.quick else 300 if asked.device == "cpu" else 1000
     count = batch if asked.quick else 2 * batch
     found = _load_examples(asked, pixels, count)

@@ -3,7 +3,7 @@
 python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16 images: recording compared with plain Flower FedAvg
 python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; queries of the index
 python benchmarks/recording.py --accuracy 20 clients, Dirichlet(0.5): accuracy of ResNet-18 with and without recording
-python benchmarks/recording.py --codecs   ResNet-18's update in every codec: bytes relative to the dense codec's, CPU time
+python benchmarks/recording.py --codecs   ResNet-18's update after defenses: bytes relative to the dense codec's, CPU time
 """
 
 import multiprocessing
@@ -44,7 +44,7 @@ NUM_CLIENTS, LOCAL_STEPS, BATCH_SIZE = 10, 2, 16
 
 
 def write_images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
-    """Write `needed` images for training and `held_out` others to `folder`; return the data set as experiments name it.
+    """Write `needed` images for training and `held_out` others to files in `folder`; return their name for an experiment.
 
     They are CIFAR-10 images, or embedded photographs, some of which may occur several times.
     """
@@ -76,8 +76,9 @@ def run_recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[]
 
 
 def run_plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
-    """Run the same training in plain Flower: FedAvg, clients with a torch optimiser that send a state dict, and no recording.
+    """Run a federation with the same numbers of clients, rounds, steps and examples in plain Flower, without recording.
 
+    It is FedAvg, with clients that use a torch optimiser and send a state dict.
     done: called after the evaluation of the initial weights, and after each round.
     """
     e = make_experiment(data, rounds, seed)
@@ -125,10 +126,11 @@ RUN_FUNCTIONS = {"plain": run_plain, "recorded": run_recorded}
 
 
 def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) -> None:
-    """Run a federation in a child process, pausing after each round.
+    """Run a federation in a child process, pausing after the evaluation of the initial weights and after each round.
 
-    way: key of `RUN_FUNCTIONS`. turn: connection to the parent process. After a round, its wall time and CPU time in seconds and
-    the peak memory of the process in MB are sent through it; the next round begins when the parent answers.
+    way: key of `RUN_FUNCTIONS`. turn: connection to the parent process. Before each pause, the wall time and CPU time since the
+    last one in seconds and the peak memory of the process so far in MB are sent through it; the run goes on when the parent
+    answers.
     """
     torch.set_num_threads(1)
     clock = [time.perf_counter(), time.process_time()]
@@ -143,7 +145,7 @@ def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: A
 
 
 def measure_cost(asked: Options) -> None:
-    """Measure plain Flower and our recording federation in separate processes, which run a round each in turn."""
+    """Measure plain Flower and our recording federation in processes that run a round each in turn, and print a table."""
     rounds = 2 if asked.quick else 8
     with tempfile.TemporaryDirectory() as scratch:
         data = write_images(asked, Path(scratch), NUM_CLIENTS * LOCAL_STEPS * BATCH_SIZE, BATCH_SIZE)
@@ -223,7 +225,7 @@ def _federate(kind: str, clients: int, rounds: int, seed: int, out: Path) -> dic
 
 
 def _write_indexed(folder: Path, clients: int, rounds: int) -> Recording:
-    """Write a recording with an index of many clients and rounds, but without payloads."""
+    """Write and return a recording with an index of many clients and rounds, but without updates."""
     spec, training = DataSpec(shape=(2,), num_classes=2), Training(learning_rate=0.1, batch_size=1, steps=1)
     manifest = Manifest(
         name="index", model=ModelSpec(name="mlp"), data=spec, training=training, defense=DefenseSpec(), software={}
@@ -238,7 +240,7 @@ def _write_indexed(folder: Path, clients: int, rounds: int) -> Recording:
 
 
 def _measure_queries(recording: Recording) -> tuple[int, float]:
-    """Return the number of observations in the index, and the CPU time of the slowest query in milliseconds.
+    """Return the number of replies in the index, and the CPU time of the slowest of three kinds of query in milliseconds.
 
     The time of a query is the median of eleven repetitions.
     """
@@ -300,7 +302,7 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False)
     """Train in plain Flower, with the same batches in the same order as ours and torch.optim.SGD; return accuracies.
 
     The first accuracy is that of the initial weights, and one follows for each round.
-    recorded: whether to add the one line that records such an app.
+    recorded: whether to wrap the strategy by `record`, the one line that records an app.
     """
     torch.set_num_threads(1)
     loaded = datasets.load(e.data.name)

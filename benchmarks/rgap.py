@@ -6,11 +6,11 @@ python benchmarks/rgap.py limits     noise on the gradient, defenses, and update
 python benchmarks/rgap.py imprint    a malicious server's imprint layer (Robbing the Fed), and the client's check of the model
 python benchmarks/rgap.py many       10,000 images in one batched run, with --device cuda
 
-Each gradient is of one image, in float32, on an untrained network with logistic loss; the two classes are odd and even labels.
-The MSE is on values in [0, 1], without clamping. `rgap` and `exact` infer the label from the gradient. `rgap(paper_mode)` is
-given the label, as in the paper, weighs its linear equations as the authors' code does, and passes float32 from layer to layer.
-`same` is the share of images with an MSE of at most 1e-4, which the paper calls visually identical. The paper's table 1 is of
-10,000 images and states no times. `--quick` uses a few images.
+In the first table and in `many`, each gradient is of one image, in float32, on an untrained network with logistic loss; the two
+classes are odd and even labels. The MSE is on values in [0, 1], without clamping. `rgap` and `exact` infer the label from the
+gradient. `rgap(paper_mode)` is given the label, as in the paper, weighs its linear equations as the authors' code does, and
+passes float32 from layer to layer. `same` is the share of images with an MSE of at most 1e-4, which the paper calls visually
+identical. The paper's table 1 is of 10,000 images and states no times. `--quick` uses a few images.
 """
 
 import subprocess
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure_table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measure table 1; return its rows and a summary."""
+    """Measure the attacks of the R-GAP paper's table 1, and `exact`; return the rows and a summary."""
     rows = [row for name in (("cifar10",) if asked.quick else ("cifar10", "mnist")) for row in _measure_data(name, asked)]
     ours = {
         (row["network"], row["attack"]): row for row in rows if row["data"] == rows[0]["data"] and row["source"] == "measured"
@@ -104,7 +104,10 @@ def _measure_data(name: str, asked: Options) -> list[dict[str, Any]]:
 
 
 def _measure_attack(found: Images, network: str, name: str, attack: Attack, asked: Options) -> dict[str, Any]:
-    """Run one attack on every image, one after the other, and return a row."""
+    """Run one attack on every image, one after the other, and return a row.
+
+    name: of the attack in the row; if it contains "paper_mode", the attack is given the labels.
+    """
     one = make_client(network, found.data, loss="logistic", seed=asked.seed)
     errors, seconds = [], []
     for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
@@ -152,7 +155,10 @@ print((peak() - before) / 1024)
 
 
 def measure_peak_memory(asked: Options) -> float | None:
-    """Return the peak memory in MB of an attack on one image of CNN6, beyond that of importing torch; None outside of Linux."""
+    """Return the peak memory in MB of an attack on one image of CNN6, beyond that of importing torch; None outside of Linux.
+
+    The import of this project counts.
+    """
     if not Path("/proc/self/status").exists():
         return None
     script = MEMORY_PROGRAM.format(folder=str(Path(__file__).parent), seed=asked.seed)
@@ -161,13 +167,16 @@ def measure_peak_memory(asked: Options) -> float | None:
 
 
 def attack_one_image(seed: int) -> None:
-    """Run R-GAP on one image and CNN6, as a user would."""
+    """Run R-GAP on one image and CNN6, for `measure_peak_memory`."""
     asked = Options(quick=True, json=False, data=None, device="cpu", seed=seed, table=None)
     _measure_attack(load_images(asked, "cifar10", 1).of_two_classes(), "cnn6", "rgap", rgap(), asked)
 
 
 def measure_many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measure R-GAP on enough images at once to use a GPU fully."""
+    """Run R-GAP on 10,000 images at once, enough to use a GPU fully; without CUDA, say that this is skipped.
+
+    With --quick, the images are four, and any device does.
+    """
     if not asked.quick and (asked.device == "cpu" or not torch.cuda.is_available()):
         reason = "there is no CUDA device" if asked.device != "cpu" else "it was not asked for, with --device cuda"
         print(f"skipped: 10,000 images at once need a GPU, and {reason}")
@@ -176,9 +185,9 @@ def measure_many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def measure_batch(asked: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run R-GAP on `count` images in one call.
+    """Run R-GAP on `count` images in one call; return one row and a summary.
 
-    The data set has fewer images than `count`, so each image is used twice, the second time mirrored.
+    Half of the images are mirror images of the others, since the data set has fewer images than `count`.
     """
     half = load_images(asked, "cifar10", (count + 1) // 2).of_two_classes()
     x = torch.stack([half.x, half.x.flip(-1)], dim=1).flatten(0, 1)[:count]

@@ -1,14 +1,14 @@
 """ROG beside Inverting Gradients and ROG's search in pixels, with and without the enhancer, in the columns of figures 3 and 8.
 
 Each column is one client that trains for five local epochs on one batch of ImageNet images of 64x64 pixels, with ROG's LeNet, a
-head of 1,000 classes, and a defense. Every attack models the defense, and is given the labels, as in the paper. The enhancer is
-a network that removes noise and blur from reconstructed images. All answers, also those of nulls, are measured before and after
-it. A positional argument runs one column alone. Reconstructions are kept in runs/benchmark-rog, and later runs reuse them unless
---fresh is given.
+head of 1,000 classes, and a defense (none in the column `raw`). Every attack models the defense, and is given the labels, as in
+the paper. The enhancer is a network that removes noise and blur from reconstructed images. All answers, also those of nulls, are
+measured before and after it. By default all columns run; an argument selects one column, or a table below. Reconstructions of
+columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh or --quick is given.
 
     single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
-    weights    train the enhancer that the project ships (not run by default)
+    weights    train the enhancer that the project ships
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ RATIO_STEPS = (10, 20, 30, 40, 60)
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of the benchmark.
+    """The size of the benchmark. setting: of the federation. images: number of images of the batch.
 
     steps: iterations of ROG and of its search in pixels. steps_of_ig: of Inverting Gradients; long_steps_of_ig: in the first
     column, which has no defense.
@@ -60,7 +60,11 @@ QUICK = Scale(BatchSetting(side=32), images=2, steps=8, steps_of_ig=8, long_step
 
 @dataclass(frozen=True)
 class ColumnTools:
-    """What all columns share: options, sizes, originals with labels, kept answers, LPIPS, and the enhancer."""
+    """What all columns share.
+
+    asked: options. x, y: original images (N, 3, H, W) and their labels (N,). folder: kept reconstructions.
+    perceptual: LPIPS; None if it cannot be measured. enhancer: None if there is no file of its weights.
+    """
 
     asked: Options
     scale: Scale
@@ -90,7 +94,7 @@ def main() -> None:
 
 
 def measure_columns(asked: Options) -> TableAndSummary:
-    """Attack every column, or the selected one."""
+    """Attack every column, or the selected one; return the rows, and in how many columns ROG is better than other attacks."""
     scale = QUICK if asked.quick else FULL
     images = load_images(asked, "imagenet", scale.images)
     folder = AnswerFolder(FOLDER / ("quick" if asked.quick else "full"), fresh="fresh" in asked.flags or asked.quick)
@@ -115,8 +119,8 @@ def measure_columns(asked: Options) -> TableAndSummary:
 class ColumnResult:
     """The rows of one column, and how ROG followed by the enhancer compares with two attacks (by LPIPS, or PSNR without LPIPS).
 
-    better_than_pixels: whether it is better than ROG's search in pixels, whether that is followed by the enhancer or not.
-    not_worse_than_ig:  whether it is at least as good as Inverting Gradients, whether that is followed by the enhancer or not.
+    better_than_pixels: whether it is better than ROG's search in pixels, both alone and followed by the enhancer.
+    not_worse_than_ig:  whether it is at least as good as Inverting Gradients, both alone and followed by the enhancer.
     """
 
     rows: list[ResultRow]
@@ -156,7 +160,7 @@ def measure_column(tools: ColumnTools, column: DefendedColumn) -> ColumnResult:
 
 
 def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
-    """Return the observation of one column, with the labels as an oracle."""
+    """Return the update of the client of one column as a case, in which the true labels are given to attacks."""
     case = observe(column, tools.scale.setting, tools.x, tools.y, key="client", seed=tools.asked.seed)
     return replace(case, known_labels=tools.y)
 
@@ -174,7 +178,7 @@ def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatc
 
 
 def share_of_labels(tools: ColumnTools, case: Case) -> float:
-    """Return the share of labels that the attack would infer correctly if they were not given."""
+    """Return the share of labels, counting repetitions, that ROG would infer correctly if they were not given."""
     batch = CaseBatch(rog(), [replace(case, known_labels=None)])
     found = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(tools.asked.seed)).tolist()
     right = 0
@@ -190,8 +194,8 @@ def measure_iterations(tools: ColumnTools) -> ResultRow:
 
     Each value is the smallest such number, of those tried (`RATIO_STEPS` and the default), divided by the number of iterations of
     Inverting Gradients; None if none of them suffices.
-    iterations_ratio: by PSNR, both without the enhancer. iterations_ratio_lpips: by LPIPS, both without the enhancer.
-    iterations_ratio_enhanced: by LPIPS, both with it.
+    iterations_ratio: to reach its PSNR, both without the enhancer. iterations_ratio_lpips: for a lower LPIPS (a higher PSNR where
+    there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: the same, both followed by the enhancer.
     """
     case, attacks = make_case(tools, COLUMNS[0]), make_attacks(tools.scale, COLUMNS[0])
     own = attacks["Inverting Gradients"]
@@ -208,7 +212,10 @@ def measure_iterations(tools: ColumnTools) -> ResultRow:
 
 
 def measure_single(asked: Options) -> TableAndSummary:
-    """Attack clients with one image each and one step, behind PRECODE."""
+    """Attack clients with one image each and one step, behind PRECODE, a random bottleneck before the network's last layer.
+
+    The summary holds the mean PSNR of the closed form minus the highest one of the other rows, in dB.
+    """
     count = 1 if asked.quick else 6
     images, column = load_images(asked, "cifar10", count), next(c for c in COLUMNS if c.network)
     setting = BatchSetting(epochs=1, side=32)

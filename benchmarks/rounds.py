@@ -1,11 +1,11 @@
 """What many recorded rounds give away that one does not: row spaces of first-layer updates, of clients and of secure sums.
 
-`spans`: one client trains an MLP of 256 neurons, one step on one batch a round, over two or three shuffled epochs. The rows of a
-first-layer update span the images of its batch. `overlap_exact` is the share of pairs of rounds whose number of shared images is
-counted exactly. `intersections` is the share of images recovered above 60 dB as intersections of such spans; `with_relu` also
-uses the zeros of ReLU in batches of which some images are known. Beside them stand the null and `(1 - (B-1)/(N-1))^(B-1)`, the
-expected share of images that are alone in an intersection of two epochs of N images in batches of B. Nothing was tuned on these
-images; `certain_and_wrong` counts wrong answers among those that the attack calls certain.
+`spans`: each client trains an MLP of 256 neurons, one step on one batch a round, over two or three shuffled epochs. The rows of a
+first-layer update lie in the span of the images of its batch. `overlap_exact` is the share of pairs of rounds whose number of
+shared images is counted exactly. `intersections` is the share of images recovered above 60 dB as intersections of such spans;
+`with_relu` also uses the zeros of ReLU in batches of which some images are known. Beside them stand the null and
+`(1 - (B-1)/(N-1))^(B-1)`, the expected share of images that are alone in an intersection of two epochs of N images in batches of
+B. `certain_and_wrong` counts answers with a confidence above 0.9 that are not recovered.
 
 `cohorts`: secure sums over cohorts that change from round to round; the server knows the sum and who took part. `isolated` is the
 share of clients for which the span of their own images was separated from that of the others, `exact` the share of images above
@@ -22,10 +22,10 @@ the accountant bounds how often that is right.
 `convolution`: a LeNet and batches of 4 over five epochs of two rounds, whose examples the attack links by itself. Ten rounds
 together stand against the best single round of each image.
 
-`growth`: the share of exact images after 1, 2, 4, ... recorded rounds, one line per federation; with `--picture` it is drawn into
-`docs/rounds.png`.
+`growth`: the share of exact images (above 60 dB) after growing numbers of recorded rounds, one line per federation; with
+`--picture` it is drawn into `docs/rounds.png`.
 
-Options: `--quick`, `--json`, `--data DIR`, `--seed N`; a table's name runs that table alone.
+A table's name runs that table alone.
 """
 
 from pathlib import Path
@@ -60,8 +60,9 @@ def main() -> None:
 def run_spans_table(asked: Options) -> TableAndSummary:
     """Return the table `spans` and its summary.
 
-    Each share in the summary is the smallest over untrained and trained networks without a defense; counts are sums over all
-    rows.
+    Over rows without a defense or dead neurons, the summary holds the smallest `overlap_exact`, the smallest share `with_relu`
+    after three epochs, and for batches of 4, 8 and 16 the smallest `intersections` after two epochs, minus the expected share.
+    Counts are sums over all rows.
     """
     rows = [make_span_row(asked, setting) for setting in list_settings(quick=asked.quick)]
     plain = [row for row in rows if row["defense"] == "none" and "dead" not in row["network"]]
@@ -100,7 +101,10 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
 
 
 def run_feedback_table(asked: Options) -> TableAndSummary:
-    """Return the table of error feedback and DGC, and the gaps to the uncompressed reconstruction of one round, in dB."""
+    """Return the table of error feedback and DGC, and a summary of the gaps in dB.
+
+    A gap is the PSNR of the reconstruction from one uncompressed round minus that from the largest number of compressed ones.
+    """
     rows = make_accumulated_rows(asked, FEEDBACK_ROWS)
     last = {row["defense"]: row for row in rows}
     plain = rows[0]["psnr"]
@@ -161,7 +165,7 @@ def run_growth_table(asked: Options) -> TableAndSummary:
     """Return the table of leakage against the number of recorded rounds, and its summary; with `--picture`, draw it, too.
 
     worst_null: largest share of exact images that the attack's null, which does not see the gradient, reaches in any row.
-    exact: ...: for each federation, the share of exact images after its largest number of rounds.
+    exact: NAME: for each federation, the share of exact images after its largest number of rounds.
     """
     rows = make_growth_rows(asked)
     if "picture" in asked.flags:

@@ -1,6 +1,6 @@
 """Measurements of the service: reads while an attack runs, memory over many requests, a live federation, and jobs after kills.
 
-python benchmarks/service.py            all of it, in one service over one folder of recordings
+All of it runs in one service (`attacker serve`) over one folder of recordings.
 """
 
 import random
@@ -77,7 +77,7 @@ def attack_and_score(run: Path) -> None:
 
 
 def list_paths(service: ServiceProcess) -> list[str]:
-    """Return the paths that the page requests while a user watches a run; it requests each about equally often."""
+    """Return paths that the service's page requests while a user watches a recording: lists, one case, and one image."""
     run = f"{API_PREFIX}/recordings/scored"
     source = next(one["source"] for one in service.ask(f"{run}/attacks")["items"] if not one["null"])
     cases = service.list_items(f"{run}/cases?attack={source}")
@@ -95,9 +95,9 @@ def list_paths(service: ServiceProcess) -> list[str]:
 
 
 def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
-    """Return latencies of reads during an endless attack, one row per load: 200 reads a second, and as many as 4 clients can.
+    """Return latencies of reads in ms during an attack, one row per load: 200 reads a second, and as many as 4 clients can.
 
-    seconds: duration of each load.
+    seconds: duration of each load. The attack is still running afterwards.
     """
     job = service.ask(f"{API_PREFIX}/jobs", ENDLESS_JOB)["id"]
     while not service.ask(f"{API_PREFIX}/jobs/{job}")["progress"]["share"]:
@@ -116,7 +116,7 @@ def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any
 def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
     """Measure the growth of the service's resident memory over `requests` requests, after a tenth as many to warm up.
 
-    `growth` is the memory at the end divided by that after the warm-up.
+    `growth` is the memory at the end divided by that after the warm-up, without worker processes.
     """
     paths = list_paths(service)
     sizes, count = [], 0
@@ -129,9 +129,10 @@ def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
 
 
 def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
-    """Measure how many rounds attacks lag behind a running federation of 20 clients.
+    """Measure by how many rounds attacks lag behind a running federation of 20 clients.
 
-    A rule of the service (see docs/service.md) starts an attack on each round as soon as it is recorded.
+    A rule of the service (see docs/service.md) starts an attack on each round when it is recorded. root: folder of recordings.
+    rounds: length of the federation.
     """
     experiment = root.parent / "live.toml"
     experiment.write_text(LIVE_EXPERIMENT.format(rounds=rounds))
@@ -178,7 +179,7 @@ def list_rounds(run: Path) -> list[int]:
 
 
 def is_answered(root: Path, job: dict[str, Any]) -> bool:
-    """Return whether the results that a job reports are on disk."""
+    """Return whether all results that a finished job of the durability test reports are on disk."""
     folders = [root / job["spec"]["recording"] / "reconstructions" / one["source"] for one in job["result"]["attacks"]]
     return all(len(list(folder.glob("*.safetensors"))) == NUM_TINY_CLIENTS for folder in folders)
 
@@ -186,16 +187,15 @@ def is_answered(root: Path, job: dict[str, Any]) -> bool:
 def is_kill_allowed(left: list[dict[str, Any]]) -> bool:
     """Return whether a worker may be killed: only if no unfinished job (`left`) has a recorded crash.
 
-    Then no job crashes three times, after which the service would give it up ("set aside"). A job may crash twice, since the
-    service may record its first crash only after the second kill.
+    Then no job crashes three times, after which the service would give it up ("set aside").
     """
     return not any(job["crashes"] for job in left)
 
 
 def count_lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
-    """Return the number of jobs that are lost: unknown, unfinished, failed, or done without their results on disk.
+    """Return the number of jobs of `ids` that are lost: unknown, unfinished, failed, cancelled, or done without results on disk.
 
-    Jobs that the service set aside after repeated crashes are not counted here.
+    Jobs that the service set aside after repeated crashes are not counted here. jobs: what the service lists.
     """
     kept = {job["id"] for job in jobs if job["state"] == "set_aside" or (job["state"] == "done" and is_answered(root, job))}
     return len(set(ids) - kept)
@@ -204,7 +204,8 @@ def count_lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
 def measure_durability(service: ServiceProcess, count: int, seed: int) -> dict[str, Any]:
     """Run `count` attack jobs, while the service is killed three times and its workers now and then, and count lost jobs.
 
-    seed: of the random times, and of the choice of the workers that are killed.
+    seed: of the random times, and of the choice of the workers that are killed. After `TIMEOUT_SECONDS`, unfinished jobs count as
+    lost.
     """
     spec = {"recording": "tiny", "attack": "exact", "null": False}
     ids = [service.ask(f"{API_PREFIX}/jobs", {**spec, "seed": number})["id"] for number in range(count)]
