@@ -1,4 +1,4 @@
-"""Modules that the benchmark scripts share. Importing this package first keeps packages from being hidden by scripts."""
+"""Modules that the benchmark scripts share. Importing this package first keeps benchmarks/defenses.py from hiding `defenses`."""
 
 import sys
 from importlib import import_module

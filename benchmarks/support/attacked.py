@@ -36,7 +36,10 @@ def run_attack(
 
 
 def describe_settings(attack: GradientMatching | ClosedForm) -> str:
-    """Describe the settings of an attack for its row: optimiser, distance, total variation, maximum iterations and starts."""
+    """Return the settings of an attack as text for its row, such as optimiser, distance, iterations and starts of a search.
+
+    For closed forms, it is their names, and the settings of the search that follows.
+    """
     if isinstance(attack, ClosedForm):
         routes = f"closed forms {', '.join(attack.routes)}"
         return f"{routes}; then {describe_settings(attack.fallback)}" if attack.fallback else routes
@@ -56,7 +59,10 @@ def describe_settings(attack: GradientMatching | ClosedForm) -> str:
 
 
 def match_examples(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the reconstructed examples, clamped to [0, 1], and labels in the order of the originals, without surplus ones."""
+    """Return the reconstructed examples, clamped to [0, 1], and labels in the order of the originals x (N, *shape).
+
+    The attack's N best examples by its own ranking are used. An original without a reconstruction is left out.
+    """
     found = keep_first(found, len(x))
     order = [i for i in assign_reconstructions(found.x.nan_to_num(), x) if i is not None]
     return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
@@ -68,8 +74,8 @@ def make_row(
     """Return one row of results. x, y: true examples of each case, (N, *shape) and (N,). seconds: CPU-seconds of the attack.
 
     asr_c: share of all examples whose content is recovered. asr_l: share of right labels. low, high: 95 % interval of asr_c, with
-    cases as clusters. median_mse: of all examples. mse, ssim, iterations: means over examples with recovered content; iterations
-    as in `count_iterations`. cpu_seconds: per example.
+    cases as clusters. median_mse: of all examples. mse, ssim, iterations: means over examples with recovered content, None if
+    there are none; iterations as in `count_iterations`. cpu_seconds: per example.
     """
     pairs = [match_examples(one, originals) for one, originals in zip(found, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
@@ -96,7 +102,7 @@ def make_row(
 
 
 def count_iterations(found: Reconstruction) -> int:
-    """Return the iterations of all starts before the last one, plus those of the last until its loss was at most 1e-4.
+    """Return the iterations of all starts, but of the kept one only those until its loss was at most 1e-4.
 
     1e-4 is `PAPER_TOLERANCE`. If the loss never was that small, all iterations count. Closed forms have 0.
     """

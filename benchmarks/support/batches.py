@@ -1,4 +1,4 @@
-"""One row of the table of batches.py: what the attack `exact` recovers, by a closed form, from one client's update."""
+"""Rows of the table of batches.py: what the attack `exact` recovers, by a closed form, from one client's update."""
 
 from dataclasses import dataclass
 
@@ -22,10 +22,10 @@ TRAINING_IMAGES, TRAINING_STEPS = 512, 300
 
 @dataclass(frozen=True, kw_only=True)
 class LargeBatch:
-    """One row of the table.
+    """The settings of one row of the table.
 
     batch: number of examples of a step. width: of the hidden layer. state: "untrained" or "trained". steps: local steps of the
-    client, each on a batch of its own. defense: as in an experiment. rate: learning rate.
+    client, each on a batch of its own. defense: specification such as "clip(4)"; "" for none. rate: learning rate.
     """
 
     batch: int
@@ -49,10 +49,10 @@ def list_batch_settings(*, quick: bool) -> list[LargeBatch]:
 
 
 def make_batch_row(asked: Options, setting: LargeBatch, part: Part = "report") -> ResultRow:
-    """Return one row: the share of images recovered with a PSNR above `EXACT_DB`, and the same share for the null (grey images).
+    """Return one row. Its column `exact` is the share of images recovered with a PSNR above `EXACT_DB`.
 
-    certified: number of answers with a confidence above `CERTAIN`. false_certificates: number of these without such a PSNR.
-    part: split of the data that the images are from.
+    null: the same share for grey images. certified: number of answers with a confidence above `CERTAIN`. false_certificates:
+    number of these without such a PSNR. part: split of the data that the images are from.
     """
     count = setting.batch * setting.steps
     images = load_images(asked, "cifar10", count, part=part)

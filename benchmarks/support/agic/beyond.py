@@ -4,8 +4,8 @@ surrogate:       if local training is treated as one step on one batch, compute 
                  those after the training.
 order_invariant: simulate local epochs with separate candidate images in each epoch, and penalise the difference between the mean
                  images of the epochs.
-robust:          if several rounds are attacked as rounds with the same images, give a small weight to rounds whose gradient does
-                 not fit the reconstruction, since they may have other images.
+robust:          if several rounds are attacked as rounds with the same images, let rounds count less whose gradient does not fit
+                 the reconstruction, since they may have other images.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,10 @@ LOCAL_STEP_SETTINGS: dict[str, ResultRow] = {
 
 
 def measure_beyond(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the three options as additions to the attack `cpl`, on CPL's LeNet, where the attack on one image takes seconds."""
+    """Measure the three options as additions to the attack `cpl`, on CPL's LeNet.
+
+    Returns the rows, and the gains of `surrogate` and `robust` in dB.
+    """
     local, gain = _measure_local_epochs(asked)
     wrong, mended = _measure_wrong_link(asked)
     return [*local, *wrong], gain | mended
@@ -75,7 +78,11 @@ def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, s
 
 
 def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack three rounds as rounds with the same image, although the second has another one, with several values of `robust`."""
+    """Attack rounds as rounds with the same image, with several values of `robust`; return rows and a gain in dB.
+
+    There are two rounds that have the same image, or three of which the second has another one. The gain is that of 0.001 over 0
+    with three rounds.
+    """
     count, steps = (1, 2) if asked.quick else (4, 300)
     pool = load_images(asked, "cifar10", count + 1)
     federation, rounds = ResNetFederation(asked, pool.data, name="lenet_cpl"), []
@@ -95,7 +102,7 @@ def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 def _make_row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> ResultRow:
     """Attack the cases; return mean PSNR, PSNR of each image, share of recovered images, and CPU-seconds per image.
 
-    passing: number of images in each case.
+    passing: number of images in each case. found: the original images of all cases.
     """
     answers, seconds = run_attack(attack, cases, asked)
     guesses = torch.cat([match_examples(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])

@@ -1,4 +1,4 @@
-"""A federation of one client, whose global model is also trained on other images between its rounds."""
+"""A federation of one client, whose global model can also be trained on other images between its rounds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from fedsim.training.local import train
 
 
 class ResNetFederation:
-    """A federation of one client, which makes one step per round with `learning_rate`.
+    """A federation of one client, which makes one step per round with `learning_rate`; `weights` are the global ones.
 
     name: of the network, which has random weights at first; by default ResNet20-4, a ResNet-20 of four times the width.
     """
@@ -28,7 +28,8 @@ class ResNetFederation:
     def observe_client(self, found: Images, rows: Sequence[int], *, round: int, client: str = "client") -> Observation:
         """Return what the server receives after the client's step on one batch from the present global weights.
 
-        rows: indices in `found` of the images of the batch; they are appended to the client's name.
+        The global weights stay as they are. rows: indices in `found` of the images of the batch; they are appended to the
+        client's name.
         """
         training = Training(learning_rate=self.learning_rate, batch_size=len(rows), steps=1)
         batch = found.x[list(rows)], found.y[list(rows)]
@@ -47,7 +48,10 @@ class ResNetFederation:
         )
 
     def train(self, asked: Options, steps: int, apart: Images, *, batch: int = 16, learning_rate: float = 0.01) -> None:
-        """Train the global weights by `steps` steps on images of the same data set that are not in `apart`."""
+        """Train the global weights by `steps` steps on images of the same data set that are not in `apart`.
+
+        batch: number of images per step.
+        """
         pool = load_images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
         others = pool.of([i for i, x in enumerate(pool.x) if not (apart.x == x).flatten(1).all(dim=1).any()])
         rng = torch.Generator().manual_seed(asked.seed + 1)

@@ -23,9 +23,10 @@ The paper uses 1,000 CIFAR-100 images, 2,000 iterations each.
 
 
 def measure_linking(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Link the examples of two shuffled epochs of one client, whose learning rate is 1e-4.
+    """Link the examples of two shuffled epochs of one client by several methods; return the shares of right links.
 
-    After each round, which is one step on one batch, the client's update is added to the global weights.
+    The learning rate is 1e-4. After each round, which is one step on one batch, the client's update is added to the global
+    weights.
     """
     large = asked.device != "cpu"
     rows: list[ResultRow] = []
@@ -54,7 +55,7 @@ def measure_linking(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _draw_order(asked: Options, count: int, batch: int) -> list[list[int]]:
-    """Return the image indices of the batches of two shuffled epochs."""
+    """Return the image indices of each batch of two shuffled epochs, in order."""
     rng = torch.Generator().manual_seed(asked.seed + 2)
     return [rows.tolist() for _ in range(2) for rows in torch.randperm(count, generator=rng).split(batch)]
 
@@ -64,8 +65,8 @@ def _describe_rounds(
 ) -> tuple[list[Described], float]:
     """Return what the attack links rounds by: one description for each round; and CPU-seconds per round.
 
-    batch: number of images per round. compare: what rounds are compared by, such as features or reconstructed images.
-    pre_steps: iterations of the search that makes first reconstructions, if these are compared.
+    batch: number of images per round. compare: what rounds are compared by: "features" (inputs of the last layer) or
+    reconstructed "images". pre_steps: iterations of the search that reconstructs these images.
     """
     describer = Describer(agic().matching, compare, pre_steps, asked.device)
     federation = ResNetFederation(asked, found.data)
@@ -84,9 +85,9 @@ def _measure_rate(
 ) -> float:
     """Return the share of the second epoch's examples that are paired with the same image in the first.
 
-    The attack is told which rounds belong to which epoch, as in the paper. order: indices of the images of each round. Within a
-    round, inferred examples are identified by sorting by label, so an example with a wrong inferred label counts as a wrong pair.
-    rule: which pairs of examples may be linked, by their inferred labels; see `measure_likeness`.
+    The attack is told which rounds belong to which epoch, as in the paper. order: indices of the images of each round. The
+    attack's examples of a round are identified with its images in the order of their labels; an example with a wrong inferred
+    label counts as a wrong pair. rule: which pairs of examples may be linked, by their inferred labels; see `measure_likeness`.
     """
     cost = measure_likeness(described, rule=rule).cost[len(found) :, : len(found)]
     pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)

@@ -32,7 +32,7 @@ FEDERATIONS = (1.0, 2.0, 4.0)
 
 
 def measure_canaries(asked: Options, folder: Path) -> list[ResultRow]:
-    """Return one row for each of `MECHANISMS` and number of canaries, and one for each of `FEDERATIONS`.
+    """Return one row for each of `MECHANISMS` and number of canaries, and one for each of `FEDERATIONS`; with --quick fewer.
 
     folder: where the runs of the federations are written.
     """

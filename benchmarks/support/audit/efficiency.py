@@ -1,4 +1,4 @@
-"""Attacks on a two-layer network with Gaussian noise, beside the lower bound on their error."""
+"""Attacks on a two-layer network with Gaussian noise, beside the Cramer-Rao bound on their mean squared error."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +51,8 @@ MIN_ERROR = 1e-9
 class SmoothPrior:
     """A Gaussian distribution of smooth images.
 
-    belief: maps the standard deviation of the noise to the prior term that is added to the loss of a MAP search.
+    draw:   returns a number of images (N, 1, 8, 8), drawn with a generator.
+    belief: maps the standard deviation of the noise to the prior term of the loss of a MAP search (for the most likely image).
     """
 
     prior: GaussianPrior
@@ -60,7 +61,7 @@ class SmoothPrior:
 
 
 def build_smooth_prior() -> SmoothPrior:
-    """Return the distribution that images are drawn from, and that attack and bound know."""
+    """Return the distribution that images are drawn from, which the bound and the MAP search know."""
     scale = DEVIATION / PIXEL_DEVIATION
     spread, shrink = build_smooth_spread(DATA), build_smooth_spread(DATA, inverse=True)
     eye = torch.eye(DATA.size, dtype=torch.float64).reshape(-1, *DATA.shape)
@@ -77,7 +78,7 @@ def build_smooth_prior() -> SmoothPrior:
 
 
 def measure_efficiency(asked: Options) -> list[ResultRow]:
-    """Return one row for each defense: the bound, the error of each attack, and the ratio of the best attack's to the bound."""
+    """Return one row for each defense: bound, mean squared error of each attack, and ratio of the best one's to the bound."""
     count, drawn = 6 if asked.quick else IMAGES, build_smooth_prior()
     rng = torch.Generator().manual_seed(asked.seed)
     x, y = drawn.draw(count, rng), torch.randint(0, DATA.num_classes, (count,), generator=rng)
@@ -113,10 +114,10 @@ def make_search() -> GradientMatching:
 
 
 def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Options) -> list[Reconstruction]:
-    """Return the MAP estimate of each case.
+    """Return for each case the best answer of several searches for its most likely (MAP) image, given prior and noise.
 
-    The first search starts from the estimate of the first layer alone, further ones from random perturbations of the best answer.
-    The answer with the smallest loss is returned.
+    The first search starts from an estimate from the first layer alone, each further one from a random perturbation of the best
+    answer so far. The best answer is that with the smallest loss. std: standard deviation of the noise.
     """
     search = make_search()
     search = replace(search, prior=Prior(belief=drawn.belief(std)), search=replace(search.search, stop=MAP_STOP))
@@ -136,10 +137,10 @@ def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Op
 
 
 def _compute_map_start(case: Case, prior: GaussianPrior, std: float) -> Given:
-    """Return the MAP estimate of the image from the first layer alone, whose gradient is an outer product of rank 1.
+    """Return a start for the MAP search: the image estimated from the first layer's gradient alone, and the true label.
 
-    The gradient with respect to the layer's output and the image are estimated in turn, each as the solution of a linear system.
-    Coordinates that pruning removed are left out. The result is a start for the search.
+    This gradient is an outer product of the image and of the gradient with respect to the layer's output. Both are estimated in
+    turn, each as the solution of a linear system. Coordinates that pruning removed are left out.
     """
     gradient = {name: -u.double() for name, u in case.observations[0].update.items()}
     weight, bias = next((g, gradient[name.replace("weight", "bias")]) for name, g in gradient.items() if g.ndim == 2)
@@ -165,7 +166,7 @@ def _attack(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked:
 
 
 def _measure_error(found: Reconstruction, x: Tensor) -> float:
-    """Return the mean squared error of the reconstruction, and at least `MIN_ERROR`.
+    """Return the mean squared error of the first reconstructed image, but at least `MIN_ERROR`.
 
     If nothing was found, return the variance of a pixel, which is the expected error of guessing the prior's mean.
     """

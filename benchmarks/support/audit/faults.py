@@ -23,8 +23,8 @@ class Fault:
     """A deliberate fault, and the identifier of the audit's check (`Finding.rule`) that must report it.
 
     settings: keys of the experiment that differ from the benchmark's base experiment. faulty: dict from a defense's name to the
-              implementation that clients run instead.
-    report:   function that falsifies metrics.jsonl in the folder of the finished run.
+              function that builds what clients run instead.
+    report:   function that falsifies metrics.jsonl in the folder of the finished run; by default nothing is falsified.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Fault:
 
 
 def constant_noise(std: float) -> Defense:
-    """Return a defense that adds Gaussian noise drawn from the same seed for every message."""
+    """Return a defense that adds Gaussian noise of deviation `std`, drawn from the same seed for every message."""
     return stateless(lambda update, rng: _add_noise(update, std, Generator().manual_seed(7)))
 
 
 def partial_noise(std: float) -> Defense:
-    """Return a defense that adds Gaussian noise to all but the last fifth of the coordinates of each tensor."""
+    """Return a defense that adds Gaussian noise of deviation `std` to each tensor but its last fifth, rounded down."""
 
     def add(update: Update, rng: Generator) -> Update:
         noised = _add_noise(update, std, rng)
@@ -84,7 +84,7 @@ def _rewrite_metrics(run: Path, change: Callable[[dict[str, Any], int], dict[str
 
 
 def imprinted(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a network whose first layer is an imprint layer: all neurons measure the brightness, with different thresholds."""
+    """Return a network whose first layer is an imprint layer: all neurons compare the mean pixel with different thresholds."""
     size = torch.Size(shape).numel()
     first = nn.Linear(size, 64)
     with torch.no_grad():

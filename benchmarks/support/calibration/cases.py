@@ -38,11 +38,12 @@ class Cell:
     batch, rate: batch size and learning rate of the client. steps: number of local steps, each on a batch of its own.
     epochs: if above 0, the client trains on these batches for this number of epochs, in reverse order in every second one.
     warm:   number of steps on other examples that the global weights have taken before.
-    rounds: if above 1, a case has this number of rounds, each with one batch. There are half as many batches, so that each is
+    rounds: if above 1, an even number of rounds of a case, each with one batch. There are half as many batches, so that each is
             used twice.
-    defense: as in an experiment. cases: number of cases.
+    defense: specification such as "clip(4)"; "" for none. cases: number of cases.
     two_classes: whether labels are replaced by their parity. half: whether images are reduced to half their height and width.
-    side:   height and width to which images are reduced; 0 for no change.
+    side:   height and width to which images are reduced if `half` is not set; 0 for no change. None of the last three settings
+            changes random pixels or rows of tables.
     claimed: number of examples that the client reports; 0 for the true one.
     """
 
@@ -93,7 +94,8 @@ class Answered:
 def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[Answered]:
     """Attack the cases of a cell, made of examples of one part of the data, and yield the scored reconstruction of each case.
 
-    skip: number of examples of the part to leave out first. Nothing is yielded if the attack raises ValueError.
+    skip: number of examples of the part to leave out first. If the attack raises ValueError, this is printed and nothing is
+    yielded.
     """
     data = draw_examples(cell, asked, part=part, skip=skip)
     made, truth = make_cases(cell, data, asked)
@@ -111,7 +113,10 @@ def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterato
 
 
 def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
-    """Score one reconstruction as `attacker.scoring` does: only its first `len(truth)` examples are compared."""
+    """Score one reconstruction as `attacker.scoring` does: only its `len(truth)` best examples are compared.
+
+    The best are those that the attack itself ranks first. truth: the original examples (N, *shape) of the case.
+    """
     found = keep_first(found, len(truth))
     x, order = clean_examples(found.x, data.data), assign_reconstructions(found.x.nan_to_num().clamp(0, 1), truth)
     own = [(candidate, i) for i, candidate in enumerate(order) if candidate is not None]
@@ -126,7 +131,10 @@ def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data:
 
 
 def draw_examples(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
-    """Return the examples of all cases of a cell, resized and relabelled as it says, after the first `skip` of one part."""
+    """Return the examples of all cases of a cell, after the first `skip` of one part.
+
+    Images are resized and relabelled as the cell says; random pixels and rows of tables are not.
+    """
     count = cell.cases * cell.examples
     if cell.data == "noise":
         return _draw_noise(count, asked.seed + skip)
@@ -140,7 +148,7 @@ def draw_examples(cell: Cell, asked: Options, *, part: Part, skip: int) -> Image
 
 
 def _draw_noise(count: int, seed: int) -> Images:
-    """Return images of random pixels with random labels; no prior for natural images helps to attack them."""
+    """Return `count` images (3, 16, 16) of random pixels, with random labels of ten classes."""
     rng, data = torch.Generator().manual_seed(seed), DataSpec(shape=(3, 16, 16), num_classes=10)
     return Images("noise", torch.rand(count, *data.shape, generator=rng), torch.randint(10, (count,), generator=rng), data)
 
@@ -162,7 +170,7 @@ def _load_rows(name: str, asked: Options, count: int, *, part: Part, skip: int) 
 
 
 def make_cases(cell: Cell, data: Images, asked: Options) -> tuple[list[Case], list[Tensor]]:
-    """Return the cases of a cell, and the true examples of each."""
+    """Return the cases of a cell, and the true examples (N, *shape) of each, without labels."""
     if ":" in cell.network:
         models.admit(cell.network)
     own = make_client(cell.network, data.data, seed=asked.seed, arguments=cell.arguments, loss=_choose_loss(cell))
@@ -201,7 +209,7 @@ def _list_passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]]) -> list[t
 
 
 def _train_weights(cell: Cell, own: LocalClient, asked: Options) -> Mapping[str, Tensor]:
-    """Return the weights after `warm` steps on examples of the validation split."""
+    """Return the client's weights after `cell.warm` steps on examples of the validation part."""
     if not cell.warm:
         return own.weights
     rng = torch.Generator().manual_seed(asked.seed)

@@ -1,4 +1,4 @@
-"""Calibration of confidence on the report split: bins, Brier score and expected calibration error of each answering method."""
+"""Calibration of confidence on the report part: bins, Brier score and expected calibration error of each answering method."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -41,9 +41,10 @@ def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]
 
 
 def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return the calibration bins and a summary of every route as rows, and a summary of all routes.
+    """Return rows with the calibration bins and a summary of every route, and a summary of all routes.
 
-    A route is a method that gave the answers. In the last summary, `ece` is the largest expected calibration error of a route.
+    A route is a method that gave answers, for images or for rows of tables. In the last summary, `ece` is the largest expected
+    calibration error of a route.
     """
     said = group_by_route(answers)
     rows = [
@@ -65,9 +66,9 @@ def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dic
 
 
 def group_by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Floats]]:
-    """Return the confidences and the outcomes (0 or 1) of all examples that have a confidence, by route and kind of data.
+    """Return a dict from route to the confidences and the outcomes (0 or 1) of its examples that have a confidence, both (N,).
 
-    The keys of the dict are strings such as "optimisation, images".
+    A route is the method that gave the answer, with the kind of data, such as "optimisation, images".
     """
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for one in answers:
@@ -90,7 +91,7 @@ def _name_group(one: Answered) -> str:
 
 
 def _summarise_route(said: Floats, right: Floats, undecided: float) -> dict[str, Any]:
-    """Return the summary row of a route. said: confidences. right: outcomes, 0 or 1. undecided: share of undecided answers.
+    """Return the summary row of a route. said: confidences. right: outcomes, 0 or 1. undecided: share without a confidence.
 
     ece_of_chance: the expected `ece` if these confidences were perfectly calibrated; above 0 because the sample is finite.
     """
@@ -111,9 +112,9 @@ def _select_cells(asked: Options) -> list[tuple[str, Cell]]:
 
 
 def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
-    """Return (group, cell, number of examples to skip) for each pair (group, cell), so that no two cells share an example.
+    """Return (group, cell, number of examples to skip) for each pair (group, cell).
 
-    group: any name, which is returned unchanged.
+    Cells of one data set then share no example, if it is large enough. group: any name, which is returned unchanged.
     """
     taken: dict[str, int] = defaultdict(int)
     found = []

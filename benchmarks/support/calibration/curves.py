@@ -1,8 +1,8 @@
 """The fit of the calibration curves of confidence on the tuning part: attacker/attacks/confidence/calibration.json.
 
-Every curve is also cross-validated: its calibration error is measured on the cells of one network, data set and defense that were
-left out of the fit. If that error is above `MAX_CALIBRATION_ERROR`, the curve reports probabilities in one of `UNDECIDED_BANDS`
-around 0.5 as undecided.
+Every curve with features is also cross-validated: the answers of each combination of network, data set and defense are predicted
+by a curve that was fitted to the others. If the calibration error of these predictions is above `MAX_CALIBRATION_ERROR`, or
+answers are few, the curve reports probabilities in one of `UNDECIDED_BANDS` around 0.5 as undecided.
 """
 
 import json
@@ -75,7 +75,7 @@ def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Fit all curves, and write them to calibration.json; with --quick attack only two cells of the grid, and write nothing.
 
     Answers are stored in `ANSWERS_FILE`. If it does not exist, all cells of `support.calibration.grid` are attacked first, which
-    takes half an hour on one core.
+    takes half an hour on one core. Returns one row per curve and their number.
     """
     if asked.quick:
         corner = [replace(cell, cases=1) for cell in CELLS["single"][:2]]
@@ -113,7 +113,8 @@ def _record_answers(asked: Options) -> None:
 def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
     """Return the curve of a route as an entry of calibration.json; None if there are no answers.
 
-    route: method that produced the answers, such as "optimisation". kind: "images" or "rows", of tables.
+    records: answers as in `ANSWERS_FILE`. route: method that produced them, such as "optimisation". kind: "images", or "rows" of
+    tables.
     """
     features = ROUTE_FEATURES[route, kind]
     own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]
@@ -150,7 +151,10 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
 
 
 def _select_within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
-    """Return the record without the answers that exceed one of `limits`, the largest values by feature."""
+    """Return the record without the examples whose value of a feature exceeds that in `limits`, by name of the feature.
+
+    Only its outcomes and evidence are shortened.
+    """
     kept = [
         i for i in range(len(record["recovered"])) if all(record["evidence"][name][i] <= most for name, most in limits.items())
     ]
@@ -159,14 +163,15 @@ def _select_within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
 
 
 def _stack_evidence(records: Sequence[ResultRow], features: Sequence[str]) -> Floats:
-    """Return the evidence of all examples, (answers, features)."""
+    """Return the evidence of all examples, (examples, features), with the features in the given order."""
     return np.array([[r["evidence"][name][i] for name in features] for r in records for i in range(len(r["recovered"]))])
 
 
 def fit_logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -> tuple[Floats, float]:
-    """Return weights and intercept of a logistic regression with a ridge penalty.
+    """Return weights (F,) and intercept of a logistic regression of outcomes y (N,) on x (N, F), with a ridge penalty.
 
-    Weights of `LOWER_IS_BETTER_FEATURES` are at most 0, all others at least 0. count: weight of each answer.
+    Weights of `LOWER_IS_BETTER_FEATURES` are at most 0, all others at least 0. features: names of the columns. count: weight of
+    each answer, (N,).
     """
     middle, spread = x.mean(axis=0), x.std(axis=0).clip(min=1e-6)
     z = np.vstack([(x - middle) / spread, np.zeros((2, x.shape[1]))])
@@ -191,7 +196,7 @@ def _predict_left_out(
     """Return the cross-validated probabilities of a route's own answers, and their outcomes, in the order of `y`.
 
     The answers of each kind (network, data set and defense, by name in `kinds`) are predicted by a curve fitted to all other
-    kinds.
+    kinds; if these have at most ten answers, by the mean of y.
     count: weight of each answer; 1 for the route's own answers, less for those of the route "optimisation" that were added to the
            fit (`ROUTES_FITTED_WITH_SEARCHES`).
     """

@@ -51,9 +51,9 @@ class Watched:
     """A search that ran to its end without the rule.
 
     early: dict from each of `STEP_SHARES` to the best loss after this share of the steps, relative to the loss at the start; None
-           for shares after the end of the search.
-    first: the loss at the start, relative to the loss if the guess had a zero gradient. steps: maximum number of iterations.
-    recovered: whether the search recovered an example.
+           for shares at which the search had ended.
+    first: the loss at the start, relative to the loss of a zero gradient. steps: maximum number of iterations.
+    recovered: whether the search recovered at least one example.
     """
 
     steps: int
@@ -62,7 +62,7 @@ class Watched:
     recovered: bool
 
     def is_given_up(self, after: float, hopeless: float) -> bool:
-        """Return whether the rule stops this search at the share `after` of its steps.
+        """Return whether the rule, applied after the share `after` of the steps, stops this search.
 
         That is: it is still running, the best loss relative to the loss at the start is above `hopeless`, and the best loss
         relative to that of a zero gradient is above `MIN_UNEXPLAINED_LOSS`.
@@ -75,7 +75,7 @@ def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Count how many of the successful and of the failed searches on the report part the rule stops.
 
     There is a row for each maximum number of iterations. The summary holds the share of the successful searches that the rule
-    stops, the upper end of the confidence interval of this share, and the number of successful searches.
+    stops, the upper end of its 95 % interval, and the number of successful searches.
     """
     found = run_watched(asked, "report")
     rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
@@ -98,7 +98,8 @@ def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
 def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return the largest early loss of successful searches, and the number of failed searches above it, on the tuning part.
 
-    There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `STEP_SHARES`.
+    There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `STEP_SHARES`. Losses are relative to
+    those at the start; only searches that still run count.
     """
     found = run_watched(asked, "tuning")
     rows = []
@@ -125,7 +126,7 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
 def run_watched(asked: Options, part: Part) -> list[Watched]:
     """Run searches to their end, without the rule, for each of `CLIENT_SETTINGS` and each number of iterations in `SEARCH_STEPS`.
 
-    part: the part of the data that the examples come from.
+    part: the part of the data that the examples come from. With --quick there are four searches.
     """
     found: list[Watched] = []
     for steps in SEARCH_STEPS:
@@ -153,6 +154,6 @@ def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[
 
 
 def _compute_first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:
-    """Return a dict from each case to the loss at the start of its search; the loss of a zero gradient is 1 (cosine distance)."""
+    """Return a dict from the key of each case to the loss at the start of its search, a cosine distance (1: zero gradient)."""
     probe = attack.copy_with(optimiser=Adam(), steps=1)
     return {one.case: float(one.loss[0]) for one in probe(made, rng=torch.Generator().manual_seed(seed))}
