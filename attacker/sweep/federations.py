@@ -40,9 +40,9 @@ class AttackScores:
     outcome:  verdict against the null, see `attacker.scoring.verdict`; "no verdict" if there is none, "" if it could not run.
     examples: one mapping for each distinct example that the attack and its null finished: `index` in the data set, `case` (key
               of the last case with it), `rmse` and `null_rmse` (root of the squared error averaged over values and over its
-              cases, data in [0, 1]; a case without a reconstruction counts with the null's error), `psnr` (mean over its cases;
-              None for rows of tables), `success` and `null_success` (share of its cases in which it was recovered), `labels`
-              (share of its cases in which its label was right; None if unknown).
+              cases, data in [0, 1]; a case without a reconstruction counts with the null's error), `psnr` (mean over its cases,
+              each at most 58.9 dB; None for rows of tables), `success` and `null_success` (share of its cases in which it was
+              recovered), `labels` (share of its cases in which its label was right; None if unknown).
     """
 
     spec: str
