@@ -1,6 +1,6 @@
-"""One row of the table `cocktail` of batches.py: the images of a batch, from the gradient of a first linear layer.
+"""The rows of the table `cocktail` of batches.py, on images recovered from the gradient of a first linear layer.
 
-The attack `cocktail_party` separates them by independent component analysis.
+The attack `cocktail_party` separates the images of a batch by independent component analysis.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,13 @@ RATE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class SeparatedBatch:
-    """One row of the table.
+    """The settings of one row of the table: a batch, the network that trains on it, and the attack.
 
-    state: "untrained" or "trained" network. width: of the hidden layer.
-    criterion, refine, steps: arguments of `cocktail_party`: the objective of the separation, whether exact images are then solved
-           for, and the maximum number of iterations.
-    skip:  number of images at the beginning of the report part to leave out, so that two batches share no image.
+    batch: number of images. width: of the hidden layer. state: of the network, "untrained" or "trained".
+    criterion: objective of the separation: "likelihood", or "published" for the loss of the attack's paper.
+    refine:    whether the attack, starting from the separated images, solves for exact ones.
+    steps:     number of iterations with criterion "published"; "likelihood" ignores it.
+    skip:      number of images at the beginning of the data set's part to leave out, so that two batches share no image.
     """
 
     batch: int
@@ -43,7 +44,7 @@ class SeparatedBatch:
 
 
 def list_separated(*, quick: bool) -> list[SeparatedBatch]:
-    """Return the settings of all rows: several batch sizes, widths, untrained networks, and the loss of the attack's paper."""
+    """Return the settings of all rows, which differ in batch size, width, training, refinement and loss; `quick`: of two rows."""
     if quick:
         return [SeparatedBatch(batch=32), SeparatedBatch(batch=32, criterion="published", refine=False, steps=200)]
     rows = [SeparatedBatch(batch=batch, refine=refine) for batch in (32, 64, 128) for refine in (False, True)]
@@ -53,10 +54,11 @@ def list_separated(*, quick: bool) -> list[SeparatedBatch]:
 
 
 def make_separated_row(asked: Options, setting: SeparatedBatch, part: Part = "report") -> ResultRow:
-    """Return one row on the PSNR of the images, each compared with the answer assigned to it (`_measure_assigned`).
+    """Attack one batch, and return a row on the PSNR of its images, each compared with the one answer assigned to it.
 
-    psnr, median_psnr: mean and median. null: mean PSNR of the null (grey images). above_null, above_20, exact: shares of images
-    with a PSNR above that of the null, above 20 dB, and above `EXACT_DB`. part: split of the data that the images are from.
+    Columns psnr and median_psnr: mean and median over the images. null: mean PSNR of the null, the same attack without the
+    update. above_null, above_20, exact: shares of images with a PSNR above that of the null for this image, above 20 dB, and
+    above `EXACT_DB`. part: part of the data set that the batch is from.
     """
     images = load_images(asked, "cifar10", setting.batch, part=part, skip=setting.skip)
     training = Training(learning_rate=RATE, batch_size=setting.batch, steps=1)
@@ -95,9 +97,10 @@ def _attack(case: Case, arguments: dict[str, Any], asked: Options, *, null: bool
 
 
 def _measure_assigned(found: Tensor, x: Tensor) -> Tensor:
-    """Return the PSNR (N,) of each original to the answer assigned to it, at most 100 dB; 0 without an answer.
+    """Return the PSNR (N,) of each original to the answer assigned to it, at most 100 dB; 0 for an original without an answer.
 
-    No answer is assigned to two originals. The assignment is the one with the largest mean PSNR.
+    No answer is assigned to two originals. Of all assignments, the one with the largest sum of these values is taken.
+    found: answers (M, *shape). x: originals (N, *shape).
     """
     pairs = torch.stack([psnr(one.expand_as(x), x) for one in found])
     answers, originals = (torch.as_tensor(one) for one in linear_sum_assignment(-pairs.clamp(max=100).numpy()))

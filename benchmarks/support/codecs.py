@@ -1,8 +1,8 @@
 """Codecs on an update of ResNet-18: bytes in Flower's messages compared with the dense codec, and the time of packing.
 
-The update is that of one real step on photographs, after the defense for which the codec is intended. Bytes are those of
-Flower's record, with the names and headers of all arrays. Seconds are CPU time of one thread, the median of several turns.
-`--quick` takes a smaller batch and fewer turns.
+The update is that of one step on CIFAR-10 images or, without --data, embedded photographs, changed by the defense for which the
+codec is intended. Bytes are those of Flower's record, with the names and headers of all arrays. Seconds are CPU time of one
+thread, the median of several turns. `--quick` takes a smaller batch and one turn.
 """
 
 from statistics import median
@@ -44,7 +44,7 @@ The value of the key is the largest ratio of packed to dense bytes among these d
 
 
 def measure_codecs(asked: Options) -> None:
-    """Print bytes and CPU-seconds of every defense with its codec, and of every codec without a defense."""
+    """Print bytes and CPU-seconds for each of `DEFENSE_SPECS` with its codec, and for each of `CODEC_NAMES` without a defense."""
     weights, update = _step(asked)
     dense = records.to_arrays(update).count_bytes()
     turns = 1 if asked.quick else 5
@@ -62,7 +62,7 @@ def measure_codecs(asked: Options) -> None:
 
 
 def _step(asked: Options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return weights of ResNet-18 and the update of one step from them."""
+    """Return random weights of ResNet-18 and the update of one step from them, both as dicts from parameter to tensor."""
     size = 2 if asked.quick else 16
     drawn = load_images(asked, "cifar10", size)
     model = models.build(ModelSpec(name="resnet18"), drawn.data, seed=asked.seed)

@@ -24,7 +24,12 @@ TableAndSummary = tuple[list[ResultRow], ResultRow]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of a benchmark. quick: a smaller instance of the work. data: folder of data sets; None for those in the package."""
+    """The options of a benchmark.
+
+    quick: whether to run a smaller instance of the work. json: whether to print the result as JSON, too. data: folder of data
+    sets; None to use only those in the package. table: name of the selected table; None if none was named. flags: names of the
+    benchmark's own switches that were given.
+    """
 
     quick: bool
     json: bool
@@ -36,7 +41,10 @@ class Options:
 
 
 def parse_options(description: str, *, tables: Sequence[str] = (), flags: Sequence[str] = ()) -> Options:
-    """Parse the command line. tables: names of tables that can be selected. flags: additional switches of this benchmark."""
+    """Parse the command line of a benchmark.
+
+    description: text of --help. tables: names of tables that can be selected. flags: additional switches, without "--".
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if tables:
         parser.add_argument("table", nargs="?", choices=tables)
@@ -54,14 +62,14 @@ def parse_options(description: str, *, tables: Sequence[str] = (), flags: Sequen
 
 @dataclass
 class Clock:
-    """The CPU-seconds of the `with measure_cpu()` block; `seconds` is 0 until the block ends."""
+    """The CPU-seconds of a `with measure_cpu()` block; `seconds` is 0 until the block ends."""
 
     seconds: float = 0.0
 
 
 @contextmanager
 def measure_cpu() -> Iterator[Clock]:
-    """Measure the CPU-seconds of a `with` block, since wall time means little on a shared machine.
+    """Measure the CPU-seconds that this process spends in a `with` block, which yields a `Clock`.
 
     This sets PyTorch to one thread, also for the time after the block.
     """
@@ -74,7 +82,7 @@ def measure_cpu() -> Iterator[Clock]:
 
 
 def describe_machine() -> str:
-    """Return the name of the processor, the number of its cores, and the name of the GPU if there is one."""
+    """Return the name of the processor, the number of logical cores and, if there is a CUDA device, its name, as one text."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -85,7 +93,10 @@ def describe_machine() -> str:
 
 
 def print_results(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], asked: Options) -> None:
-    """Print the rows as a table, then the summary; with --json also print all of it as one JSON object on the last line."""
+    """Print machine and versions, the rows as a table, and the summary; with --json also all of it as JSON on the last line.
+
+    name: title of the results.
+    """
     versions = {package: version(package) for package in VERSIONED_PACKAGES} | {"python": platform.python_version()}
     columns = list(dict.fromkeys(key for row in rows for key in row))
     print(f"{name}: {describe_machine()}; {', '.join(f'{k} {v}' for k, v in versions.items())}; seed {asked.seed}\n")

@@ -1,4 +1,4 @@
-"""The cells for calibration: networks, batches, training and defenses as in typical audits, with settings of every attack."""
+"""The cells on which confidence is calibrated and measured: lists of `Cell`, each an attack with network, data and defense."""
 
 from dataclasses import replace
 from itertools import product
@@ -13,12 +13,15 @@ UNSIGNED_SETTINGS = {"steps": 400, "signed": False, "tv": 1e-3}
 
 
 def format_noise(std: float) -> str:
-    """Return the specification of Gaussian noise with standard deviation `std` per gradient entry, for learning rate 1."""
+    """Return the text of a defense that adds Gaussian noise of standard deviation `std` to each entry of an update.
+
+    This equals noise on the gradient if the learning rate is 1.
+    """
     return f"in_gradient_units(gaussian({std}), 1.0)"
 
 
 def format_prune(keep: float) -> str:
-    """Return the specification of a defense that sends of each tensor only the share `keep` of largest magnitude."""
+    """Return the text of a defense that sends only the share `keep` of each tensor's entries, those of largest magnitude."""
     return f"top_k({keep})"
 
 

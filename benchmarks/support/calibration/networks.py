@@ -1,4 +1,7 @@
-"""Small networks of common kinds for calibration, in addition to published ones; narrow enough for two cores."""
+"""Small image classifiers of common kinds, for calibration and for the choice of presets.
+
+Each function takes the shape (channels, height, width) of an image and the number of classes, and draws random weights.
+"""
 
 from torch import nn
 
@@ -6,21 +9,21 @@ from fedsim.models.resnet import make_stages
 
 
 def resnet8(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a residual network of three narrow stages with batch norm."""
+    """Return a residual network of three stages of one block each, of 16, 32 and 64 channels, with batch norm."""
     stem = [nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     stages = make_stages((1, 1, 1), (16, 32, 64), batch_norm=True, bias=False)
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
 def residual(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a residual network of three narrow stages of two blocks each, without normalisation."""
+    """Return a residual network of three stages of two blocks each, of 16, 32 and 64 channels, without normalisation."""
     stem = [nn.Conv2d(shape[0], 16, 3, padding=1), nn.ReLU()]
     stages = make_stages((2, 2, 2), (16, 32, 64), batch_norm=False, bias=True)
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
 def convnet(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a network of two convolutions with ReLU and pooling, then two linear layers with biases, as in tutorials."""
+    """Return a network of two convolutions, each with ReLU and max pooling, and two linear layers with ReLU between them."""
     channels, height, width = shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -32,7 +35,7 @@ def convnet(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def strided(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a network of three convolutions with tanh, of which two have stride 2, and a linear layer."""
+    """Return a network of three convolutions with tanh, of which the first two have stride 2, and a linear layer."""
     channels, height, width = shape
     side = -(-height // 4) * -(-width // 4)
     return nn.Sequential(
@@ -45,7 +48,10 @@ def strided(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def smooth(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a network of two convolutions with SiLU, average pooling and a linear layer. No curve was fitted on it."""
+    """Return a network of two convolutions with SiLU, average pooling and a linear layer.
+
+    No calibration curve (from an attack's evidence to its confidence) was fitted on it.
+    """
     channels, height, width = shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 24, 5, stride=2, padding=2), nn.SiLU()),

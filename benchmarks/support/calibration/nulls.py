@@ -1,8 +1,8 @@
-"""A check that no attack's null, the best guess without the update, depends on the update; part of calibration.py.
+"""The table `nulls` of calibration.py: a check that no attack's null (the same attack without the update) reads the update.
 
-The null of each registered attack, with each start and fallback that its arguments can name, is run on the rounds of one client
-four times: as they were sent, and with the update replaced by noise of the same shape, by zeros, and by the update times 1000.
-The four results must be bitwise equal. Random images of 8x8 pixels are enough, since nothing is recovered here.
+The null of each registered attack is run on the same rounds of one client four times: as they were sent, and with the update
+replaced by noise of the same shape, by zeros, and by the update times 1000. The four results must be equal, except for the time
+taken. Random images of 8x8 pixels are enough, since nothing is recovered here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,17 +42,20 @@ UPDATE_CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def measure_nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Replace the update in three ways (`UPDATE_CHANGES`) and check that the result of each attack's null stays the same.
+    """Compare the results of each attack's null before and after three changes of the update (`UPDATE_CHANGES`).
 
-    Returns a row for each null, with the names of the changes that altered its result, and the number of nulls with such a
-    change.
+    Returns a row for each null, with the names of the changes that altered its result, and a dict with the number of nulls whose
+    result was altered, which should be 0.
     """
     rows = [_measure_null(asked, spec) for spec in list_specs()]
     return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
 
 
 def list_specs() -> Iterator[AttackSpec]:
-    """Yield the null of each attack, with its default arguments and with each of `ARGUMENT_VALUES` that it takes."""
+    """Yield specifications of each attack's null: with default arguments, and then with one argument changed at a time.
+
+    Each argument that the attack has takes its values in `ARGUMENT_VALUES`; `compare` of `accumulate` takes those in `LINKS`.
+    """
     for name in ATTACKS:
         yield AttackSpec(name=name, null=True)
         known = signature(ATTACKS[name]).parameters
@@ -79,7 +82,7 @@ def _build_attack(spec: AttackSpec, device: str) -> Attack:
 
 
 def _make_cases(attack: Attack) -> list[Case]:
-    """Return one case of all rounds for an attack on several rounds, otherwise one case per round."""
+    """Return what the attack is run on: one case of all four rounds if it attacks rounds together, otherwise a case per round."""
     of = make_client("lenet_dlg", DATA_SPEC, seed=0)
     x = torch.rand(4, *DATA_SPEC.shape, generator=torch.Generator().manual_seed(5))
     size = 1 if Need.SINGLE_EXAMPLE in attack.needs else 2
@@ -92,7 +95,7 @@ def _make_cases(attack: Attack) -> list[Case]:
 
 
 def _change_update(case: Case, change: Callable[[Tensor], Tensor]) -> Case:
-    """Return a copy of a case whose update was changed."""
+    """Return a copy of a case in which each tensor of every update is replaced by the result of `change`."""
     sent = [{name: change(u) for name, u in observation.update.items()} for observation in case.observations]
     changed = [replace(one, payload=encode(update)) for one, update in zip(case.observations, sent, strict=True)]
     return Case(tuple(changed))
@@ -103,7 +106,7 @@ def _run_attack(attack: Attack, cases: Sequence[Case], seed: int) -> list[Recons
 
 
 def _is_same(one: Reconstruction, other: Reconstruction) -> bool:
-    """Return whether two reconstructions are bitwise equal, except for their time."""
+    """Return whether two reconstructions hold equal examples, labels, confidences, losses, counts and notes."""
     tensors = all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("x", "y", "confidence", "loss"))
     plain = ("slots", "notes", "iterations", "evaluations", "restarts", "route", "oracles", "interrupted")
     return tensors and all(getattr(one, name) == getattr(other, name) for name in plain)

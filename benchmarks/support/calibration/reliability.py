@@ -1,4 +1,4 @@
-"""Calibration of probabilities: bins, Brier score, expected calibration error, and the reliability diagram."""
+"""Measures of the calibration of stated confidences: bins, Brier score, expected calibration error, and a reliability diagram."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +12,11 @@ NUM_BINS = 10
 
 
 def make_bins(said: Floats, right: Floats, count: int = NUM_BINS) -> list[dict[str, Any]]:
-    """Return one row for each bin of confidence that is not empty: number of answers, mean confidence and share of successes.
+    """Divide [0, 1] into `count` bins of equal width, and return a row for each bin in which a confidence lies.
 
-    said: confidences (N,), in [0, 1]. right: outcomes (N,), 0 or 1. count: number of bins of equal width.
+    said: confidences (N,), in [0, 1]. right: outcomes (N,), 1 for a success, otherwise 0.
+    The row holds the bin's range and, of the confidences in it, the number ("answers"), the mean ("said"), and the share of
+    successes ("recovered"). The lower end of a bin belongs to it; the last bin also contains 1.
     """
     at = np.clip((said * count).astype(int), 0, count - 1)
     rows = []
@@ -29,22 +31,23 @@ def make_bins(said: Floats, right: Floats, count: int = NUM_BINS) -> list[dict[s
 def measure_calibration_error(said: Floats, right: Floats, count: int = NUM_BINS) -> float:
     """Return the expected calibration error (Naeini et al. 2015).
 
-    It is the mean over answers of the absolute difference between mean confidence and share of successes in their bin.
-    Arguments are those of `make_bins`.
+    It is the mean over answers of the absolute difference between mean confidence and share of successes in their bin; 0 without
+    answers. said: confidences (N,), in [0, 1]. right: outcomes (N,), 0 or 1. count: number of bins of equal width.
     """
     rows = make_bins(said, right, count)
     return sum(row["answers"] * abs(row["said"] - row["recovered"]) for row in rows) / max(1, len(said))
 
 
 def brier(said: Floats, right: Floats) -> float:
-    """Return the Brier score: the mean squared difference of probabilities `said` and outcomes `right` (0 or 1)."""
+    """Return the Brier score: the mean squared difference of confidences `said` (N,) and outcomes `right` (N,), 0 or 1."""
     return float(np.mean((said - right) ** 2))
 
 
 def draw_diagram(of: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
-    """Draw a reliability diagram: the share of successes by confidence, with one panel for each route.
+    """Draw a reliability diagram, the share of successes by confidence, and write it to `path` as an image.
 
-    of: dict from a route to the confidences of its answers and their outcomes (0 or 1), both (N,).
+    It has one panel for each key of `of`: a dict from a route, the method that gave the answers, to their confidences (N,) and
+    outcomes (N,), 0 or 1. Folders on the way to `path` are created.
     """
     import matplotlib
 

@@ -1,10 +1,10 @@
-"""Coverage of the confidence intervals of scoring, and the error rate of verdicts.
+"""The tables `intervals` and `verdicts` of calibration.py: coverage of confidence intervals, and error rates of verdicts.
 
-Intervals are of draws from known distributions. Verdicts are of synthetic cases and of real ones: 1 to 16 clients of one image
-each, from the report part of CIFAR-10, CIFAR-100 and LFW. A false leak is a verdict of a leak if the attack's scores are those of
-a second null. A false "no leak" is a verdict of no leak although the true gain of the attack is at least the smallest gain that
-the verdict states to be detectable. No number here was chosen on these images: significance levels are fixed in advance, see
-`attacker.scoring`.
+Intervals are of draws from known distributions. Verdicts say whether an attack leaks more than its null, the same attack without
+the update. They are of random scores and of real ones: 1 to 16 clients of one image each, from the report part of CIFAR-10,
+CIFAR-100 and LFW. A false leak is a verdict of a leak although the scores are those of a second null. A false "no leak" is a
+verdict that states no leak although the true gain of the attack is at least the smallest gain that the verdict states to be
+detectable, or although the attack is a closed form that recovers all images.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +41,11 @@ TRUE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.
 
 
 def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Return the coverage of nominal 95 % intervals, one row per sampling design: number, size and correlation of clusters.
+    """Return rows on the coverage of nominal 95 % intervals, and a summary of them.
 
-    Rows on shares hold the mean, the minimum and the maximum of the coverage over `TRUE_SHARES`.
+    For each sampling design (number, size and correlation of clusters) there is a row on the interval of a share and, with at
+    least `MIN_INTERVAL_CLUSTERS` clusters, one each on that of the mean of a normal and of a skewed distribution. Rows on shares
+    hold the mean, the minimum and the maximum of the coverage over `TRUE_SHARES`.
     """
     repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTER_COUNTS, CLUSTER_SIZES)
     rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
@@ -64,9 +66,9 @@ def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _summarise_coverage(rows: Sequence[ResultRow]) -> ResultRow:
-    """Return the mean, minimum and maximum coverage over designs, and how many are below 0.92 and above 0.98.
+    """Return the mean, minimum and maximum of the rows' coverage, and how many are below 0.92 and above 0.98.
 
-    Intervals of shares and of means are summarised separately.
+    Rows on shares and rows on means are summarised separately, under keys that contain "share" or "mean".
     """
     summary: ResultRow = {}
     for kind in ("share", "mean"):
@@ -78,10 +80,10 @@ def _summarise_coverage(rows: Sequence[ResultRow]) -> ResultRow:
 
 
 def _summarise_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
-    """Return how many pairs of sampling design and true share have a coverage below 0.92, and how many above 0.98.
+    """Return how many pairs of sampling design and true share have a coverage below 0.92 and above 0.98, and the minimum.
 
-    every: number of clusters, true share and coverage of each pair. Keys `usual_cells...` are for at least 8 clusters and shares
-    from 0.1 to 0.9 only.
+    every: number of clusters, true share and coverage of each pair. Keys that begin with "cells" are for all pairs, those with
+    "usual_cells" for pairs with at least 8 clusters and a share from 0.1 to 0.9.
     """
     usual = [held for count, value, held in every if count >= 8 and 0.1 <= value <= 0.9]
     found: ResultRow = {}
@@ -92,10 +94,10 @@ def _summarise_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
 
 
 def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correlation: float, value: float) -> NDArray[Any]:
-    """Draw successes, 0 or 1, of the given `shape` (repetitions, clusters, size), with mean `value`.
+    """Draw an array of 0 and 1 (successes) of the given `shape` (repetitions, clusters, size), with expected value `value`.
 
-    The success probability of each cluster is drawn from a beta distribution, so that two successes in a cluster have this
-    `correlation`.
+    Two entries of the same cluster have this `correlation`, from 0 to 1. For values between, the success probability of each
+    cluster is drawn from a beta distribution.
     """
     if correlation == 1:
         own = (rng.random(shape[:2]) < value).astype(float)
@@ -108,7 +110,10 @@ def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correl
 
 
 def measure_coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimate]) -> float:
-    """Return how often the interval contains the true value. samples: (repetitions, clusters, size)."""
+    """Return the share of repetitions for which the interval by `estimate` contains the true value.
+
+    samples: (repetitions, clusters, size). estimate: function of the values and the cluster of each value.
+    """
     clusters = np.repeat(np.arange(samples.shape[1]), samples.shape[2]).tolist()
     found = [estimate(sample.ravel(), clusters) for sample in samples]
     return float(np.mean([one.low <= true <= one.high for one in found]))
@@ -129,7 +134,10 @@ GALLERY_IMAGES = 500
 
 
 def measure_verdicts(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Return one row for each design with its wrong verdicts, and the shares of wrong ones over all cases."""
+    """Return a row for each kind of cases (source, design and truth) with its number of wrong verdicts, and a summary.
+
+    The summary holds the share of wrong verdicts where there is no leak ("false_leak") and where there is one ("false_no_leak").
+    """
     with measure_cpu() as clock:
         judged = [*_judge_synthetic(asked), *_judge_real(asked)]
     rows = []
@@ -149,7 +157,7 @@ def measure_verdicts(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 @dataclass(frozen=True)
 class JudgedVerdict:
-    """A verdict with the truth, which is "leak" or "no leak".
+    """A verdict on an attack, with the truth, which is "leak" or "no leak".
 
     source: "synthetic" if the scores were drawn at random, "real" if attacks were run. design: description of the cases, such as
     their number and the attack.
@@ -162,7 +170,7 @@ class JudgedVerdict:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the verdict states a leak, even a partial one, and there is none, or does not state one and there is one."""
+        """Whether the verdict states a leak, even a partial one, and there is none, or states no leak and there is one."""
         return self.verdict.leaks != (self.truth == "leak")
 
 
@@ -170,8 +178,8 @@ def _judge_synthetic(asked: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on random scores.
 
     First, scores of a null (an attack without the update) are compared with those of another null, so the truth is "no leak".
-    That verdict states the smallest detectable gain in PSNR and in SSIM. For each of the two, a second verdict is yielded, whose
-    truth is "leak": on newly drawn scores of which this one is raised by that gain.
+    If this verdict states the smallest detectable gain in PSNR, a verdict whose truth is "leak" is yielded as well: on new random
+    scores whose PSNR is raised by that gain. The same is done for SSIM.
     """
     rng = np.random.default_rng(asked.seed + 2)
     repetitions = 5 if asked.quick else 40
@@ -192,10 +200,11 @@ def _judge_synthetic(asked: Options) -> Iterator[JudgedVerdict]:
 
 
 def _draw_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
-    """Draw score rows of an attack without information: PSNR about 10 dB, SSIM about 0.05, random labels.
+    """Draw score rows of an attack without information: PSNR about 10 dB, SSIM about 0.05, a tenth of the labels right.
 
     The rank of the original among 401 examples, by their distance to the reconstruction, is uniformly distributed.
-    clusters, size: number of cases, and of examples in each. correlation: between the scores of the examples of a case.
+    clusters, size: number of cases, and of examples in each. correlation: between the PSNR values of two examples of a case, and
+    between their SSIM values.
     """
     rows = []
     for case in range(clusters):
@@ -225,12 +234,10 @@ def _draw_rows(rng: np.random.Generator, clusters: int, size: int, correlation: 
 
 
 def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
-    """Yield verdicts on federations: null against null, a cheap search on updates with and without noise, and a closed form.
+    """Yield verdicts on groups of clients: of nulls against nulls, whose truth is "no leak", and of attacks by `_judge_attack`.
 
-    The true gain of an attack in a score is its mean difference to the null over all clients, if the verdict on all clients finds
-    a leak in this score, else 0. If for at least one score it is as large as the gain that the verdict on a group of clients
-    states to be detectable, this verdict must be a leak. The closed form recovers every image of an MLP, so its verdict must
-    always be a leak.
+    The attacks are a short search, on plain updates and on clipped ones with noise, and a closed form on the plain updates of an
+    MLP. A null is the same attack without the update; those that are compared differ in their seed.
     """
     for name, model in product(DATA_SETS[:1] if asked.quick else DATA_SETS, MODEL_NAMES[:1] if asked.quick else MODEL_NAMES):
         gallery = _load_gallery(asked, name)
@@ -255,10 +262,13 @@ def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
 def _judge_attack(
     clients: "_Clients", attack: AttackCall, found: Answers, null: Answers, gallery: Gallery
 ) -> Iterator[JudgedVerdict]:
-    """Yield verdicts on groups of clients for which the truth is "leak".
+    """Yield verdicts of `attack` against its null on those groups of clients for which the truth is "leak".
 
-    Groups are left out for which the true gain of the attack is below the smallest detectable gain in every score, except for the
-    closed form, which recovers everything.
+    The true gain of the attack in a score is the size of its mean difference to the null over all clients, if the verdict on all
+    clients finds a leak in this score, else 0. The truth is "leak" if, in at least one score, this gain is as large as the gain
+    that the verdict on the group states to be detectable. For the closed form, which recovers the image of every client, it is
+    "leak" in every group.
+    found, null: reconstructed images and labels of each client, by the attack and by its null.
     """
     everyone = range(len(clients.x))
     whole = judge_attack(clients.score_part(found, everyone, gallery), clients.score_part(null, everyone, gallery))
@@ -273,15 +283,16 @@ def _judge_attack(
 
 
 def _split_clients(count: int, size: int, most: int) -> list[range]:
-    """Return disjoint groups of `size` of `count` clients, at most `most` groups."""
+    """Return at most `most` disjoint groups of `size` clients each, as ranges of their indices below `count`."""
     return [range(start, start + size) for start in range(0, count - size + 1, size)][:most]
 
 
 @cache
 def _load_gallery(asked: Options, name: str) -> Gallery:
-    """Return images of the tuning split of a data set, none of which a client has.
+    """Return a gallery: images of the tuning part of a data set, with which scoring compares each reconstruction.
 
-    Scoring compares each reconstruction with them, to see how many are nearer to it than the original (`Gallery`).
+    It counts how many of them are nearer to the reconstruction than the original is. No client has an image of this part, but
+    embedded data, which replace a missing file, have no parts.
     """
     found = load_images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
@@ -293,7 +304,8 @@ def _load_gallery(asked: Options, name: str) -> Gallery:
 class _Clients:
     """Clients with one image each. All are attacked; verdicts are then made on groups of them.
 
-    name: of the data set. model, defense: by name, as in an experiment. count: number of clients.
+    name: of the data set. model: name of the network. defense: as in an experiment, such as "clip(1)"; "" for none. count: number
+    of clients.
     """
 
     asked: Options
@@ -322,7 +334,10 @@ class _Clients:
         return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in found]
 
     def score_part(self, found: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
-        """Return score rows for the clients whose indices are in `part`, with the columns that a verdict needs."""
+        """Return a score row, with the fields that a verdict needs, for each client whose index is in `part`.
+
+        found: reconstructed images and labels of each of all clients.
+        """
         own = self.images
         return [_make_row(found[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
 

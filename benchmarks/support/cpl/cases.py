@@ -1,4 +1,4 @@
-"""The data of the tables of CPL (Wei et al. 2020), and what the server observes of clients that train on them."""
+"""The data of the tables of CPL (Wei et al. 2020), updates of clients that train on them, and the attacks on these."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ TV_OF_COMPRESSED = 1e-3
 
 @dataclass(frozen=True)
 class Originals:
-    """Cases (updates to attack) of one data set, and the true examples x (N, *shape) and labels y (N,) of each case."""
+    """Cases of one data set, each one update to attack, and the true examples x (N, *shape) and labels y (N,) of each."""
 
     data: Images
     cases: list[Case]
@@ -34,7 +34,10 @@ class Originals:
     def measure_attacks(
         self, attacks: dict[str, GradientMatching | ClosedForm], asked: Options, **labels: Any
     ) -> list[dict[str, Any]]:
-        """Run the attacks and return one row for each. labels: further columns, placed before the results."""
+        """Run attacks on all cases and return one row for each.
+
+        attacks: dict from the name of an attack in its row to the attack. labels: further columns of all rows, by name.
+        """
         rows = []
         for name, attack in attacks.items():
             found, seconds = run_attack(attack, self.cases, asked)
@@ -45,21 +48,27 @@ class Originals:
 
 
 def make_search_and_router(attack: Callable[..., GradientMatching], **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """Return a dict with a search under its name, and under "router" the attack that tries closed forms before this search."""
+    """Return two attacks by name: a search under its own, and under "router" one that tries closed forms before this search.
+
+    settings: arguments of the search.
+    """
     search = attack(**settings)
     return {search.name: search, "router": replace(exact(fallback="none"), fallback=search)}
 
 
 def make_smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """Return a dict with the attack "cpl tv": CPL with a total-variation prior of weight `tv`, which the paper does not use.
+    """Return a dict with one attack, "cpl tv": CPL with total variation of weight `tv`, a prior that the paper does not use.
 
-    steps: maximum number of iterations.
+    steps: maximum number of iterations. settings: further arguments of `cpl`.
     """
     return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
 
 
 def make_tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatching | ClosedForm:
-    """Return an attack with the tuned preset for a client's network. settings: replace those of the preset."""
+    """Return an attack, given by its name, with the arguments that the preset "tuned" holds for networks like the client's.
+
+    settings: arguments that replace those of the preset.
+    """
     arguments = presets.get_arguments(attack, "tuned", seen.model, seen.data) | settings
     return ATTACKS[attack](**arguments)
 
@@ -75,9 +84,9 @@ def choose_count(asked: Options, on_two_cores: int, quick: int = 1) -> int:
 
 
 def load_data_sets(asked: Options, names: Sequence[str], count: int) -> list[Images]:
-    """Load `count` examples of each data set; with `--quick` of the first only.
+    """Load `count` examples of the report part of each data set; with `--quick` of the first only.
 
-    Embedded images replace a missing image data set. They are listed once, even if they replace several. A
+    Data shipped with this project replace a missing image data set, and are returned once, even if they replace several. A
     missing table is left out.
     """
     found: dict[str, Images] = {}
@@ -89,7 +98,7 @@ def load_data_sets(asked: Options, names: Sequence[str], count: int) -> list[Ima
 
 
 def load_table(asked: Options, name: str, count: int) -> Images | None:
-    """Load `count` rows of the table `name`: "adult", the census table in --data, or "breast_cancer", which is embedded.
+    """Load `count` rows, of the report part, of the table "adult" (census data in --data) or "breast_cancer" (scikit-learn's).
 
     Returns None for "adult" without --data, or without its file there.
     """
@@ -103,21 +112,27 @@ def load_table(asked: Options, name: str, count: int) -> Images | None:
 
 
 def make_paper_client(data: Images, asked: Options, **arguments: Any) -> LocalClient:
-    """Return a client with CPL's LeNet, also in place of the paper's unpublished ResNet, or a perceptron for rows of tables.
+    """Return a client with random weights: of CPL's LeNet for images, of an MLP for rows of tables.
 
-    arguments: of the model.
+    LeNet is also used where the paper has a ResNet, which was not published. arguments: of the model.
     """
     name = "lenet_cpl" if data.data.is_image else "mlp"
     return make_client(name, data.data, seed=asked.seed, arguments=arguments)
 
 
 def make_single_cases(data: Images, seen: LocalClient, defense: str = "") -> Originals:
-    """Return one case for each example: the update of the client `seen` after one step on it, with the `defense`."""
+    """Return one case for each example: the update of the client `seen` after one step on it, changed by the `defense`.
+
+    defense: specification as in an experiment; "" for none.
+    """
     return make_batch_cases(data, seen, 1, defense)
 
 
 def make_batch_cases(data: Images, seen: LocalClient, size: int, defense: str = "") -> Originals:
-    """Return one case for each batch of `size` examples: the update of the client `seen` after one step, with the `defense`."""
+    """Return one case for each batch of `size` examples: the update of the client `seen` after one step on it.
+
+    The update is changed by `defense`, a specification as in an experiment; "" for none.
+    """
     x, y = list(data.x.split(size)), list(data.y.split(size))
     seen = replace(seen, training=replace(seen.training, batch_size=size))
     cases = [seen.make_case([pair], f"{data.name}-{i}", defense) for i, pair in enumerate(zip(x, y, strict=True))]
@@ -135,8 +150,8 @@ def make_squeezed_cases(data: Images, seen: LocalClient, steps: int, rate: float
 def insert_paper_rows(rows: list[dict[str, Any]], paper: PaperTable, *keys: str) -> list[dict[str, Any]]:
     """Return our rows, with rows of the paper inserted.
 
-    After consecutive rows with the same values in the columns `keys` comes the paper's row for these values.
-    Nothing is inserted if the paper has no such row, as for embedded data that replace a missing data set.
+    After consecutive rows with the same values in the columns `keys` comes the paper's row for these values, if it has one.
+    paper: dict from these values, as text, to the columns of the paper's row.
     """
     told: list[dict[str, Any]] = []
     for i, row in enumerate(rows):

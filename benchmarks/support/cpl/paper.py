@@ -1,4 +1,7 @@
-"""The published numbers of CPL's tables (Wei et al. 2020), under the keys of our rows."""
+"""The published numbers of CPL's tables 1 to 9 (Wei et al. 2020).
+
+Each table is a dict from the values, as text, of the columns that identify a row (such as data set and attack) to its numbers.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Tables 1 to 9 of CPL: functions that return the rows and the summary of a table."""
+"""Tables 1 to 9 of CPL (Wei et al. 2020), measured anew: one function each, which returns rows and a summary.
+
+The rows of the paper are inserted among ours.
+"""
 
 from collections.abc import Callable
 from statistics import mean, variance
@@ -59,12 +62,15 @@ def measure_termination(asked: Options) -> TableAndSummary:
 
 
 def _choose_data_sets(asked: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
-    """Return the first `on_two_cores` data sets on a CPU, so that a table takes minutes there, and all of them on a GPU."""
+    """Return the names of the first `on_two_cores` data sets on a CPU, so that a table takes minutes there; otherwise all."""
     return names[:on_two_cores] if asked.device == "cpu" else names
 
 
 def _count_iterations(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
-    """Return a dict from attack to the numbers of iterations of its successful searches. start: `init` of CPL."""
+    """Return a dict from an attack's name to the numbers of iterations, one for each case whose image it recovered.
+
+    The attacks are CPL alone, and closed forms followed by CPL. start: name of CPL's starting point.
+    """
     found = {}
     for name, attack in make_search_and_router(cpl, init=start, steps=choose_max_iterations(asked)).items():
         answers, _ = run_attack(attack, originals.cases, asked)
@@ -78,7 +84,7 @@ def _is_right(answer: Reconstruction, x: Tensor) -> bool:
 
 
 def measure_base(asked: Options) -> TableAndSummary:
-    """Measure table 2: CPL, DLG and Inverting Gradients, and the ratio of CPL's iterations to DLG's."""
+    """Measure table 2: CPL, DLG and Inverting Gradients on single images, with the ratio of CPL's iterations to DLG's."""
     names = ("cifar10", "lfw") if asked.device == "cpu" else DATA_SETS
     rows: list[dict[str, Any]] = []
     for data in load_data_sets(asked, names, choose_count(asked, 6)):
@@ -88,10 +94,11 @@ def measure_base(asked: Options) -> TableAndSummary:
 
 
 def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatching | ClosedForm]:
-    """Return the attacks of table 2, by name. The attack "cpl tuned" has the preset for the network of the client `seen`.
+    """Return the attacks of table 2, as a dict from name to attack.
 
-    CPL and DLG have at most 300 iterations and three starts. Inverting Gradients has 4,800 iterations, so that it gets only one
-    start on a CPU, and three on a GPU. With --quick, all have fewer.
+    CPL and DLG have at most 300 iterations and three starts; "cpl tuned" has those of the preset for the network of the client
+    `seen`. Inverting Gradients has 4,800 iterations, so that it gets only one start on a CPU, and three on a GPU. With --quick,
+    all have fewer iterations.
     """
     ours, quick = _choose_effort(asked), {"steps": 20} if asked.quick else {}
     others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
@@ -103,7 +110,7 @@ def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatchin
 
 
 def _choose_effort(asked: Options) -> dict[str, int]:
-    """Return the numbers of starts and iterations of searches that are compared."""
+    """Return the number of starts and the maximum number of iterations that compared searches share, as arguments of attacks."""
     return {"restarts": 1 if asked.quick else 3, "steps": choose_max_iterations(asked)}
 
 
@@ -124,7 +131,7 @@ def insert_paper_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def measure_attributes(asked: Options) -> TableAndSummary:
-    """Measure table 3: one-hot rows of tables and a perceptron with one hidden layer."""
+    """Measure table 3: attacks on rows of tables behind an MLP with one hidden layer."""
     ours, rows = _choose_effort(asked), []
     for data in load_data_sets(asked, ("breast_cancer", "adult"), choose_count(asked, 10, quick=2)):
         originals = make_single_cases(data, make_paper_client(data, asked))
@@ -155,9 +162,10 @@ def measure_starts(asked: Options) -> TableAndSummary:
 
 
 def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
-    """Split a pool into one image of each of `count` classes, which are attacked, and all others of all classes but their copies.
+    """Return the images to attack, one of each of `count` classes, and all other images of the pool.
 
     The latter belong to the insider: an attacker who takes part in the federation and knows other images of the same classes.
+    Copies of attacked images are in neither part.
     """
     several = [int(label) for label in pool.y.unique() if (pool.y == label).sum() > 1]
     classes = [several[i] for i in np.linspace(0, len(several) - 1, count).round().astype(int)]
@@ -167,7 +175,7 @@ def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
 
 
 def measure_spread(asked: Options) -> TableAndSummary:
-    """Measure table 5: mean, minimum, maximum and variance of the numbers of iterations of successful searches."""
+    """Measure table 5: mean, minimum, maximum and variance of the number of iterations over successful searches."""
     rows = []
     for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 8, quick=2)):
         for start in ("patterned", "random"):
@@ -182,7 +190,7 @@ def measure_spread(asked: Options) -> TableAndSummary:
 
 
 def measure_local_training(asked: Options) -> TableAndSummary:
-    """Measure table 6: batch sizes, and local iterations on faces."""
+    """Measure table 6: success by batch size, and by the number of local steps on single faces."""
     rows, most = [], choose_max_iterations(asked)
     for size in (2,) if asked.quick else BATCH_SIZES:
         for name in ("lfw",) if asked.quick else DATA_SETS[:3]:
@@ -198,7 +206,7 @@ def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
     """Return the rows for one data set and batch size of table 6, one per attack.
 
     Attacks: the closed form `features`, which first solves for the inputs of the last layer; CPL's search with the tuned preset;
-    and on a GPU CPL's search with the paper's settings.
+    and, not on a CPU, CPL's search with its default settings.
     """
     data = load_data_sets(asked, (name,), size * (1 if asked.quick else NUM_BATCHES))[0]
     seen = make_paper_client(data, asked)
@@ -212,8 +220,9 @@ def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
 def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels: Any) -> list[dict[str, Any]]:
     """Attack updates of `count` local steps, and return one row per learning rate and attack.
 
-    The attacks treat the update as one step, as the paper does; "cpl simulated" simulates the steps. most: maximum number of
-    iterations.
+    The attack "cpl" treats the update as one step, as the paper does. "router", which tries closed forms first, is run at the
+    smallest learning rate only; "cpl simulated", which simulates every step, at the largest. most: maximum number of iterations.
+    labels: further columns of the rows.
     """
     rows: list[dict[str, Any]] = []
     for rate in LEARNING_RATES if count > 1 else (1.0,):
@@ -227,9 +236,10 @@ def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels
 
 
 def _summarise_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
-    """Return success rates by kind of row, which is the text of its values in the columns `keys`.
+    """Return the shares of examples whose content was recovered, by kind of measured row.
 
-    Key "KIND" holds the rate of the first attack, which is the paper's, key "KIND best" that of the best attack.
+    The kind is the text of the row's values in the columns `keys`. Key "KIND" of the result holds the share of its first row, key
+    "KIND best" the largest of its rows.
     """
     summary: dict[str, Any] = {}
     for row in rows:
@@ -241,7 +251,7 @@ def _summarise_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
 
 
 def measure_compression(asked: Options) -> TableAndSummary:
-    """Measure table 7: only the largest entries are sent. The attack is the paper's, or models the defense."""
+    """Measure table 7: only the entries of largest magnitude are sent. CPL ignores this, as in the paper, or models it."""
     rows = []
     shares = (0, 50) if asked.quick else paper.PRUNED_PERCENT if asked.device != "cpu" else (0, 40, 90)
     for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 2)):
@@ -253,10 +263,10 @@ def measure_compression(asked: Options) -> TableAndSummary:
 
 
 def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
-    """Attack with CPL ignoring the defense and, if `defended`, a second time with CPL knowing it; return one row per attack.
+    """Attack the cases of `originals` with variants of CPL, and return one row for each.
 
-    CPL without knowledge of the defense is run alone, and a second time after closed forms.
-    tv: if above 0 and `defended`, weight of total variation of one more attack, which ignores the defense.
+    CPL that ignores the defense is run alone, and after closed forms. If the cases are `defended`, CPL that knows the defense is
+    run as well and, for `tv` above 0, CPL that ignores it but has total variation of weight `tv`. labels: further columns.
     """
     attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(asked))
     if defended and tv:
@@ -269,8 +279,7 @@ def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: floa
 def measure_noise(asked: Options) -> TableAndSummary:
     """Measure table 8: noise on every entry of the gradient.
 
-    The paper's names mean 10 to the power -K: G-10e-2 is Gaussian noise of standard deviation 0.01, L-10e-2 Laplace noise of
-    scale 0.01.
+    In the column `noise`, G-10e-2 is Gaussian noise of standard deviation 0.01, and L-10e-2 Laplace noise of scale 0.01.
     """
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []

@@ -1,8 +1,8 @@
 """The federation that is run for each setting of a defense, to measure accuracy, privacy and the success of attacks.
 
-16 clients hold part of MNIST at half its resolution. In each of 60 rounds every client sends the gradient of one example, and the
-server averages them; the network is CPL's LeNet with tanh. All updates of the first round are recorded and attacked.
-The learning rate was chosen on the tuning split.
+16 clients hold part of MNIST at half its resolution; the network is CPL's LeNet with tanh. Unless a defense needs another setup,
+each client takes one step on one example in each of 60 rounds, and the updates of the first round are recorded, to be attacked.
+For secure aggregation, a few clients are drawn in each of 180 rounds, and several rounds are recorded.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,11 @@ PIXEL_MEAN, PIXEL_STD = 0.13, 0.3
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The files of a data set. part: the split from which training, held-out and attacked images are taken."""
+    """The .npz files with the images of a federation.
+
+    private: of the clients. held_out: for accuracy. public: for the defense InstaHide, which mixes them in. name: of the data set.
+    part: part of the data set with the clients' and the held-out images; "embedded" if shipped data replace a missing set.
+    """
 
     private: Path
     held_out: Path
@@ -48,8 +52,8 @@ class DataFiles:
 class Federation:
     """A federation that has run.
 
-    accuracy, epsilon: after its last round. epsilon is "infinity" if there is no guarantee, and None if none was computed.
-    bytes_up:          bytes sent by clients in its first round.
+    accuracy: on the held-out images, after the last round. epsilon: of differential privacy over all rounds; "infinity" if there
+    is no guarantee, and None if none was computed. bytes_up: bytes that all clients together sent in the first round.
     """
 
     run: FederationRun
@@ -64,9 +68,10 @@ class Federation:
 
 
 def write_data(asked: Options, folder: Path, part: Part) -> DataFiles:
-    """Write the training images, the held-out images for accuracy, and the public images of InstaHide to files.
+    """Write the clients' images, the held-out images for accuracy, and the public images of InstaHide to files in `folder`.
 
-    Public images are taken from the validation split, so that no client has them. `--quick` and embedded data use fewer images.
+    Clients' and held-out images are different ones of `part`, public ones are of the validation part; with `--quick` there are
+    fewer. If MNIST is missing, all are drawn from the same embedded digits, with repetitions.
     """
     share = 8 if asked.quick else 1
     own = load_images(asked, "mnist", (NUM_TRAINED + NUM_HELD_OUT) // share, part=part)
@@ -96,8 +101,8 @@ def make_settings(
 ) -> dict[str, Any]:
     """Return the settings of an experiment without a defense.
 
-    attacked: without `cohort`, number of clients that are recorded in the first round, the only recorded one; with it, number of
-              rounds that are recorded, each with all drawn clients or their secure sum.
+    attacked: without `cohort`, number of clients that are recorded, in the first round only; with it, number of rounds, from the
+              first on, that are recorded, each with all drawn clients or their secure sum.
     batch:    number of examples per client step. cohort: number of clients drawn in each round; None for all.
     """
     rounds = 4 if quick else NUM_ROUNDS
@@ -120,7 +125,10 @@ def make_settings(
 
 
 def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federation:
-    """Run a federation in this process, and return its results."""
+    """Run the federation of an experiment's settings in this process, and return its results.
+
+    out: folder of its recording and metrics.
+    """
     run = FederationRun(experiment=validate(dict(experiment), source=out.name), out=out, device=device, client_seed=0)
     engine.run(run, engine="local")
     metrics = read_json_lines(out / "metrics.jsonl")
@@ -129,9 +137,9 @@ def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federatio
 
 
 def measure_units(federation: Federation) -> dict[str, float]:
-    """Return the size of a federation's recorded updates.
+    """Return a dict with the size of a federation's recorded updates.
 
-    norm: their median L2 norm. rms: the root mean square of the coordinates of an update with this norm.
+    Key "norm": their median L2 norm. Key "rms": the root mean square of the coordinates of an update with this norm.
     """
     recording = federation.recording
     norm = median(float(global_norm(one.update)) for one in recording.read_observations())

@@ -1,7 +1,7 @@
-"""The grid of defenses at three strengths, with the declared effect of each, fixed before measurements on the report split.
+"""The grid of defenses, each at three strengths, with the effect on attacks that was declared before it was measured.
 
-Strengths that are norms are relative to the undefended updates of the same federation: `{0.3 norm}` stands for three
-tenths of their median norm, `{10 rms}` for ten times their root mean square.
+Secure aggregation has several numbers of clients per sum instead of strengths. In settings, `{0.3 norm}` stands for three tenths
+of the median norm of the updates of the same federation without a defense, and `{10 rms}` for ten times their root mean square.
 """
 
 import re
@@ -16,13 +16,14 @@ DECLARED_PAIRS = tuple((attack, knows) for attack in DECLARED_ATTACKS for knows 
 
 @dataclass(frozen=True)
 class Entry:
-    """One defense. key: key of the experiment that turns it on. settings: values of the key, from mild to strong.
+    """One defense with its settings and its declared effect.
 
-    declared: effect of the strongest setting on CPL ignoring the defense, CPL knowing it, Inverting Gradients ignoring it, and
-              Inverting Gradients knowing it, in this order.
+    settings: values of the experiment's key `key` that turn the defense on, from mild to strong.
+    declared: effect of the strongest setting on the PSNR of CPL ignoring the defense, CPL knowing it, Inverting Gradients
+              ignoring it, and Inverting Gradients knowing it, in this order.
     why:      reason for the declaration.
-    batch:    number of examples per client step, for a defense that needs more than one.
-    cohorts:  for secure aggregation, numbers of clients per sum, which take the place of several settings.
+    batch:    number of examples per client step.
+    cohorts:  for secure aggregation, numbers of clients per sum, which take the place of several settings; otherwise empty.
     """
 
     name: str
@@ -167,10 +168,10 @@ GRID = (
 
 
 def fill_template(template: str, *, norm: float, rms: float, public: str = "") -> str:
-    """Return a setting of a defense: `template` with {0.3 norm}, {10 rms} and {public} replaced.
+    """Return `template`, a setting of a defense, with each "{NUMBER norm}", "{NUMBER rms}" and "{public}" replaced.
 
-    norm, rms: median norm and root mean square of the federation's undefended updates, which the numbers are multiplied by.
-    public: name of the data set of public images.
+    norm, rms: median norm and root mean square of the federation's updates without a defense, which NUMBER is multiplied by.
+    public: data set of public images, as named in an experiment.
     """
     units = {"norm": norm, "rms": rms}
     text = re.sub(r"\{([\d.]+) (norm|rms)\}", lambda found: f"{float(found[1]) * units[found[2]]:.6g}", template)

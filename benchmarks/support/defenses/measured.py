@@ -1,4 +1,4 @@
-"""Results of the attacks on one federation, and the file that stores them."""
+"""The results of attacks on one federation, and the file in which measurements are stored."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,10 @@ UNSTORED_FIELDS = ("environment", "notes", "pair")
 
 @dataclass(frozen=True)
 class MeasuredAttack:
-    """The scores of one attack on one federation. own, null: score rows of the attack and of its null on the same cases."""
+    """The scores of one attack on one federation.
+
+    own: score rows of the attack. null: those of its null, the same attack without the updates, on the same cases.
+    """
 
     own: list[ScoreRow]
     null: list[ScoreRow]
@@ -37,13 +40,13 @@ class MeasuredAttack:
 
     @property
     def psnr(self) -> float:
-        """Mean PSNR over all examples. An example that the attack gave no answer for counts with the PSNR of the null."""
+        """Mean PSNR over the examples; one for which the attack gave no answer counts with the PSNR of the null."""
         assert self.summary.psnr is not None  # examples are images
         return self.summary.psnr.value
 
     @cached_property
     def scored(self) -> Scored:
-        """PSNR of each example, with that of the null."""
+        """PSNR of each example by the attack and by its null; without an answer of the attack, both are the null's."""
         psnr, its = (average_by_example(fill_failures(rows, self.null), "psnr") for rows in (self.own, self.null))
         cases = {str(row.index): row.case for row in self.own}
         return Scored(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))
@@ -53,8 +56,8 @@ class MeasuredAttack:
 class Measured:
     """The results of one federation.
 
-    own: its accuracy, bytes and epsilon. units: size of its updates, from `measure_units`. attacked: dict from the name of an
-    attack to its scores.
+    own: dict with its accuracy, bytes sent by clients (bytes_up) and epsilon. units: dict with the size of its updates, from
+    `measure_units`. attacked: dict from the name of an attack to its scores.
     """
 
     own: dict[str, Any]
@@ -63,15 +66,15 @@ class Measured:
 
     @property
     def strongest(self) -> str:
-        """Name of the attack with the highest mean PSNR, which is more precise than the success rate on a few examples."""
+        """Name of the attack with the highest mean PSNR."""
         return max(self.attacked, key=lambda name: self.attacked[name].psnr)
 
     @property
     def best_null(self) -> str:
-        """Name of the attack whose null has the highest mean PSNR on the same cases.
+        """Name of the attack whose null (the same attack without the updates) has the highest mean PSNR.
 
-        An attack that knows the defense may use a prior that its own null lacks; the gain from that prior would then be mistaken
-        for a leak.
+        Verdicts compare with this null, since an attack may use a prior that its own null lacks, and the gain from that prior
+        would be mistaken for a leak.
         """
         return max(self.attacked, key=lambda name: fmean(self.attacked[name].scored.null.values()))
 
@@ -82,7 +85,10 @@ class Measured:
 
 
 class Kept:
-    """A file of measurements, each with its settings, from which an interrupted run continues."""
+    """A file of measurements, each with a hash of its settings, so that a later run does not repeat them.
+
+    fresh: whether to delete the measurements of earlier runs first.
+    """
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self.path = path
@@ -93,7 +99,10 @@ class Kept:
         self.known = {row["key"]: row for row in map(json.loads, lines)}
 
     def find(self, identity: Mapping[str, Any], folder: Path) -> Measured | None:
-        """Return the measurement with the same settings, or None. folder: of temporary files, which is ignored in comparisons."""
+        """Return the measurement with the settings `identity`, or None.
+
+        folder: temporary folder; its path is left out when settings are compared.
+        """
         row = self.known.get(_hash_identity(identity, folder))
         if row is None:
             return None
@@ -101,7 +110,7 @@ class Kept:
         return Measured(row["own"], row["units"], attacked)
 
     def add(self, identity: Mapping[str, Any], folder: Path, measured: Measured) -> None:
-        """Append a measurement to the file."""
+        """Append a measurement with the settings `identity` to the file. folder: temporary folder, as in `find`."""
         attacked = {
             name: {"own": _select_fields(one.own), "null": _select_fields(one.null)} for name, one in measured.attacked.items()
         }
@@ -124,7 +133,7 @@ def _read(rows: list[dict[str, Any]]) -> list[ScoreRow]:
 
 
 def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device: str) -> dict[str, MeasuredAttack]:
-    """Run the attacks and their nulls on a federation's recording, and score them."""
+    """Run attacks, given by name, and their nulls on a federation's recording, and return the scores of each, by name."""
     out = federation.run.out
     scorer = Scorer(out, [out / "truth"])
 

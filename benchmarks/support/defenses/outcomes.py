@@ -1,7 +1,7 @@
-"""The effect of a defense on an attack: differences paired by example, clustered by case, and compared with a margin.
+"""The effect of a defense on an attack: mean differences of PSNR with confidence intervals, compared with a margin.
 
-A difference counts as zero only if its whole confidence interval lies within the margin, and as nonzero only if the interval lies
-outside of it. Otherwise it is undecided, and confirms no declaration.
+A difference counts as zero only if its whole confidence interval lies within the margin, and as a fall or rise only if the whole
+interval lies beyond the margin. Otherwise it is undecided.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,11 @@ DefenseOutcome = Literal["flat", "falls", "gone", "rises", "undecided"]
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one attack on one setting: dicts from an example to its case, its PSNR, and that of a null."""
+    """The scores of one attack on one setting of a defense.
+
+    case, psnr, null: dicts from the name of an example to its case (the update that it is behind), to its PSNR by the attack, and
+    to its PSNR by the null, the same attack without the update.
+    """
 
     case: Mapping[str, str]
     psnr: Mapping[str, float]
@@ -38,10 +42,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Change:
-    """The change of the PSNR from no defense to a setting, over a number of cases.
+    """The change of an attack's PSNR from no defense to a setting of a defense.
 
-    from_none: mean paired difference, in dB, of the attack on defended and on undefended updates, with its 95 % interval over
-    cases. over_null: the same of the attack on defended updates and a null (the best guess without the update).
+    from_none: mean PSNR on defended minus that on undefended updates, in dB, with its 95 % interval. over_null: mean PSNR on
+    defended updates minus that of a null (the same attack without the update), likewise. cases: number of independent cases.
     """
 
     from_none: Estimate
@@ -50,7 +54,10 @@ class Change:
 
     @property
     def outcome(self) -> DefenseOutcome:
-        """The outcome that the intervals show: "flat", "falls", "gone" or "rises" as in `Declared`, else "undecided"."""
+        """The outcome that the intervals show: "flat", "falls", "gone" or "rises" as in `Declared`, else "undecided".
+
+        With fewer than `MIN_CASES` cases it is "undecided".
+        """
         low, high = self.from_none.low, self.from_none.high
         if self.cases < MIN_CASES:
             return "undecided"
@@ -69,9 +76,9 @@ class Change:
 
 
 def compare(none: Scored, defended: Scored) -> Change:
-    """Compare an attack on defended updates with the same attack on undefended ones of the same examples, and with a null.
+    """Compare an attack on defended updates with the same attack on undefended ones, and with a null (without the updates).
 
-    Raises ValueError if both are not of the same examples.
+    none, defended: scores of the attack without and with the defense. Raises ValueError if their examples differ.
     """
     if none.psnr.keys() != defended.psnr.keys():
         apart = sorted(none.psnr.keys() ^ defended.psnr.keys())
@@ -84,7 +91,11 @@ def compare(none: Scored, defended: Scored) -> Change:
 
 
 def estimate_difference(one: Mapping[str, float], other: Mapping[str, float], case: Mapping[str, str]) -> Estimate:
-    """Estimate the mean difference `one` - `other` over examples, with a confidence interval over cases of equal weight."""
+    """Estimate the mean PSNR difference `one` - `other` over cases of equal weight, with its confidence interval.
+
+    The difference of a case is the mean over its examples, with each PSNR capped at `MAX_DB`. one, other, case: dicts from an
+    example to its PSNR, and to its case.
+    """
     by_case: dict[str, list[float]] = {}
     for example in one:
         by_case.setdefault(case[example], []).append(min(one[example], MAX_DB) - min(other[example], MAX_DB))

@@ -42,10 +42,12 @@ DEFENSE_AWARE_ATTACKS = ("CPL", "IG")
 
 
 def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: bool) -> dict[str, AttackSpec]:
-    """Return the attacks on one setting by their names in the table.
+    """Return the attacks with which one federation is measured, as a dict from the name in the table to the attack.
 
-    Without a defense, and for secure sums, there is no variant that knows the defense. The undefended federation to which secure
-    sums are compared (entry None, with a cohort) is attacked by closed forms only.
+    entry: its defense; None without one. batch: number of examples per client step. cohort: number of clients per secure sum, or
+    None. quick: whether to use three iterations only.
+    Against a defense, CPL and Inverting Gradients are run twice: ignoring it and knowing it; not so for secure sums. Without a
+    defense but with a cohort, only closed forms are run.
     """
     if entry is None and cohort:
         return {"exact": AttackSpec(name="exact", arguments=SINGLE_EXAMPLE_ATTACKS["exact"][1])}
@@ -62,5 +64,5 @@ def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: 
 
 
 def describe_attacks(attacks: Mapping[str, AttackSpec]) -> dict[str, str]:
-    """Return a dict from the name of each attack to a text that names the attack and its arguments."""
+    """Return a dict from the name of each attack in the table to a text with its registered name and arguments."""
     return {name: str(spec) for name, spec in attacks.items()}
