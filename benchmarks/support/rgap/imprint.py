@@ -1,10 +1,10 @@
 """Robbing the Fed: examples read off an imprint layer by batch size and number of bins, and the client's check of the model.
 
-A client takes one step on a batch of B images of the report part, through CPL's LeNet behind the layer, whose k neurons (bins)
-compare one linear statistic of the image, such as its mean, to thresholds. The thresholds are shifted and scaled by the mean and
-the standard deviation of the statistic on the tuning part. `expected` is the share of examples alone in their bins if all bins
-are equally probable, (1 - 1/k)^(B-1). An example is certified if the gradient of its bin's bias is that of this example alone,
-with one label, up to a relative error of 1e-3. `certified_wrong` is the number of certified examples that are not in the batch.
+A malicious server puts the layer before CPL's LeNet. Its k neurons compare the mean of the image to k thresholds, between which
+lie bins. The thresholds are shifted and scaled by the mean and the standard deviation of this statistic over images of the tuning
+part. A client takes one step on a batch of B images of the report part. `expected` is the share of examples alone in their bins
+if all bins are equally probable, (1 - 1/k)^(B-1). An example is certified if it alone, with one label, explains the gradient of
+its bin's bias up to a relative error of 1e-3. `certified_wrong` is the number of certified examples that are not in the batch.
 `flagged` is the share of imprinted models in which `fedleak.inspect_model` finds tampering, `false_alarms` the number of
 torchvision networks (with initial weights) in which it does. aims: recovered_64_1024 0.9 for each data set, certified_wrong 0,
 flagged 1, false_alarms 0.
@@ -54,7 +54,7 @@ LARGE_NETWORKS = (
 
 
 def measure_imprint(asked: Options) -> TableAndSummary:
-    """Return one row for each data set, batch size and number of bins, and the summary."""
+    """Return a row for each data set, batch size and number of bins, and a summary, after the attacks and the inspections."""
     rows = [row for name in DATA_SETS[: 1 if asked.quick else None] for row in measure_data_set(name, asked)]
     summary: dict[str, Any] = {f"recovered_{row['batch']}_{row['bins']}_{row['data']}": row["recovered"] for row in rows}
     summary |= {"certified_wrong": sum(row["certified_wrong"] for row in rows)}
@@ -63,7 +63,7 @@ def measure_imprint(asked: Options) -> TableAndSummary:
 
 
 def measure_data_set(name: str, asked: Options) -> list[dict[str, Any]]:
-    """Return one row for each pair of batch size and number of bins in `CELLS`, on the data set `name`."""
+    """Return one row for each pair of batch size and number of bins in `CELLS`, on the data set `name`; one row with --quick."""
     public = load_images(asked, name, TUNING_IMAGES, part="tuning")
     direction = STATISTICS["average"][0](public.data.size)
     values = public.data.normalise(public.x).flatten(1) @ direction
@@ -80,9 +80,12 @@ def measure_data_set(name: str, asked: Options) -> list[dict[str, Any]]:
 
 
 def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
-    """Return the shares of recovered and of certified examples over all batches, and the number of wrongly certified ones.
+    """Read the imprint layer for each case (one batch), and return the columns on success of a row.
 
+    recovered, null, certified: shares of all examples that are recovered, by the attack and by its null, and that are certified.
+    low, high: 95 % interval of `recovered`. certified_wrong: number of certified examples that are not in their batch.
     labels_of_recovered, median_mse_of_recovered: share of right labels and median MSE of the recovered examples.
+    cpu_seconds: per example.
     """
     answers, seconds = run_attack(robbing_the_fed(), originals.cases, asked)
     guessed_alone, _ = run_attack(robbing_the_fed().null(), originals.cases, asked)
@@ -116,7 +119,10 @@ def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
 
 
 def count_false_alarms(asked: Options) -> dict[str, int]:
-    """Return the number of torchvision networks that were inspected, and the number of these with a sign of tampering."""
+    """Return a dict with the number of torchvision classifiers inspected, and of those in which tampering is found.
+
+    Networks in `LARGE_NETWORKS` are left out; with --quick only every eighth of the others is inspected.
+    """
     names = [name for name in vision.list_models(module=vision) if not name.startswith(LARGE_NETWORKS)]
     names = names[:: 8 if asked.quick else 1]
     alarms = 0

@@ -1,4 +1,4 @@
-"""The limits of closed forms: their success with noise, defenses and several local steps. Part of `rgap.py`."""
+"""The table `limits` of rgap.py: success of closed forms on updates with noise, with defenses, and of several local steps."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -37,7 +37,10 @@ MAX_REPORTED_MSE = 1.0
 
 @dataclass(frozen=True)
 class Form:
-    """A closed form, with a network to which it applies."""
+    """A closed form (attack without a search), with a network to which it applies.
+
+    words: the closed form in the table. network, data, loss: names. attack: the closed form.
+    """
 
     words: str
     network: str
@@ -56,9 +59,10 @@ CLOSED_FORMS = (
 
 
 def measure_limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return a row for each closed form and disturbance, and a summary.
+    """Return a row for each closed form and disturbance (noise, a defense, or local steps), and a summary.
 
-    Key NETWORK_noise: the largest of `NOISE_LEVELS` at which the closed form for this network recovers all images.
+    Its key "NETWORK_noise" holds the largest of `NOISE_LEVELS` at which the closed form for this network recovers all images,
+    None if there is no such level.
     """
     rows, summary = [], {}
     for form in CLOSED_FORMS[:1] if asked.quick else CLOSED_FORMS:

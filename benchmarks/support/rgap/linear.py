@@ -1,4 +1,4 @@
-"""Recovery of whole batches from a first linear layer, and the mixture that R-GAP returns for a batch. Part of `rgap.py`."""
+"""The table `linear` of rgap.py: batches recovered from a first linear layer, and the mixture that R-GAP returns for one."""
 
 import sys
 from dataclasses import replace
@@ -23,9 +23,9 @@ BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
 def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return rows of `exact` on an MLP, untrained and after three epochs, and of R-GAP on FCN3, three linear layers.
+    """Return rows by batch size, and a summary: the attack `exact` on an MLP, and R-GAP on the network FCN3.
 
-    FCN3 has no biases, and LeakyReLU instead of ReLU, so that no activation is zero.
+    The MLP is untrained, or trained for three epochs. FCN3 has three linear layers without biases, with LeakyReLU between them.
     """
     rows = []
     for name in ("mnist",) if asked.quick else ("mnist", "cifar10"):
@@ -38,7 +38,7 @@ def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 
 def _measure_batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, Any]:
-    """Return a row with the share of recovered examples over several batches of `size` examples of the data set `name`.
+    """Attack several batches of `size` examples of the data set `name`, and return a row with the share of examples recovered.
 
     trained: whether the weights are those after three epochs.
     """
@@ -78,9 +78,10 @@ def _measure_batches(name: str, size: int, trained: bool, asked: Options) -> dic
 
 
 def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[float], int]:
-    """Return the MSE of each example to its matched reconstruction, and how many are recovered with the right label.
+    """Match reconstructions with examples; return the MSE of each example, and how many are recovered with the right label.
 
-    The MSE is at most 1, and 1 for an example without a reconstruction. Recovered: an MSE of at most `MAX_SUCCESS_MSE`.
+    The MSE is capped at 1, and 1 for an example without a reconstruction. Recovered: an MSE of at most `MAX_SUCCESS_MSE`.
+    guess, labels: reconstructions (M, *shape) and their labels (M,). x, y: examples (N, *shape) and their labels (N,).
     """
     errors, right = [1.0] * len(x), 0
     if not len(guess):
@@ -93,7 +94,7 @@ def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tupl
 
 
 def _train_weights(one: LocalClient, found: Images, asked: Options) -> dict[str, Tensor]:
-    """Return the weights after three epochs on these images."""
+    """Return the weights of the client `one` after three epochs of SGD on the images, in batches of 16."""
     model = models.build(one.model, one.data)
     order = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed))
     batches = [(found.x[part], found.y[part]) for part in order.split(16)] * 3
@@ -102,10 +103,10 @@ def _train_weights(one: LocalClient, found: Images, asked: Options) -> dict[str,
 
 
 def _measure_mixture(size: int, asked: Options) -> dict[str, Any]:
-    """Run R-GAP, which assumes a single example, on the gradient of a batch.
+    """Run R-GAP, which assumes a single example, on the gradient of a batch of `size`, and return a row.
 
-    mse_median: MSE of its answer to the nearest example of the batch. off_span: norm of the part of the answer that is no linear
-    combination of the examples, relative to the norm of the answer.
+    Column mse_median: MSE of its answer to the nearest example of the batch. off_span: norm of the part of the answer that is no
+    linear combination of the examples, relative to the norm of the answer.
     """
     found = load_images(asked, "mnist", size).of_two_classes()
     one = make_client("fcn3", found.data, loss="logistic", seed=asked.seed, batch=size)

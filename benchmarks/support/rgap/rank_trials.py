@@ -1,6 +1,7 @@
-"""Checks of the rank analysis of R-GAP's equations (`analyse_rank`): ranks of random networks are also computed numerically.
+"""Checks of `analyse_rank`, which derives the rank of R-GAP's linear equations for each layer from the architecture alone.
 
-The networks of the paper (Zhu & Blaschko 2021) are also here.
+The ranks of random networks are computed numerically as well. Networks like those of the paper (Zhu & Blaschko 2021) are also
+here.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,11 @@ PAPER_NETWORKS = {-484: (4,), 405: (3,), -208: (9, 4), 316: (6, 10, 4)}
 
 @dataclass(frozen=True)
 class RandomNetwork:
-    """A random network. model: in float64, for inputs of `shape`. words: its description."""
+    """A random network.
+
+    model: in float64, for inputs of `shape` (channels, height, width). chain: its layers, as the analysis reads them. words: its
+    description.
+    """
 
     model: nn.Sequential
     shape: tuple[int, ...]
@@ -33,9 +38,9 @@ class RandomNetwork:
 
 
 def make_paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> nn.Sequential:
-    """Return a network as in the paper's figure 2, as far as that shows it; the paper's networks were not released.
+    """Return a network like those in figure 2 of R-GAP's paper, which were not released, for images 3x32x32.
 
-    channels: of each 4x4 convolution.
+    It has convolutions 4x4 with LeakyReLU and a linear layer, without biases. channels: of the output of each convolution.
     """
     layers: list[nn.Module] = []
     before, side = 3, 32
@@ -48,9 +53,9 @@ def make_paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> n
 def make_random_network(seed: int) -> RandomNetwork:
     """Return a random network of one to three convolutions with kernels 2 to 5, strides 1 to 3, some dilated, for three classes.
 
-    Each is followed by LeakyReLU, tanh, sigmoid or nothing, and in a quarter of the cases by average pooling before or after
-    that, but not with LeakyReLU, for which the rank would depend on the data. There may be a hidden linear layer; half of the
-    networks have biases. Everything is drawn with `seed`.
+    Each is followed by LeakyReLU, tanh, sigmoid or nothing. With probability 1/4 there is average pooling before or after that;
+    with LeakyReLU only before, since otherwise the rank would depend on the data. There may be a hidden linear layer. A network
+    has biases with probability 1/2. Everything is drawn with `seed`.
     """
     for attempt in range(1000):
         drawn = _draw_network(Random(f"{seed} {attempt}"))
@@ -112,7 +117,7 @@ def _draw_activation(rng: Random) -> nn.Module:
 
 
 def _fill(model: nn.Module, seed: int) -> None:
-    """Fill the weights with random values of variance 1 / number of inputs."""
+    """Fill weights with random values of variance 1 / number of inputs, and biases with values of standard deviation 0.1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -121,9 +126,9 @@ def _fill(model: nn.Module, seed: int) -> None:
 
 
 def compute_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Return k = dL/dz of each layer, (1, *outputs): L is the cross-entropy of one example x (1, *shape) with label y (1,).
+    """Return a list of dL/dz of each layer, (1, *outputs), where z is what the layer's activation is applied to.
 
-    z is the value that the layer's activation is applied to.
+    L is the cross-entropy of one example x (1, *shape) with label y (1,).
     """
     weights = dict(network.model.named_parameters())
     reached = []
@@ -137,9 +142,10 @@ def compute_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]
 
 
 def write_matrix(system: System) -> Tensor:
-    """Return the matrix (equations, unknowns) of a layer's linear system, by applying the system to unit vectors.
+    """Return the matrix (equations, unknowns) of the linear system for a layer's input, found by applying it to unit vectors.
 
-    The equations of the weights come first, then those of the gradients. Rows are scaled to norm 1, or are 0.
+    First come the equations from the layer's weights, which give its output, then those from the gradient of its weights. Rows
+    are scaled to norm 1; rows that are 0 up to rounding become 0.
     """
     unknowns = prod(system.layer.inputs)
     rows = system.apply(torch.eye(unknowns, dtype=system.k.dtype).reshape(unknowns, *system.layer.inputs))
@@ -149,15 +155,16 @@ def write_matrix(system: System) -> Tensor:
 
 
 def compute_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
-    """Return the number of singular values above `tolerance` times the largest one."""
+    """Return the numerical rank of a matrix: the number of singular values above `tolerance` times the largest one."""
     values = torch.linalg.svdvals(matrix)
     return int((values > tolerance * values[0]).sum())
 
 
 def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Return for each layer the rank by the analysis and the numerical rank, the latter for a random example.
+    """Return for each layer the pair of the rank by `analyse_rank` and the numerical rank, the latter for one random example.
 
-    prove: largest number of unknowns for which the analysis computes the rank by elimination, see `analyse_rank`.
+    prove: the analysis computes a rank by elimination if the gradient leaves at most this number of unknowns open, else by counting.
+    seed: of the example.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, *network.shape, generator=generator, dtype=torch.float64)
@@ -174,9 +181,9 @@ def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[
 
 
 def measure_right_share(count: int = 30, *, prove: int = 3000) -> float:
-    """Return the share of `count` random networks for which the analysis gives the right rank of every layer.
+    """Return the share of `count` random networks for which the analysis gives the numerical rank of every layer.
 
-    prove: see `analyse_rank`.
+    prove: the analysis computes a rank by elimination if the gradient leaves at most this number of unknowns open, else by counting.
     """
     return (
         sum(all(told == true for told, true in compare_ranks(make_random_network(seed), prove=prove)) for seed in range(count))

@@ -1,4 +1,4 @@
-"""The columns of figures 3 and 8 of ROG (Yue et al. 2022): defenses of a client, and what the server observes with each."""
+"""The columns of figures 3 and 8 of ROG (Yue et al. 2022), each a defense of a client, and the updates that they lead to."""
 
 from dataclasses import dataclass
 
@@ -21,10 +21,11 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class DefendedColumn:
-    """One column of the figures, which is one defense or none. paper: LPIPS of ROG in the paper.
+    """One column of the figures: one defense, or none.
 
-    The defense is named in the argument for its kind; the other two are "". defense: changes the update before it is sent.
-    rule: changes the computation of gradients. network: changes the network.
+    defense, rule, network: the specification of the defense stands in the field for its kind, and the others are "". A `defense`
+    changes the update before it is sent, a `rule` the computation of gradients, `network` the network.
+    paper: LPIPS (a distance, lower is better) that the paper gives for its attack ROG.
     """
 
     name: str
@@ -49,7 +50,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSetting:
-    """The federation: network, image side, local epochs on one batch of all examples, and their learning rate."""
+    """The network, the side of its images in pixels, and the training: full-batch epochs, and their learning rate."""
 
     model: str = "lenet_rog"
     side: int = 64
@@ -58,16 +59,20 @@ class BatchSetting:
 
 
 def resize(images: Images, side: int) -> Tensor:
-    """Return the images resized to (N, 3, side, side) by bicubic interpolation, with a low-pass filter if they are shrunk."""
+    """Return square images resized to (N, C, side, side) by bicubic interpolation, in [0, 1]; unchanged if they have this side.
+
+    When images are shrunk, a low-pass filter is applied.
+    """
     if images.x.shape[-1] == side:
         return images.x
     return interpolate(images.x, size=(side, side), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
 
 
 def observe(column: DefendedColumn, setting: BatchSetting, x: Tensor, y: Tensor, *, key: str, seed: int) -> Case:
-    """Return the case of a client that trains on these examples as one batch, with the defense of the column.
+    """Return what the server sees of a client that trains on all examples as one batch, with the defense of the column.
 
-    key: name of the client. seed: of the initial weights and of the defense's randomness.
+    x, y: examples (N, *shape) and labels (N,). key: name of the client. seed: of the initial weights and the defense's
+    randomness.
     """
     data = DataSpec(shape=tuple(x.shape[1:]), num_classes=CLASSES)
     spec = ModelSpec(name=setting.model, network=column.network)

@@ -1,4 +1,4 @@
-"""Reconstructions stored in a folder, so that an interrupted benchmark continues, and their similarity to the originals."""
+"""A folder of reconstructions, so that an interrupted benchmark continues, and measures of their similarity to the originals."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ LPIPS_FILE = "lpips/alexnet_features.safetensors"
 
 @dataclass(frozen=True)
 class Answer:
-    """The images that one attack reconstructed from one case, in the order of the originals, and its cost in CPU-seconds."""
+    """The images x (N, *shape) in [0, 1] that one attack reconstructed from one update, in the order of the originals."""
 
     x: Tensor
     cpu_seconds: float
@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Means over images of their similarity to the originals.
+    """Measures of the similarity of images to their originals, each a mean over the images.
 
     psnr: in dB. ssim: over windows; ssim_global: over the whole image. lpips: a distance, lower is better; None if the weights of
     its network are missing or images are too small.
@@ -43,27 +43,33 @@ class Similarity:
     lpips: float | None
 
     def is_better_than(self, other: "Similarity", *, or_equal: bool = False) -> bool:
-        """Return whether LPIPS is lower, or PSNR higher where there is no LPIPS."""
+        """Return whether LPIPS is lower than that of `other` or, if one of them has none, PSNR is higher.
+
+        or_equal: whether equal values count as better.
+        """
         if self.lpips is None or other.lpips is None:
             return self.psnr >= other.psnr if or_equal else self.psnr > other.psnr
         return self.lpips <= other.lpips if or_equal else self.lpips < other.lpips
 
 
 class AnswerFolder:
-    """A folder of reconstructions, each named after its settings. fresh: whether to ignore those of earlier runs."""
+    """A folder of reconstructions, in files named by a hash of their settings.
+
+    fresh: whether to attack again, and overwrite stored reconstructions.
+    """
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self.path, self.fresh = path, fresh
         path.mkdir(parents=True, exist_ok=True)
 
     def attack(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options, *, title: str) -> Answer:
-        """Return what `attack` reconstructs from `case`, in the order of the originals x.
+        """Return what `attack` reconstructs from `case`, in the order of the originals x (N, *shape).
 
-        If this folder holds the answer of an earlier run and `fresh` is not set, that answer is returned. Otherwise the attack
-        runs, and its answer is stored.
+        If this folder holds the answer and `fresh` is not set, that answer is returned. Otherwise the attack runs, and its answer
+        is stored.
         attack: an attack, or its null (the same attack without the client's message).
         title: name of the table's column that `case` belongs to. Stored answers are distinguished by it, the attack's settings,
-               the case, the seed of `asked` and the shape of x.
+               the name of the case, the seed of `asked` and the shape of x, but not by the contents of the case.
         """
         said = f"{title}; {attack.name}; {describe_settings(attack)}; null {not attack.sees_gradient}; {asked.seed}; {len(x)}"
         said += (
@@ -82,7 +88,7 @@ class AnswerFolder:
 
 
 def load_perceptual(asked: Options, side: int) -> Lpips | None:
-    """Return LPIPS with AlexNet, or None if the folder --data has no weights of it or images of `side` pixels are too small."""
+    """Return the measure LPIPS with AlexNet; None if --data has no weights of it, or images of side `side` are too small."""
     path = asked.data / LPIPS_FILE if asked.data else None
     if path is None or not path.exists() or explain_missing("alex", (3, side, side)):
         return None
@@ -90,9 +96,9 @@ def load_perceptual(asked: Options, side: int) -> Lpips | None:
 
 
 def measure_similarity(x: Tensor, truth: Tensor, perceptual: Callable[[Tensor, Tensor], Tensor] | None) -> Similarity:
-    """Return the means of PSNR, SSIM, SSIM over whole images, and LPIPS between images and their originals, all (N, 3, H, W).
+    """Return the mean similarity of images x to their originals `truth`, both (N, 3, H, W) in the same order.
 
-    truth: the originals, in the order of x. perceptual: LPIPS; with None, the result's `lpips` is None.
+    perceptual: the measure LPIPS; with None, the result's `lpips` is None.
     """
     return Similarity(
         float(psnr(x, truth).mean()),

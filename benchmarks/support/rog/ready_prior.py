@@ -1,6 +1,6 @@
-"""Training of the enhancer that this project ships, a network that sharpens reconstructed images.
+"""Training of the enhancer that this project ships: a network that improves the images that an attack reconstructs.
 
-It is trained on the tuning part of ImageNet. No table attacks an image of this part.
+It is trained on the tuning part of ImageNet, which shares no image with the report part, on which published tables are measured.
 """
 
 from pathlib import Path
@@ -18,9 +18,10 @@ FACTS = PriorFacts(kind="enhancer", size=64, settings={"width": 16}, data="Image
 
 
 def train_ready_enhancer(asked: Options, out: Path) -> TableAndSummary:
-    """Train the network that sharpens reconstructed images, and write it to `out`.
+    """Train the network that improves reconstructed images, and write it to the file `out`.
 
-    An interrupted training continues from a checkpoint in the same folder. Returns one row: file, hash, images and CPU-seconds.
+    An interrupted training continues from a checkpoint in the same folder. Returns one row on the file, its size and hash, the
+    number of images and the CPU-seconds, and an empty summary. Raises ValueError if --data lacks ImageNet, except with --quick.
     """
     images = load_images(asked, "imagenet", 8 if asked.quick else count_part(asked, "imagenet", "tuning"), part="tuning")
     values = (images.x * 255).round().to(torch.uint8)
