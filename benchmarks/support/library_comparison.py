@@ -2,10 +2,11 @@
 
 The table `positions` packs the positions of a sparse update of 11 million values (ResNet-18) by our codec, Roaring bitmaps
 (`pyroaring`), zlib and lzma over the gaps between positions, and by zlib over NumPy's bitmap. The table `queue` kills a process
-with SIGKILL while it works on a job of our queue, of `persistqueue.SQLiteAckQueue` and of `huey.SqliteHuey`. It also tests
-whether a slow worker that was considered dead can still finish a job that another worker has finished. The table `pool` kills one
-worker while several tasks run, with our pool, `concurrent.futures.ProcessPoolExecutor` and `joblib`. Libraries that are not
-installed are left out: pip install --target FOLDER pyroaring persist-queue huey, and put FOLDER on PYTHONPATH.
+with SIGKILL while it works on a job of our queue, of `persistqueue.SQLiteAckQueue` and of `huey.SqliteHuey`. For the first two,
+it also tests whether a slow worker that was considered dead can still finish a job that another one has finished. The table
+`pool` kills one worker while several tasks run, with our pool, `concurrent.futures.ProcessPoolExecutor` and `joblib`. Of
+pyroaring, persist-queue and huey, those that are not installed are left out: pip install --target FOLDER pyroaring persist-queue
+huey, and put FOLDER on PYTHONPATH.
 """
 
 import os
@@ -31,7 +32,10 @@ RESNET18_PARAMETERS = 11_173_962
 
 
 def measure_positions(asked: Options) -> list[ResultRow]:
-    """Measure size relative to our codec, and CPU-seconds to pack and unpack, for shares of positions that sparsifiers send."""
+    """Measure the size of packed positions relative to our codec, and the CPU-seconds to pack and unpack them.
+
+    Returns a row for each codec and each share of values that are sent: 0.1, 1 and 10 %, at random positions.
+    """
     size = RESNET18_PARAMETERS // 10 if asked.quick else RESNET18_PARAMETERS
     rng = np.random.default_rng(asked.seed)
     rows = []
@@ -148,7 +152,8 @@ def work(number):
 def measure_queues(asked: Options) -> list[ResultRow]:
     """Count jobs that are lost, and jobs that are done twice, after a process was killed during a job and another one continued.
 
-    late_ends: a slow worker is taken for dead, and its job is given to a second one; number of the two that can mark it as done.
+    Returns a row for each queue. Column late_ends: a slow worker is taken for dead, and its job is given to a second one; the
+    number of these two that can mark it as done, or None if this was not tested.
     """
     rows = []
     for name, program in QUEUE_PROGRAMS.items():
@@ -262,7 +267,10 @@ serve(prepare)
 
 
 def measure_pools(asked: Options) -> list[ResultRow]:
-    """Count how many of `NUM_TASKS` tasks return their result if a worker process is killed once, during one task."""
+    """Count how many of `NUM_TASKS` tasks return their result if a worker process is killed once, during one task.
+
+    Returns a row for each pool. Column answered: this number, or what was printed last if that is no number.
+    """
     rows = []
     for name in ("ours", *POOL_PROGRAMS):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Grid search over the settings of gradient-matching attacks, by family of networks, on images of the tuning part.
+"""Grid search over the settings of gradient-matching attacks, by family of networks, from which presets are chosen by hand.
 
-For every family of `attacker.attacks.presets`, each setting attacks the same updates of an untrained network: one step on a
-single example, and one step on a batch of four. A preset takes the setting that recovers the largest number of examples in both
-together; among equal ones, the setting with the smaller median error.
+For each family in `NETWORKS_OF_FAMILIES` (networks with ReLU, dense layers only, batch norm, or residual paths), all settings
+attack the same updates of an untrained network: one step on a single example and, unless the attack refuses batches, one step on
+a batch of four.
 """
 
 from collections import defaultdict
@@ -54,7 +54,10 @@ SINGLE_EXAMPLE_ATTACKS = ("idlg",)
 
 
 def measure_presets(asked: Options, sets: list[Images]) -> TableAndSummary:
-    """Measure every setting of every attack on every family: one row for each, over all data sets and batch sizes."""
+    """Measure every setting of every attack on every family of networks: one row for each, over all data sets and batch sizes.
+
+    With --quick only the first setting of each attack is measured. sets: images of each data set. The summary is empty.
+    """
     rows = []
     for family, network in NETWORKS_OF_FAMILIES.items():
         originals = [_make_originals(network, data, size, asked) for data in sets for size in BATCH_SIZES]
@@ -75,7 +78,10 @@ def _make_originals(network: str, data: Images, size: int, asked: Options) -> Or
 
 
 def _measure_setting(attack: str, setting: dict[str, Any], originals: list[Originals], asked: Options) -> dict[str, Any]:
-    """Return a row with the share recovered and the median error for each batch size, and the CPU-seconds."""
+    """Return a row with the share of recovered examples and their median MSE for each batch size, and the CPU-seconds.
+
+    attack: its name. setting: its arguments.
+    """
     built = ATTACKS[attack](**{"steps": STEPS, **setting, **({"steps": 2} if asked.quick else {})})
     found: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     seconds = 0.0

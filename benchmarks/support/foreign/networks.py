@@ -1,4 +1,4 @@
-"""Networks in plain PyTorch that do not use this project: published ones, and small ones with unusual constructs."""
+"""Networks in plain PyTorch that are not models of this project: published ones, and small ones with unusual constructs."""
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ class MnistNet(nn.Module):
 
 
 class RowLSTM(nn.Module):
-    """An LSTM that reads the columns of a table row one after the other."""
+    """An LSTM that reads the columns of a table row one after the other, and classifies the row into three classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class RowLSTM(nn.Module):
 
 
 class RowMLP(nn.Sequential):
-    """A perceptron with two hidden layers for table rows."""
+    """A perceptron with two hidden layers, dropout and an in-place ReLU, for table rows of 12 columns."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class RowMLP(nn.Sequential):
 
 
 class ResidualNet(nn.Module):
-    """A network with residual and dense connections, group norm, and in-place operations."""
+    """A network with a residual and a dense (concatenated) connection, group norm, batch norm and in-place operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class ResidualNet(nn.Module):
 
 
 class AttentionNet(nn.Module):
-    """A small vision transformer: patches, two implementations of attention, layer norm and a class token."""
+    """A small vision transformer with a class token, whose first attention is written out and whose second is PyTorch's layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class AttentionNet(nn.Module):
 
 
 class TiedNet(nn.Module):
-    """A network that uses a convolution twice, and a weight matrix a second time, transposed."""
+    """A network that applies one convolution twice, and shares a weight matrix between two linear layers and its transpose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class TiedNet(nn.Module):
 
 
 class HardNet(nn.Module):
-    """A network with squeeze-and-excitation and the hard activations of MobileNetV3."""
+    """A network with squeeze-and-excitation (a learned scale per channel), and the activations Hardswish and Hardsigmoid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class HardNet(nn.Module):
 
 
 class _Square(torch.autograd.Function):
-    """The square as an autograd function in the style before torch.func; vmap does not support this style."""
+    """The square as a custom autograd function without `setup_context`, which torch.func.vmap does not support."""
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
@@ -186,7 +186,7 @@ class _Square(torch.autograd.Function):
 
 
 class OwnCodeNet(nn.Module):
-    """A network with a custom autograd function, a branch on values, and a buffer that it writes to."""
+    """A network with a custom autograd function, a branch on values, and a buffer that each forward pass changes."""
 
     calls: Tensor
 
@@ -209,7 +209,7 @@ class OwnCodeNet(nn.Module):
 class CheckpointedNet(nn.Module):
     """A network with activation checkpointing.
 
-    reentrant: whether PyTorch's reentrant implementation is used. With None it is used as well, as PyTorch's argument is not set.
+    reentrant: `use_reentrant` of `torch.utils.checkpoint`; None leaves the choice to PyTorch, which then warns.
     """
 
     def __init__(self, reentrant: bool | None = False) -> None:
@@ -232,7 +232,7 @@ class CheckpointedNet(nn.Module):
 
 
 class OffloadedNet(nn.Module):
-    """A network that keeps what its backward pass needs in the memory of the CPU, by hooks of saved tensors."""
+    """A network whose first layer keeps what its backward pass needs in the memory of the CPU (`save_on_cpu`)."""
 
     def __init__(self) -> None:
         super().__init__()

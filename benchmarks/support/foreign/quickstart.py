@@ -4,11 +4,11 @@ Ten clients train the template's network with the template's settings: batches o
 0.1. The same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads
 CIFAR-10 from a file, because nothing can be downloaded here: images of the report part of --data, else embedded photographs.
 
-`psnr` is the mean over a client's examples, to which reconstructions are assigned optimally; `null` is that of the same attack
-without the update, and `surplus` is `psnr` minus `null`. `labels` is the share of true labels in the inferred multiset.
-`examples` is the number of examples that the attack reconstructed, and `reported` the number that the client reported. The attack
-is `exact`, which tries closed forms before a search by inverting_gradients with the given number of iterations; `route` is
-the closed form or search that gave the answer.
+`psnr` is the mean over those of a client's examples that a reconstruction was assigned to; `null` is that of the same attack
+without the update, and `surplus` is `psnr` minus `null`. `labels` is the share of a client's labels that are among the inferred
+ones, counted with repetitions. `examples` is the number of examples behind the update that the server assumes, and `reported` the
+number that the client reported. The attack is `exact`, which tries closed forms before a search by inverting_gradients with the
+given number of iterations; `route` is the closed form or search that gave the answer.
 """
 
 import logging
@@ -47,7 +47,8 @@ NUM_CLIENTS, NUM_EXAMPLES, NUM_EXAMPLES_QUICK, LEARNING_RATE = 10, 1600, 60, 0.1
 class AppSetting:
     """The settings of one run of Flower's quickstart app, and of the attack on its updates.
 
-    steps: number of steps in each client's epoch; None for all. attacked: number of clients whose updates are attacked.
+    name: of the setting in the table. steps: number of local steps of each client; None for one whole epoch.
+    attacked: number of clients whose updates are attacked. iterations: number of iterations of the attack's search.
     """
 
     name: str
@@ -58,7 +59,7 @@ class AppSetting:
 
     @property
     def training(self) -> Training:
-        """The training settings that the server prescribes."""
+        """The clients' training settings, as stated in the recording."""
         epochs = 1 if self.steps is None else None
         return Training(
             learning_rate=LEARNING_RATE, batch_size=self.batch_size, epochs=epochs, steps=self.steps, momentum=0.9, mode="train"
@@ -66,7 +67,10 @@ class AppSetting:
 
 
 def measure_quickstart(asked: Options) -> TableAndSummary:
-    """Measure the app with the template's settings and with one step on one example, and return the mean surplus of each."""
+    """Attack the app with the template's settings and with one step on one example; return a row per client, and a summary.
+
+    The summary holds the mean surplus (PSNR above that of the null, in dB) of each setting.
+    """
     settings = [
         AppSetting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if asked.quick else 150),
         make_one_step(attacked=2 if asked.quick else 6, iterations=150 if asked.quick else 1200),
@@ -79,7 +83,7 @@ def measure_quickstart(asked: Options) -> TableAndSummary:
 
 
 def draw_images(asked: Options) -> Images:
-    """Return the images that are divided among the clients."""
+    """Return the images that are divided among the clients: CIFAR-10's or, if --data lacks them, embedded photographs."""
     return load_images(asked, "cifar10", NUM_EXAMPLES_QUICK if asked.quick else NUM_EXAMPLES)
 
 
@@ -154,9 +158,10 @@ def _average_psnr(x: Tensor, truth: Tensor) -> float:
 
 
 def _find_truth(observation: Observation, setting: AppSetting) -> tuple[Tensor, Tensor]:
-    """Return the examples that the client trained on, in [0, 1], and their labels.
+    """Return the examples (N, 3, 32, 32) that the observed client trained on, in [0, 1], and their labels (N,).
 
-    The client is the one whose training, when repeated, gives the update nearest to the observed one.
+    The recording does not say which examples a client holds. The training of each client is repeated, and the client is taken
+    whose update is nearest to the observed one.
     """
     import task
 

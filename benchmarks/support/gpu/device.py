@@ -1,14 +1,14 @@
 """Searches on a GPU or another device: agreement with the CPU, memory, and iterations per second of many at once.
 
-    agreement   median difference between the results of each attack on the device and on the CPU, after a few iterations
+    agreement   median absolute difference between reconstructed values on the device and on the CPU, for several attacks
     memory      ratio of the peak memory of searches that run together to the memory planned for them
     lenet       iterations per second of 1 to 256 searches at once on DLG's LeNet
-    resnet      the same of 1 to 32 searches on ResNet20-4 (a ResNet-20 of four times the width), in float32 and with convolutions
-                in bfloat16
+    resnet      the same of 1 to 32 searches on ResNet20-4 (a ResNet-20 of four times the width), in float32 and with
+                convolutions in bfloat16
     sharing     ratio of the time of two concurrent processes to the time of the same processes in sequence
 
-Seconds are wall time, after synchronisation with the device. On a CPU, and with `--quick`, fewer searches only check that the
-table runs. `make bench-gpu` starts this script, with the folder `benchmarks` on the path.
+Seconds are wall time, after synchronisation with the device. With `--quick`, and for speed also on a CPU, one or two searches
+only check that the table runs. `make bench-gpu` starts this script, with the folder `benchmarks` on the path.
 """
 
 import subprocess
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare results of `COMPARED_ATTACKS` on the device and on the CPU, after a few iterations from the same start."""
+    """Run each of `COMPARED_ATTACKS` on the device and on the CPU with the same seed; return rows with the median difference."""
     rows = []
     for name, network, arguments in COMPARED_ATTACKS[:1] if asked.quick else COMPARED_ATTACKS:
         made = _make_cases(asked, network, 2)[1]
@@ -74,9 +74,9 @@ def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the ratio of the peak memory of searches that run together to the memory planned for them.
+    """Measure the ratio of the peak GPU memory of searches that run together to the memory planned for them.
 
-    Above 1, a replay would run too many searches together (too large chunks).
+    Above 1, a replay (the attack on a recording) may run too many searches together. On a CPU the ratio is not measured.
     """
     rows = []
     for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
@@ -101,7 +101,7 @@ def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _count_planned_values(of: LocalClient) -> float:
-    """Return how many tensor elements `attacker.replay.batching` counts for a search for one example of the client `of`."""
+    """Return the number of tensor elements planned for a search for one example: multiples of parameters and activations."""
     from attacker.replay.batching import count_activations
     from fedsim import models
 
@@ -111,7 +111,7 @@ def _count_planned_values(of: LocalClient) -> float:
 
 
 def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the total iterations per second of all searches, without their start-up time."""
+    """Measure the iterations per second, summed over searches that run at once, without the time to start."""
     network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
     if asked.quick or asked.device == "cpu":
         counts, iterations = (1, 2) if network == "lenet_dlg" else (1,), 2
@@ -131,7 +131,7 @@ def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the ratio of the wall time of two concurrent processes to that of the same processes in sequence."""
+    """Measure the ratio of the wall time of two concurrent processes with searches to that of the same processes in sequence."""
     words = [sys.executable, __file__, "lenet", "--quick", "--device", asked.device]
 
     def measure_time(at_once: bool) -> float:
@@ -155,7 +155,7 @@ def _measure_time(asked: Options, made: list[Case], iterations: int, coarse: flo
 
 
 def _run_search(asked: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
-    """Run one search for each case. The device has finished when this returns, since the results are copied to the CPU.
+    """Run one search by `inverting_gradients` for each case, all at once, and wait until the device has finished.
 
     coarse: share of the iterations, at the beginning, that compute convolutions in bfloat16.
     """

@@ -1,16 +1,16 @@
-"""Runs everything that needs a GPU, in pieces of at most nine minutes by priority: CUDA tests, then a table of each benchmark.
+"""Runner of all tests and benchmarks for a GPU, in pieces of at most nine minutes by priority: CUDA tests, then tables.
 
     make bench-gpu              run the pieces that are not done yet, and write a table for each
-    make bench-gpu MINUTES=10   run only pieces that will finish within ten minutes
+    make bench-gpu MINUTES=10   start only pieces that should finish within ten minutes, by their last run or else their limit
     make bench-gpu DRY=1        run the smallest instance of each piece on the CPU, which only checks that it starts
 
 Other options follow `PYTHONPATH=benchmarks python -m support.gpu.pieces`: `--list` lists the pieces and their states, and `--only
 NAME` runs this piece, done or not; it may be given more than once.
 
-Each piece is a separate process, stopped after nine minutes. Its output is written to `NAME.txt` in the folder of results, and
-its exit to `NAME.json`. A piece that was done with the same commit is skipped, so that an interrupted run continues where it
-stopped. A benchmark is done only if it printed rows; a piece that cannot run here is "skipped", with the reason that it printed.
-`README.md` in that folder has all tables, with hardware, driver and versions.
+Each piece is a separate process, stopped after nine minutes (five in a dry run). Its output is written to `NAME.txt` in the
+folder of results, and its outcome to `NAME.json`. A piece that was done or skipped with the same commit is not run again, so that
+an interrupted run continues where it stopped. A benchmark is done only if it printed rows; a piece that cannot run here is
+"skipped", with the reason that it printed. `README.md` in that folder has all tables, with hardware, driver and versions.
 """
 
 import argparse
@@ -44,9 +44,10 @@ ENDED_STATES = ("done", "skipped")
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One piece of the GPU measurements, run as a Python process. shows: what its numbers mean.
+    """One piece of the GPU measurements, run as a Python process.
 
-    command: arguments of Python on a GPU, beginning with the script. dry: arguments of a dry run on a CPU.
+    shows: what its numbers show, in words. command: arguments of Python on a GPU, beginning with the script or an option such as
+    "-m". dry: the same for a dry run on a CPU.
     In both, `DATA` and `DEVICE` are replaced by this run's --data and --device; without --data, `--data DATA` is left out.
     has_rows: whether the process prints a benchmark's result as one JSON object.
     """
@@ -58,7 +59,10 @@ class Piece:
     has_rows: bool = True
 
     def list_arguments(self, *, dry: bool, data: Path | None, device: str) -> list[str]:
-        """Return the command of the process: the Python interpreter and its arguments."""
+        """Return the command of the process: the Python interpreter and its arguments.
+
+        data: folder of data sets, or None. device: "cpu" or "cuda".
+        """
         text = self.dry if dry else self.command
         if data is None:
             text = text.replace("--data DATA", "")
@@ -77,7 +81,7 @@ def make_script(name: str, shows: str, call: str, *, dry: str | None = None) -> 
 
 
 def make_tests(name: str, shows: str, chosen: str) -> Piece:
-    """Return a piece that runs CUDA tests; on a CPU they are skipped with a reason. chosen: paths of tests, for pytest."""
+    """Return a piece that runs tests marked "cuda", which skip themselves on a CPU. chosen: paths of tests, for pytest."""
     command = f"-m pytest -q -rs -p no:cacheprovider -m cuda {chosen}"
     return Piece(name=name, shows=shows, command=command, dry=command, has_rows=False)
 
@@ -174,9 +178,9 @@ def main() -> None:
 
 
 def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, device: str) -> None:
-    """Run a piece; write its output to NAME.txt in `out`, and its exit status, time and versions to NAME.json.
+    """Run a piece; write its output to NAME.txt in the folder `out`, and its state, exit status, time and versions to NAME.json.
 
-    limit: seconds after which the process and those that it started are killed.
+    limit: seconds after which it is killed. dry: whether to run its dry run. data: folder of data sets. device: "cpu" or "cuda".
     """
     words, printed = piece.list_arguments(dry=dry, data=data, device=device), out / f"{piece.name}.txt"
     (out / f"{piece.name}.json").unlink(missing_ok=True)  # the output of an earlier run is overwritten
@@ -206,7 +210,7 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
 def _run_process(words: Sequence[str], file: IO[str], limit: float) -> int | None:
     """Run a process with its output in `file`; return its status, or None if it was killed after `limit` seconds.
 
-    It is killed with the processes that it started, also if this one is interrupted.
+    Processes that it has started and that still run at the end are killed, too; so are all if this process is interrupted.
     """
     process = subprocess.Popen(
         words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=_make_environment(), start_new_session=True
@@ -222,7 +226,10 @@ def _run_process(words: Sequence[str], file: IO[str], limit: float) -> int | Non
 
 
 def _make_environment() -> dict[str, str]:
-    """Return the environment of a piece. All pieces share compiled modules, since compiling PyTorch's takes most of a dry run."""
+    """Return the environment of a piece's process.
+
+    If this process may not write compiled modules, pieces write theirs to a common folder: compiling takes most of a dry run.
+    """
     path = f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     compiled = {"PYTHONPYCACHEPREFIX": str(ROOT / "runs" / "compiled-modules"), "PYTHONDONTWRITEBYTECODE": ""}
     return {**os.environ, "PYTHONPATH": path, **(compiled if os.environ.get("PYTHONDONTWRITEBYTECODE") else {})}
@@ -235,9 +242,10 @@ def _read_child_seconds() -> float:
 
 
 def judge_output(piece: Piece, text: str) -> tuple[str, str]:
-    """Return the state of a piece whose process ended with status 0, and the reason if it is not done.
+    """Return the state of a piece whose process ended with status 0, and the reason for it, which is "" if it is done.
 
-    It is "done" if it printed rows, or at least one test passed; "skipped" if it printed why not, and otherwise "failed".
+    text: output of the process. A benchmark is "done" if it printed rows, "skipped" if it printed a reason for having none, and
+    otherwise "failed". Tests are "done" if at least one passed, and otherwise "skipped".
     """
     lines = text.splitlines()
     if not piece.has_rows:
@@ -254,9 +262,10 @@ def judge_output(piece: Piece, text: str) -> tuple[str, str]:
 
 
 def find_state(out: Path, piece: Piece, *, dry: bool) -> str:
-    """Return the state of a piece: done, skipped, failed, too long, other code (ended with another commit), or left (not done).
+    """Return the state of a piece by its last result in the folder `out`.
 
-    dry: whether the state of dry runs is asked for; others do not count then, nor do dry runs otherwise.
+    It is "done", "skipped", "failed", "too long" (killed at its limit), "other code" (done or skipped, but with another commit),
+    or "left" if it has no result. dry: whether the result must be of a dry run; if not, it must be of a run on a GPU.
     """
     told = _read_result(out, piece)
     if told is None or told["dry_run"] != dry:
@@ -265,7 +274,7 @@ def find_state(out: Path, piece: Piece, *, dry: bool) -> str:
 
 
 def estimate_seconds(out: Path, piece: Piece) -> float:
-    """Return the seconds that a piece took in its last run; the limit `PIECE_SECONDS` if it never ran or did not finish."""
+    """Return the seconds that a piece took in its last run if that is "done", otherwise the limit `PIECE_SECONDS`."""
     told = _read_result(out, piece)
     return float(told["seconds"]) if told is not None and told["state"] == "done" else PIECE_SECONDS
 
@@ -278,7 +287,7 @@ def _read_result(out: Path, piece: Piece) -> dict[str, Any] | None:
 
 
 def write_tables(out: Path) -> None:
-    """Write README.md in `out`, with the table of each piece that ran, below its hardware and versions."""
+    """Write README.md in the folder `out`, with a section for each piece that ran: hardware, versions, command and table."""
     lines = ["# Results on a GPU", "", "Made by `make bench-gpu`; each piece says with which hardware and versions.", ""]
     for piece in PIECES:
         if (told := _read_result(out, piece)) is None:
@@ -292,7 +301,7 @@ def write_tables(out: Path) -> None:
 
 
 def _find_table(printed: Path) -> list[str]:
-    """Return the table and summary in a piece's output, or its last lines if there is none."""
+    """Return the lines of the table and the summary in the file `printed`, a piece's output; without a table, the last 15."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", printed.read_text(errors="replace"))
     lines = [line for line in text.splitlines() if not line.startswith('{"benchmark"')]
     first = next((i for i, line in enumerate(lines) if line.startswith("|")), None)
@@ -306,7 +315,10 @@ def read_gpu_name() -> str:
 
 
 def read_versions() -> dict[str, str]:
-    """Return the versions of Python, packages, CUDA and the driver."""
+    """Return a dict from "python", "cuda", "driver" and the name of each of `VERSIONED_PACKAGES` to its version.
+
+    Without nvidia-smi the driver is "none".
+    """
     found = {"python": platform.python_version(), **{package: version(package) for package in VERSIONED_PACKAGES}}
     found["cuda"] = str(torch.version.cuda)
     try:
@@ -318,7 +330,7 @@ def read_versions() -> dict[str, str]:
 
 
 def read_commit() -> str:
-    """Return the short hash of this checkout's commit; without git, the name and version of the package."""
+    """Return the short hash of this checkout's commit; outside of a git checkout, the name and version of the package."""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return done.stdout.strip() or f"fedleak {version('fedleak')}"
 

@@ -1,7 +1,7 @@
-"""Tables of the attack `accumulate`: what compressed, quantised and noisy updates reveal in one round and over many.
+"""Tables on what compressed, quantised and noisy updates of the same image reveal in one round and over many.
 
-Every client holds one image, uses it in every round, and trains one step. The mean of what the clients sent is added to the
-global weights.
+Every client holds one image, uses it in every round, and trains one step. The mean of what the clients sent in a round is added
+to the global weights. Compressed and quantised updates are attacked by `accumulate`, which searches for one image that fits all.
 """
 
 import sys
@@ -44,7 +44,10 @@ NOISE_MULTIPLIERS = (30.0, 10.0, 3.0)
 
 
 def make_network(images: Images, seed: int, batch: int = 1, learning_rate: float = LEARNING_RATE) -> RecordedNetwork:
-    """Return the LeNet of CPL (Wei et al. 2020) with random weights, and the settings of a local training of one step."""
+    """Return the LeNet of CPL (Wei et al. 2020) with random weights, and the settings of a local training of one step.
+
+    images: only their data specification is used. batch: batch size of the step.
+    """
     client = make_client("lenet_cpl", images.data, seed=seed)
     return RecordedNetwork(
         client.model, client.data, Training(learning_rate=learning_rate, batch_size=batch, steps=1), client.weights
@@ -52,10 +55,10 @@ def make_network(images: Images, seed: int, batch: int = 1, learning_rate: float
 
 
 def make_accumulated_rows(asked: Options, defenses: Sequence[tuple[str, Sequence[int]]], *, clients: int = 2) -> list[ResultRow]:
-    """Return a row for each defense and number of rounds: mean PSNR over clients of `accumulate`, and of its null.
+    """Return a row for each defense and number of rounds: PSNR of the attack `accumulate` and of its null, means over clients.
 
-    The null is the same attack without the clients' messages. defenses: pairs of a defense and the numbers of rounds to attack.
-    clients: number of clients, each with an image of its own.
+    The null is the same attack without the clients' messages. defenses: pairs of a defense and the numbers of rounds to attack,
+    from the first on; --quick attacks at most three. clients: number of clients, each with an image of its own.
     """
     images = load_images(asked, "cifar10", clients)
     network, rows = make_network(images, asked.seed), []
@@ -95,8 +98,9 @@ def make_private_rows(asked: Options) -> list[ResultRow]:
     """Return a row for each noise multiplier and number of rounds: how often the attacker picks the client's image out of `POOL`.
 
     The attacker knows that the client's image is one of `POOL` images, all equally likely, and picks the one that makes the
-    messages of all rounds most likely. No attacker with this knowledge is right more often. Each row also holds the upper bound
-    on this rate that follows from the noise multiplier, for all its rounds together.
+    messages of these rounds, which are clipped and have Gaussian noise, most likely. The noise multiplier is the standard
+    deviation of the noise divided by the clipping norm. Each row also holds the upper bound on the expected rate that follows
+    from it.
     """
     trials, counts = (4, (1, 3)) if asked.quick else (40, (1, 10, 30))
     pool = load_images(asked, "cifar10", POOL)
@@ -134,9 +138,10 @@ def _write_defense(multiplier: float) -> str:
 def _name_image(
     network: RecordedNetwork, pool: Images, true: int, multiplier: float, counts: Sequence[int], seed: int
 ) -> dict[int, int]:
-    """Return a dict from each number of rounds in `counts` to the index of the most likely image of the pool.
+    """Return a dict from each number of rounds n in `counts` to the index of the pool's image that fits the first n rounds best.
 
-    true: index of the client's image, from which the messages are simulated. multiplier: noise multiplier of the defense.
+    true: index of the client's image, from which the messages are simulated. multiplier: standard deviation of their noise,
+    divided by the clipping norm. seed: of the noise.
     """
     (case,) = record_same_examples(network, pool.of([true]), max(counts), defense=_write_defense(multiplier), seed=seed)
     first = case.observations[0]

@@ -1,4 +1,4 @@
-"""The table of the attack `cohort_spans`, which sees only secure sums over changing groups of clients.
+"""The table of the attack `cohort_spans`, which sees only the sums over the clients of each round (its cohort), and their names.
 
 It counts the clients whose examples the attack separates from those of others, the examples that it recovers, and those for which
 it also names the right client.
@@ -28,7 +28,8 @@ class CohortSetting:
 
     clients, cohort: number of clients, and of those that take part in a round. examples: number of examples of each client.
     steps, batch: local steps of a round, and the size of their batches.
-    fixed: whether cohorts are always the same groups of clients. hidden: width of the first layer.
+    fixed: whether the clients form fixed groups that take turns; otherwise each cohort is drawn at random.
+    hidden: width of the first layer. defense: of the sum, as in an experiment; "" for none. data: name of the data set.
     what:  name of the federation in the table.
     """
 
@@ -49,8 +50,8 @@ class CohortSetting:
 def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
     """Return the federations of the table, one for each row; `quick` returns two small ones.
 
-    The first has random cohorts, two local steps and 30 rounds. The others change one setting of it: four local steps, 10 or 20
-    rounds, fixed cohorts, a narrow first layer, or noise. The last is the configuration of the paper on SRATTA.
+    The first has random cohorts, two local steps and 30 rounds. The others differ from it by four local steps on smaller batches,
+    10 or 20 rounds, fixed cohorts, a narrow first layer, or noise; the last has the setup of the attack SRATTA's paper, on MNIST.
     """
     if quick:
         return [
@@ -81,10 +82,11 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
 
 
 def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
-    """Return one row: the shares of clients isolated, of examples recovered exactly, and of those with the right client named.
+    """Simulate and attack one federation, and return its row.
 
-    A client is isolated if the attack finds the linear span of its examples, see `_count_isolated`. An example is exact if the
-    PSNR of one reconstruction is above `EXACT_DB`.
+    Column isolated: share of clients for which the attack finds the linear span of their own examples. exact: share of all
+    examples to which a reconstruction has a PSNR above `EXACT_DB`; exact_with_owner, wrong_owner: share of all for which it also
+    names the right client, or only a wrong one. null: `exact` of the null, the same attack without the sums.
     """
     images = load_images(asked, setting.data, setting.clients * setting.examples)
     holdings = {
@@ -130,9 +132,9 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
 
 
 def record(asked: Options, setting: CohortSetting, images: Images, holdings: Mapping[str, Images]) -> Case:
-    """Simulate all rounds and return a case with the secure sum of each round.
+    """Simulate all rounds and return a case with the secure sum of each: the mean of the updates of its cohort.
 
-    holdings: dict from client to its images. images: only their data specification is used.
+    holdings: dict from the name of a client to its images. images: only their data specification is used.
     """
     rng, names, rounds = Generator().manual_seed(asked.seed + 1), sorted(holdings), []
     groups = [names[i : i + setting.cohort] for i in range(0, len(names), setting.cohort)]
@@ -155,8 +157,9 @@ def _draw_batches(own: Images, setting: CohortSetting, rng: Generator) -> list[L
 def _count_isolated(case: Case, holdings: Mapping[str, Images], asked: Options) -> int:
     """Return the number of clients for which the attack found the linear span of their own examples in the secure sums.
 
-    A span is right if it has as many dimensions as the client has examples, and if for each example, normalised to length 1, the
-    part outside of the span is shorter than `MAX_OUTSIDE`.
+    A span is right if it has as many dimensions as the client has examples, and if for each example, as the vector of its
+    normalised pixels and a 1, scaled to length 1, the part outside of the span is shorter than `MAX_OUTSIDE`.
+    holdings: dict from the name of a client to its images.
     """
     try:
         spans = measure_isolation(case, Generator().manual_seed(asked.seed))

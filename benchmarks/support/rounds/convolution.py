@@ -1,6 +1,7 @@
-"""The table of a convolutional network: batches over five epochs, attacked round by round, and all rounds together.
+"""The table `convolution` of rounds.py: batches over five epochs, attacked round by round, and all rounds together.
 
-An attack on all rounds together needs links: claims that certain examples of different rounds are the same image.
+The network is CPL's LeNet. An attack on all rounds together needs links: claims that certain examples of different rounds are the
+same image.
 """
 
 from collections.abc import Sequence
@@ -29,10 +30,11 @@ LEARNING_RATE = 0.01
 
 
 def make_convolution_rows(asked: Options) -> list[ResultRow]:
-    """Return three rows with the PSNR of each image, for three ways to attack the same rounds.
+    """Return three rows with the PSNR of each image and their mean, for three ways to attack the same rounds.
 
-    The first way attacks each round alone, and takes the best round of each image. The second attacks all rounds together, and
-    finds the links itself (which examples of different rounds are the same image). The third is given the true links and labels.
+    The first way attacks each round alone, and takes for each image the round with the highest PSNR. The second attacks all
+    rounds together, and finds the links itself (which examples of different rounds are the same image). The third is given the
+    true links and labels.
     """
     images = load_images(asked, "cifar10", EXAMPLES)
     network = make_network(images, asked.seed, BATCH, LEARNING_RATE)
@@ -77,9 +79,9 @@ def _measure_null(attack: Agic, case: Case, images: Images) -> float:
 
 
 def _measure_assigned(found: Reconstruction, x: Tensor) -> Tensor:
-    """Return the PSNR (N,) of the reconstruction assigned to each original, 0 if there is none.
+    """Return the PSNR (N,) of the reconstruction assigned to each original; 0 for an original without one.
 
-    Only the N reconstructions that the attack ranks first are assigned.
+    Only the N reconstructions that the attack itself ranks best are assigned. x: originals (N, *shape).
     """
     guesses = keep_first(found, len(x)).x.nan_to_num().clamp(0, 1)
     chosen = assign_reconstructions(guesses, x)
@@ -87,10 +89,10 @@ def _measure_assigned(found: Reconstruction, x: Tensor) -> Tensor:
 
 
 def _measure_links(found: Reconstruction, used: Sequence[Sequence[int]], images: Images) -> float:
-    """Return a lower bound on the share of pairs (one image used in two rounds) that the attack found to be the same image.
+    """Estimate the share of pairs (one image used in two rounds) that the attack found to be the same image.
 
-    The attack's slots in a round (positions in its batch) are matched with the round's images by label. If two images of a batch
-    share a label, the match is arbitrary, so that right links may count as wrong. used: indices of the images of each round.
+    The examples that the attack places in a round are matched with the round's images by label. If two images of a batch share a
+    label, the match is arbitrary, so that right links may count as wrong. used: indices of the images of each round.
     """
     slots: dict[tuple[int, int], int] = {}
     rounds = sorted({slot.round for slot in found.slots})

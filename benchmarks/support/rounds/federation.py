@@ -1,4 +1,4 @@
-"""Simulated rounds of clients that train on known examples, as the server records them: of one client, or as secure sums."""
+"""Simulated rounds of clients that train on known examples, as the server sees them: updates of clients, or secure sums."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ LocalBatch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class RecordedNetwork:
-    """A network with its training settings and the weights at the beginning of the recording."""
+    """A network with the clients' training settings and the global weights before the first simulated round."""
 
     model: ModelSpec
     data: DataSpec
@@ -28,22 +28,25 @@ class RecordedNetwork:
     weights: Mapping[str, Tensor]
 
     def measure_accuracy(self, images: Images) -> float:
-        """Return the share of `images` that are classified rightly with the weights at the beginning of the recording."""
+        """Return the share of `images` that are classified rightly with the weights before the first simulated round."""
         model = models.build(self.model, self.data)
         return evaluate(model, self.weights, images.x, images.y, self.data, self.training)["accuracy"]
 
 
 def make_network(data: DataSpec, training: Training, *, hidden: int = 256, seed: int = 0) -> RecordedNetwork:
-    """Return an untrained network with one hidden layer with ReLU."""
+    """Return an MLP with one hidden layer of `hidden` neurons with ReLU, and random weights.
+
+    training: settings of the clients' training.
+    """
     spec = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
     weights = {name: p.detach() for name, p in models.build(spec, data, seed=seed).named_parameters()}
     return RecordedNetwork(spec, data, training, weights)
 
 
 def train_network(network: RecordedNetwork, images: Images, *, steps: int, seed: int = 0) -> RecordedNetwork:
-    """Return the network after `steps` steps of SGD on all images, in shuffled batches of 32 at a learning rate of 0.05.
+    """Return the network with the weights after `steps` steps of SGD, in shuffled batches of 32 at a learning rate of 0.05.
 
-    Its settings for local training stay as they are.
+    The settings of the clients' training stay as they are.
     """
     rng, batches = Generator().manual_seed(seed), []
     while len(batches) < steps:
@@ -55,7 +58,10 @@ def train_network(network: RecordedNetwork, images: Images, *, steps: int, seed:
 
 
 def kill_neurons(network: RecordedNetwork, share: float) -> RecordedNetwork:
-    """Return the network with the first `share` of its hidden neurons off for every example: incoming weights 0, bias -1."""
+    """Return the MLP with part of its hidden neurons dead: incoming weights 0, bias -1, so that ReLU gives 0 for any example.
+
+    share: share of the neurons, rounded down; the first ones are changed.
+    """
     weights = {name: w.clone() for name, w in network.weights.items()}
     names = [name for name in weights if name.startswith("1.")]
     dead = int(share * len(weights[names[0]]))
@@ -69,8 +75,8 @@ def record_epochs(
 ) -> tuple[Case, list[list[int]]]:
     """Simulate a client that trains on `images` for some epochs, and return its rounds and the indices of each round's examples.
 
-    In each round, the client takes one step on the next batch of its shuffled epoch. The update that it sends is added to the
-    global weights. `defense` starts with a fresh state in each round.
+    In each round, the client trains on the next batch of its shuffled epoch. The update that it sends is added to the global
+    weights. batch: batch size. client: its name. defense: as in an experiment, "" for none; it remembers nothing between rounds.
     """
     rng, rounds, used = Generator().manual_seed(seed), [], []
     weights = dict(network.weights)
@@ -89,8 +95,8 @@ def record_same_examples(
 ) -> list[Case]:
     """Return one case per image: the rounds of a client that holds this image only and uses it in every round.
 
-    The defense of a client keeps its state, such as a residual, from round to round. In each round, the mean of what all clients
-    sent is added to the global weights.
+    A client's defense keeps its state, such as values not sent yet, from round to round. After each round, the mean of what all
+    clients sent in it is added to the global weights. rounds: their number. defense: as in an experiment, "" for none.
     """
     spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
     built, weights = spec.build(), dict(network.weights)
@@ -111,8 +117,8 @@ def record_same_examples(
 def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence[LocalBatch]]], *, defense: str = "") -> Case:
     """Simulate rounds of secure aggregation, and return a case with what the server sees of each.
 
-    The server sees the unweighted mean of the clients' updates after `defense` was applied to this mean. This value is recorded,
-    and added to the global weights. rounds: for each round, a dict from client to its batches.
+    The server sees the unweighted mean of the clients' updates, to which `defense` was applied (as in an experiment, "" for
+    none). It adds this mean to the global weights. rounds: for each round, a dict from the name of a client to its batches.
     """
     weights, found = dict(network.weights), []
     for number, batches in enumerate(rounds, start=1):
@@ -126,7 +132,7 @@ def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence
 
 
 def make_update(network: RecordedNetwork, weights: Mapping[str, Tensor], batches: Sequence[LocalBatch]) -> dict[str, Tensor]:
-    """Return the update of a client that starts from `weights` and takes one step on each batch in turn."""
+    """Return the change of the weights of a client that starts from `weights` and takes one step on each batch in turn."""
     return train(models.build(network.model, network.data), weights, batches, network.training, network.data).update
 
 
@@ -140,9 +146,10 @@ def observe(
     examples: int,
     defense: str,
 ) -> Observation:
-    """Apply `defense` with a fresh state to a client's update, and return what the server then sees.
+    """Apply `defense` with a fresh state to an update or a mean of updates, and return what the server then sees.
 
-    number: number of the round, also the seed of the defense's randomness. examples: number of examples that the client reports.
+    number: number of the round, also the seed of the defense's randomness. client: name of the sender. cohort: names of the
+    clients in the round. examples: number of examples behind the update. defense: as in an experiment, "" for none.
     """
     spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
     if spec.steps:
@@ -163,7 +170,8 @@ def build_observation(
 ) -> Observation:
     """Return what the server sees of an update to which the defense `spec` has been applied already.
 
-    number: number of the round. examples: number of examples that the client reports.
+    weights: global weights before the round. number: number of the round. client: name of the sender. cohort: names of the
+    clients in the round. examples: number of examples behind the update.
     """
     return Observation(
         round=number,

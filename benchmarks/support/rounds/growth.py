@@ -1,4 +1,4 @@
-"""Leakage against the number of recorded rounds: attacks on the first n rounds of the same recordings, for growing n."""
+"""Leakage by number of recorded rounds: attacks on the first n rounds of the same recordings, for growing n."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,8 @@ CLIENT_ROUNDS = (1, 4, 8, 10, 12, 16, 20, 24)
 class Line:
     """One line of the picture: a federation, and the attack on it.
 
-    case: all rounds. rounds: numbers of rounds n; for each, the first n rounds are attacked. images: all true examples.
+    federation: its description in words. attack: name of the attack. case: all rounds. rounds: numbers of rounds n; for each, the
+    first n rounds are attacked. images: the examples of all clients.
     """
 
     federation: str
