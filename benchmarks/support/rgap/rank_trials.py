@@ -163,7 +163,7 @@ def compute_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
 def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
     """Return for each layer the pair of the rank by `analyse_rank` and the numerical rank, the latter for one random example.
 
-    prove: the analysis computes a rank by elimination if the gradient leaves at most this number of unknowns open, else by counting.
+    prove: the analysis computes a rank by elimination if the gradient leaves at most this many unknowns open, else by counting.
     seed: of the example.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -183,7 +183,7 @@ def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[
 def measure_right_share(count: int = 30, *, prove: int = 3000) -> float:
     """Return the share of `count` random networks for which the analysis gives the numerical rank of every layer.
 
-    prove: the analysis computes a rank by elimination if the gradient leaves at most this number of unknowns open, else by counting.
+    prove: the analysis computes a rank by elimination if the gradient leaves at most this many unknowns open, else by counting.
     """
     return (
         sum(all(told == true for told, true in compare_ranks(make_random_network(seed), prove=prove)) for seed in range(count))
