@@ -1,12 +1,12 @@
 """Resumption of sweeps: whether one that is killed three times gives the same table as one that is never interrupted.
 
 The grid compares twelve defenses, and no defense, by six attacks on the embedded digits: three clients, one round, updates of one
-example. A first sweep runs to its end. A second sweep starts in an empty folder. It is killed (SIGKILL, with its workers) after a
-quarter of the first one's time, continued and killed in the same way twice more, and then runs to its end. Both write sweep.csv.
+example. A first sweep runs to its end. A second sweep starts in an empty folder. Three times it runs for a quarter of the first
+one's time and is killed (SIGKILL, with its workers); then it is continued to its end. Both write sweep.csv.
 
-`cpu_seconds` is the CPU time of a sweep with its workers, `kills` how often the sweep was killed before its end, `finished` how
-many federations were finished at each kill. `--quick` takes three defenses and two attacks.
-`same_table` is 1 if both files are equal.
+`cpu_seconds` is the CPU time of a sweep with its workers, except workers that were killed. `kills` is how often the sweep was
+killed, `finished` how many federations were finished at each kill. `--quick` takes three defenses and two attacks.
+`same_table` is 1 if both tables are equal.
 aims: same_table 1, federations 13, attacks 6.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def write_grid(asked: Options, folder: Path) -> None:
-    """Write the sweep's grid (grid.toml) and the experiment that it varies (base.toml) into a folder."""
+    """Write the sweep's grid (grid.toml) and the experiment that it varies (base.toml) into `folder`."""
     defenses = list(DEFENSE_STRENGTHS.items())[: 3 if asked.quick else None]
     attacks = list(ATTACK_ARGUMENTS.items())[: 2 if asked.quick else None]
     lines = ['experiment = "base.toml"', f"seeds = [{asked.seed}]", "attacked = { clients = 2 }", "[defenses]"]
@@ -87,10 +87,11 @@ def write_grid(asked: Options, folder: Path) -> None:
 
 
 def run_interrupted(folder: Path, seconds: float) -> ResultRow:
-    """Run a sweep that is killed `KILL_COUNT` times and then runs to its end.
+    """Run a sweep that is killed `KILL_COUNT` times and then runs to its end, and return its row of the table.
 
     seconds: time from each start or continuation to the kill.
-    Returns the wall and CPU time of all its processes, and how many federations were finished at each kill.
+    The row has the wall and CPU time of all its processes, except the CPU time of killed workers; and how many federations were
+    finished at each kill.
     """
     out, spent, cpu, finished = folder / "killed", 0.0, 0.0, []
     for _ in range(KILL_COUNT):
@@ -103,10 +104,11 @@ def run_interrupted(folder: Path, seconds: float) -> ResultRow:
 
 
 def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow:
-    """Run `attacker sweep` with its workers, and return its wall and CPU time.
+    """Run `attacker sweep`, and return a dict with its wall time `seconds` and, with its workers, CPU time `cpu_seconds`.
 
-    kill_after: seconds after which the sweep and its workers are killed; None lets it run to its end.
-    The CPU time of workers that are killed with their parent is not known to the system, and is left out.
+    out: folder of the results; a sweep that was begun there is continued.
+    kill_after: seconds after which the sweep and its workers are killed; None lets it run to its end. The CPU time of workers
+                that are killed is not known, and is left out.
     Raises RuntimeError if the sweep fails by itself, or exits before it is killed.
     """
     started, before = monotonic(), _measure_children()

@@ -1,4 +1,4 @@
-"""Grid searches that choose the presets of attacks, on images of the tuning part only: `tuning.py TABLE`.
+"""Grid searches that choose settings of attacks, on images of the tuning part only: `tuning.py TABLE`.
 
     inverting_gradients  gradients or only their signs, and the weight of total variation, on five networks
     presets              settings of matching attacks for networks with ReLU, residual paths, batch norm, or dense layers only
@@ -8,9 +8,9 @@
     give_up              losses early in searches that succeed and that fail
     confidence           the calibration curves of confidence, fitted to answers of attacks on many networks
 
-Every row is one setting of a grid on one network. What was chosen is in attacker/attacks/presets.toml, and why in
-benchmarks/results/tuning-*.md. The images are listed in tuned.json, so that no benchmark reports on them. `--quick` runs a corner
-of each grid, and lists no images and writes no curves.
+In the first four tables, every row is one setting of a grid. The chosen presets are in attacker/attacks/presets.toml, and the
+reasons in benchmarks/results/tuning-*.md. `--quick` runs a corner of each grid, and neither lists the images in tuned.json nor
+writes curves.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure_signs(asked: Options) -> TableAndSummary:
-    """Measure Inverting Gradients on updates of one example, for each setting of `SIGN_SETTINGS` and each network.
+    """Measure Inverting Gradients on updates of one example, for each network, data set and setting of `SIGN_SETTINGS`.
 
     A setting says whether the search steps along the sign of the gradient, and the weight of total variation.
     """
@@ -79,7 +79,7 @@ def measure_signs(asked: Options) -> TableAndSummary:
 
 
 def measure_families(asked: Options) -> TableAndSummary:
-    """Measure settings of three attacks on four kinds of network, with four images of each data set.
+    """Measure settings of five attacks on four kinds of network, with four images of each data set.
 
     The kinds are those of the table `presets`: networks with ReLU, residual paths, batch norm, or dense layers only.
     """
@@ -89,7 +89,7 @@ def measure_families(asked: Options) -> TableAndSummary:
 def measure_searches(asked: Options) -> TableAndSummary:
     """Measure CPL's search with a smooth decoder on batches of 8: plain, with total variation, and with a start from features.
 
-    The features are the inputs of the last layer, as they are computed for each example from the gradient of that layer.
+    The features are the inputs of the last layer, computed for each example from the gradient of that layer.
     """
     rows = []
     for data in draw_images(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else NUM_SKIPPED_IMAGES):
@@ -103,9 +103,10 @@ def measure_searches(asked: Options) -> TableAndSummary:
 
 
 def measure_beliefs(asked: Options) -> TableAndSummary:
-    """Measure the closed form `features` for several values of two parameters of its prior on images.
+    """Measure an attack that computes images from the features, for several values of two parameters of its prior on images.
 
-    The parameters are the decay of an image's spectrum, and the variance of the differences between colour channels.
+    The features are the inputs of the last layer, computed for each example from the gradient of that layer. The parameters are
+    the decay of an image's spectrum, and the variance of the differences between colour channels.
     """
     rows = []
     own = smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE
@@ -121,9 +122,10 @@ def measure_beliefs(asked: Options) -> TableAndSummary:
 
 
 def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int = 0) -> list[Images]:
-    """Return `count` images of the tuning part of each data set in `names`, after the first `skip` of the part.
+    """Return, for each data set in `names`, `count` images of its tuning part, after the first `skip` of the part.
 
-    The images are added to `tuned.json`, except with --quick and those of embedded data sets.
+    A data set without a file in the folder --data is replaced by an embedded one. All other images are added to `tuned.json`,
+    except with --quick.
     """
     chosen = [load_images(asked, name, count, part="tuning", skip=skip) for name in names]
     if not asked.quick:
@@ -135,9 +137,10 @@ def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int =
 
 
 def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
-    """Return numbers of examples and batches, share recovered, median of the mean squared errors, and CPU-seconds per example.
+    """Run an attack on the cases of `originals`, and return columns of a table as a dict.
 
-    An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
+    They are the numbers of images and of batches, the share of images recovered, the median of their mean squared errors, and the
+    CPU-seconds per image. An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
     """
     answers, seconds = run_attack(attack, originals.cases, asked)
     guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])

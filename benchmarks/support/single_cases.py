@@ -25,10 +25,10 @@ class LocalClient:
     weights: Mapping[str, Tensor]
 
     def make_case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "", *, noise_seed: int = 0) -> Case:
-        """Return the case that the server sees after one local step on each of `batches`.
+        """Train from the client's weights, one step on each of `batches`, and return what the server sees: a case of one update.
 
         batches: pairs (x, y); for a client that trains for epochs, those of all epochs.
-        key: name of the case. defense: specification as in an experiment, such as "clip(4)"; "" for none.
+        key: name of the client in the case. defense: specification as in an experiment, such as "clip(4)"; "" for none.
         noise_seed: seed of the defense's randomness.
         """
         model = models.build(self.model, self.data)
@@ -66,9 +66,10 @@ def make_client(
     batch: int = 1,
     arguments: Mapping[str, Any] | None = None,
 ) -> LocalClient:
-    """Return a client with a network that has random weights, drawn with `seed`.
+    """Return a client whose network has random initial weights, drawn with `seed`.
 
-    name, arguments: name and arguments of the model. Its learning rate is 1 for one step, and 0.01 for several.
+    name, arguments: name and arguments of the network's model. steps, batch: number of local steps, and the size of their
+    batches. The client's learning rate is 1 for one step, and 0.01 for several.
     """
     spec = ModelSpec(name=name, arguments=arguments or {})
     weights = {key: p.detach() for key, p in models.build(spec, data, seed=seed).named_parameters()}

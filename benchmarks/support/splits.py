@@ -1,13 +1,12 @@
-"""The split of every data set into the parts tuning, validation and report, by a hash of each example, for all benchmarks.
+"""Split of the data sets in `DATA_FILES` into the parts tuning, validation and report, by a hash of each example.
 
-An example belongs to one part, whichever benchmark draws it and whatever file it comes from:
+The part of an example does not depend on the benchmark that draws it or on the file that it comes from:
 
     tuning      chooses settings, presets, thresholds and calibration curves
     validation  checks a choice before it is reported
-    report      is what published tables are measured on, and nothing else
+    report      gives the numbers of published tables, and chooses no settings
 
-`tuned.json` lists the examples that were used to choose a setting, by purpose. Listed examples are never in the report part, and
-`refuse_tuned` raises an error if a benchmark is about to report on one.
+`tuned.json` lists examples that were used to choose a setting. They count as examples of the tuning part, whatever their hash.
 """
 
 import hashlib
@@ -49,15 +48,15 @@ EMBEDDED_DATA_SETS["mnist"] = ("digits", {})
 
 
 class TunedOn(ValueError):
-    """Error: a benchmark was about to report on examples that were used to choose one of its settings."""
+    """Error for a benchmark that is about to report on examples that were used to choose a setting."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Examples of one part of a data set.
+    """Labelled examples of one data set.
 
-    name: of the data set. x: (N, *shape) in [0, 1]. y: (N,) int64. data: specification for the model's builder.
-    part: the part that they are from; "embedded" for data shipped with this project, which were used to choose settings.
+    name: of the data set. x: (N, *shape) in [0, 1]. y: (N,) int64. data: shape, classes and normalisation.
+    part: "tuning", "validation" or "report"; "embedded" for examples without such a part, such as data shipped with this project.
     """
 
     name: str
@@ -70,25 +69,25 @@ class Images:
         return len(self.x)
 
     def of_two_classes(self) -> "Images":
-        """Return the images with label % 2 as the new label, for a model of two classes with a single logit."""
+        """Return the images with the labels `label % 2`, 0 or 1, for a model of two classes with a single logit."""
         return replace(self, y=self.y % 2, data=replace(self.data, num_classes=2))
 
     def take_first(self, count: int) -> "Images":
-        """Return the first `count` images."""
+        """Return the first `count` images, or all if there are fewer."""
         return replace(self, x=self.x[:count], y=self.y[:count])
 
     def of(self, rows: Sequence[int]) -> "Images":
-        """Return the images with these indices."""
+        """Return the images with the indices `rows`, in this order."""
         return replace(self, x=self.x[list(rows)], y=self.y[list(rows)])
 
 
 def load_images(asked: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
     """Return `count` examples of one part of the data set `name`, in the order of their hashes.
 
-    skip: number of examples of the part to leave out first, so that two draws share none.
-    If the folder --data has no file of this data set (`DATA_FILES`), the examples are from an embedded data set instead: the
-    result's part is "embedded", and examples repeat if there are too few. Otherwise raises ValueError if the part has too few
-    examples, and TunedOn if an example to report on is listed in `tuned.json`.
+    skip: number of examples at the beginning of this order to leave out, such as those of another draw.
+    Without a file of this data set (`DATA_FILES`) in the folder --data, the examples are from an embedded data set instead, in a
+    fixed random order: the result's part is "embedded", and examples repeat if there are too few. With a file, raises ValueError
+    if the part has too few examples.
     """
     path = asked.data / DATA_FILES[name] if asked.data and name in DATA_FILES else None
     if path is None or not path.exists():
@@ -102,7 +101,10 @@ def load_images(asked: Options, name: str, count: int, *, part: Part = "report",
 
 
 def count_part(asked: Options, name: str, part: Part) -> int:
-    """Return the number of different examples in one part of the data set `name`. Raises ValueError if --data lacks it."""
+    """Return the number of different examples in one part of the data set `name`.
+
+    Raises ValueError if there is no file of this data set in the folder --data.
+    """
     if asked.data is None or not (asked.data / DATA_FILES[name]).exists():
         raise ValueError(f"--data must name a folder with {DATA_FILES[name]}, got {asked.data}")
     values = _load(asked.data / DATA_FILES[name]).examples.values
@@ -110,10 +112,11 @@ def count_part(asked: Options, name: str, part: Part) -> int:
 
 
 def draw(values: NDArray[Any], count: int, *, part: Part, skip: int = 0, source: str = "the data set") -> NDArray[np.int64]:
-    """Return the indices of `count` examples of a part, in the order of their hashes.
+    """Return the indices (count,) of examples of a part, in the order of their hashes.
 
-    values: examples (N, ...), as stored. Of examples with the same content, only one is used. skip: number of examples of the
-    part to leave out first. source: name of the data set in error messages. Raises ValueError if the part has too few examples.
+    values: examples (N, ...), as stored. Of examples with the same content, only one is used. skip: number of examples at the
+    beginning of this order to leave out. source: name of the data set in error messages.
+    Raises ValueError if the part has fewer than skip + count examples, or is unknown.
     """
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}. Known: {', '.join(PARTS)}")
@@ -131,19 +134,19 @@ def hash_example(value: NDArray[Any]) -> str:
 
 
 def find_part(key: str) -> Part:
-    """Return the part of the example with the hash `key`. Examples listed in `tuned.json` are in the tuning part."""
+    """Return the part of the example with the hash `key`: "tuning" if `tuned.json` lists it, otherwise by `PARTS_OF_TENTHS`."""
     return "tuning" if key in _read_tuned() else PARTS_OF_TENTHS[int(key, 16) % 10]
 
 
 def refuse_tuned(keys: Iterable[str]) -> None:
-    """Raise TunedOn if an example with one of the hashes `keys` is listed in `tuned.json` (was used to choose a setting)."""
+    """Raise TunedOn if `tuned.json` lists one of the hashes `keys`, so that its example was used to choose a setting."""
     for key in keys:
         if key in _read_tuned():
             raise TunedOn(f"example {key} was used to choose {_read_tuned()[key]!r} (tuned.json); report on other examples")
 
 
 def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED_FILE) -> None:
-    """Add examples, given by their hashes, to `tuned.json`. purpose: the setting that they were used to choose."""
+    """Add the hashes `keys` of examples to `tuned.json`. purpose: the setting that these examples were used to choose."""
     known = json.loads(path.read_text()) if path.exists() else {}
     known[purpose] = sorted({*known.get(purpose, []), *keys})
     path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
@@ -152,7 +155,7 @@ def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED_FILE) -> 
 
 @cache
 def _read_tuned() -> dict[str, str]:
-    """Return a dict from the hash of each example listed in `tuned.json` to the setting that it was used to choose."""
+    """Return a dict from the hash of each example listed in `tuned.json` to a setting that it was used to choose."""
     known = json.loads(TUNED_FILE.read_text()) if TUNED_FILE.exists() else {}
     return {key: purpose for purpose, keys in known.items() for key in keys}
 
@@ -165,7 +168,7 @@ class _Loaded:
 
 @cache
 def _load(path: Path) -> _Loaded:
-    """Load all examples of an archive, both its training and its held-out ones."""
+    """Load all examples of an archive, both its training and its held-out ones, and their specification."""
     found = datasets.load(f"npz:{path}")
     values, labels = (np.concatenate([getattr(one, name) for one in (found.train, found.test)]) for name in ("values", "labels"))
     return _Loaded(Examples(values=values, labels=labels), found.spec)

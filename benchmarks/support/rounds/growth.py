@@ -39,10 +39,11 @@ class Line:
 
 
 def make_lines(asked: Options) -> list[Line]:
-    """Return the simulated federations; with --quick only the first.
+    """Simulate the federations of the picture, and return one line for each, with the attack on it; with --quick only the first.
 
-    Four have one client: with an untrained network, a trained network, and noise of 40 and of 20 dB. Two have secure sums: over
-    changing and over fixed groups of clients.
+    Four federations have one client each, with an untrained network, a trained one, and an untrained one with noise in the
+    updates at a signal-to-noise ratio of 40 or 20 dB. In the other two the server sees only sums over groups of clients, which
+    change from round to round or are always the same.
     """
     images = load_images(asked, "cifar10", EXAMPLES)
     training = Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1)
@@ -70,8 +71,8 @@ def make_lines(asked: Options) -> list[Line]:
 def make_growth_rows(asked: Options) -> list[ResultRow]:
     """Return a row for each federation and number of rounds: the share of all images that the attack recovers exactly.
 
-    An image is exact if the PSNR of a reconstruction is above 60 dB. The column `null` holds this share for the same attack
-    without the clients' messages.
+    An image counts as exact if some reconstruction has a PSNR above 60 dB to it. The column `null` holds this share for the same
+    attack without the clients' messages.
     """
     rows = []
     for line in make_lines(asked):
@@ -105,7 +106,8 @@ def _attack(attack: Attack, case: Case, asked: Options) -> Reconstruction | None
 def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
     """Draw the share of exact images against the number of recorded rounds, and write the picture to `path`.
 
-    It has one line per federation. A grey line shows the null (the attack without messages): its largest share in any federation.
+    It has one line per federation. A grey dashed line shows the null (the same attack without the clients' messages): for each
+    number of rounds, its largest share in any federation.
     """
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak rounds"}):
         figure = Figure(figsize=(7.2, 3.8), layout="constrained")

@@ -1,4 +1,4 @@
-"""The table of the attack `spans`: what one client's updates of a first linear layer reveal over two or three epochs."""
+"""Table of the attack `spans`, which compares one client's updates of the first linear layer over two or three epochs."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,9 +28,10 @@ TRAINING_STEPS = 1500
 class SpanSetting:
     """The federation of one row of the table.
 
-    batch: size of the clients' batches. examples: number of examples of each client. clients: number of clients, attacked one by
-    one. state: network, "untrained", "trained", or with "half dead" or "90 % dead" neurons. defense: specification as in an
-    experiment, such as "gaussian(0.1)"; "" for none. hidden: width of the first layer.
+    batch: size of the clients' batches. examples: number of examples of each client. clients: number of clients; each is attacked
+    separately. epochs: passes of a client over its examples, with one batch per round. state: state of the network: "untrained",
+    "trained", or untrained with "half dead" or "90 % dead" neurons. defense: specification as in an experiment, such as
+    "gaussian(0.1)"; "" for none. data: name of the data set. hidden: number of neurons of the first layer.
     """
 
     batch: int
@@ -44,10 +45,9 @@ class SpanSetting:
 
 
 def list_settings(*, quick: bool) -> list[SpanSetting]:
-    """Return the federations of the table, one for each row; `quick` returns three small ones.
+    """Return the federations of the table, one for each row; with `quick`, three small ones instead.
 
-    With batches of B examples, each client has B^2 examples or more. Networks are untrained, trained or have dead neurons. Three
-    rows have noise in the updates.
+    They differ in the sizes of batches and clients, the number of epochs, the state of the network, and noise in the updates.
     """
     if quick:
         return [
@@ -71,10 +71,10 @@ def list_settings(*, quick: bool) -> list[SpanSetting]:
 def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
     """Return one row of the table: how much `spans` finds in the federation of `setting`.
 
-    `overlap_exact` is the share of pairs of rounds for which the attack counts rightly how many images they have in common.
-    `intersections`, `with_relu` and `null` are shares of images recovered with a PSNR above `EXACT_DB`: without the zeros of
-    ReLU, with them, and by the null (the same attack without messages).
-    part: part of the data set from which the images are drawn.
+    `overlap_exact` is the share of a client's pairs of rounds for which the attack finds the true number of images in common.
+    `intersections`, `with_relu` and `null` are the shares of all images to which some reconstruction has a PSNR above `EXACT_DB`:
+    by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
+    part: part of the data set from which the images are drawn: "tuning", "validation" or "report".
     """
     images = load_images(asked, setting.data, setting.clients * setting.examples, part=part)
     network = _make_network(images, setting, asked.seed)
@@ -127,9 +127,9 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
 
 
 def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | None:
-    """Return the reconstruction by `spans`, or None if the attack finds nothing or cannot attack the case.
+    """Return the reconstruction by `spans`, or None if the attack recovers no example or cannot attack the case.
 
-    relu: whether the attack also looks for the remaining examples of a batch by the zeros of ReLU.
+    relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them.
     """
     try:
         return replace(spans(relu=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]
@@ -138,26 +138,26 @@ def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | Non
 
 
 def measure_best(found: Tensor, x: Tensor) -> Tensor:
-    """Return the PSNR in dB of each of M reconstructions, clamped to [0, 1], to each of N originals, as a matrix (M, N)."""
+    """Return the PSNR in dB between M > 0 reconstructions, first clamped to [0, 1], and N originals, as a matrix (M, N)."""
     return torch.stack([psnr(one.expand_as(x), x) for one in found.clamp(0, 1)])
 
 
 def count_exact(found: Reconstruction | None, x: Tensor, least: float = EXACT_DB) -> int:
-    """Return the number of originals to which some reconstruction has a PSNR above `least` dB; 0 without a reconstruction."""
+    """Return the number of originals x to which some reconstruction has a PSNR above `least` dB; 0 if `found` is None."""
     if found is None or not len(found.x):
         return 0
     return int((measure_best(found.x, x).amax(dim=0) > least).sum())
 
 
 def count_wrong(found: Reconstruction | None, x: Tensor) -> int:
-    """Return the number of reconstructions whose PSNR to every original is at most `EXACT_DB`."""
+    """Return the number of reconstructions whose PSNR to every original in x is at most `EXACT_DB`; 0 if `found` is None."""
     return 0 if found is None else int((measure_best(found.x, x).amax(dim=1) <= EXACT_DB).sum())
 
 
 def count_false(found: Reconstruction | None, x: Tensor, success: float = SUCCESS_DB) -> tuple[int, int]:
-    """Return how many reconstructions with a confidence above 0.9 are wrong, and how many there are.
+    """Count the reconstructions with a confidence above 0.9: return how many of these are wrong, and how many there are in all.
 
-    A reconstruction is wrong if its PSNR to every original is at most `success` dB.
+    A reconstruction is wrong if its PSNR is at most `success` dB to every original in x (N, *shape).
     """
     if found is None:
         return 0, 0
@@ -176,9 +176,9 @@ def _make_network(images: Images, setting: SpanSetting, seed: int) -> RecordedNe
 
 
 def _count_right_pairs(case: Case, used: list[list[int]], asked: Options) -> tuple[int, int]:
-    """Return the number of pairs of rounds, and of those for which the attack counts rightly how many examples they share.
+    """Return the number of pairs of rounds, and of those for which the attack finds the true number of examples that both use.
 
-    used: indices of the examples of each round.
+    used: for each round, the indices of its examples.
     """
     rng = Generator().manual_seed(asked.seed)
     found = count_all_shared(compute_spaces(case, require_input_layer(case.observations[0]), rng), rng)

@@ -17,9 +17,9 @@ SERVE_PROGRAM = "from attacker.cli import main; main()"
 
 
 class ServiceProcess:
-    """A process of `attacker serve` for the recordings in `root`, which can be killed and restarted.
+    """A process of `attacker serve` for the recordings in the folder `root`, started at once. It can be killed and started again.
 
-    place: its host and port. token: what its requests must carry.
+    options: further arguments of the command. place: where it listens, as "HOST:PORT". token: the token that requests must carry.
     """
 
     def __init__(self, root: Path, *options: str) -> None:
@@ -27,7 +27,7 @@ class ServiceProcess:
         self.start()
 
     def start(self) -> None:
-        """Start the process and wait until it answers requests. Raises RuntimeError if it exits before that."""
+        """Start the process and wait until it answers a request. Raises RuntimeError if it exits before it prints its address."""
         command = [
             sys.executable,
             "-c",
@@ -50,7 +50,10 @@ class ServiceProcess:
         self.ask("/api/v1/health")
 
     def ask(self, path: str, body: Any = None) -> Any:
-        """Send GET, or POST if there is a body, and return the JSON of the answer. Raises RuntimeError for an error status."""
+        """Send a GET request, or `body` as JSON in a POST request, and return the parsed JSON of the answer.
+
+        Raises RuntimeError if the status of the answer is 300 or more.
+        """
         connection = http.client.HTTPConnection(self.place, timeout=60)
         try:
             if body is None:
@@ -69,7 +72,7 @@ class ServiceProcess:
         return json.loads(content)
 
     def list_items(self, path: str) -> list[dict[str, Any]]:
-        """Return all items of the list at `path`, requesting page after page."""
+        """Return all items of a list that the service gives page by page. path: address of the list on the service."""
         found: list[dict[str, Any]] = []
         joint, after = "&" if "?" in path else "?", ""
         while True:
@@ -80,17 +83,17 @@ class ServiceProcess:
             after = f"&after={page['next']}"
 
     def list_workers(self) -> list[int]:
-        """Return the process ids of the service's worker processes."""
+        """Return the ids of the service's child processes, which are its workers."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
 
     def read_megabytes(self) -> float:
-        """Return the resident memory of the service in MB, without its workers."""
+        """Return the resident memory of the service in MB (10^6 bytes), without that of its workers."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def kill(self) -> None:
-        """Kill the service and its workers with SIGKILL, and wait for the end of the service."""
+        """Kill the service and its workers with SIGKILL if the service still runs, and wait until it has ended."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
@@ -103,12 +106,14 @@ def make_headers(token: str) -> dict[str, str]:
 def load(
     place: str, token: str, paths: Sequence[str], *, seconds: float, rate: float | None, clients: int = 4
 ) -> tuple[list[float], float]:
-    """Send GET requests from `clients` concurrent connections for `seconds` seconds, to each of `paths` in turn.
+    """Send GET requests to each of `paths` in turn, from `clients` connections at the same time.
 
-    Returns the duration of each request in seconds, and the wall time of all of them.
+    Returns the duration of each request in seconds, and the wall time of all of them together in seconds.
 
-    rate: requests per second of all clients together. The duration of a request begins when it was due, so that time for which
-          it had to wait for earlier ones counts. None: each client sends a request as soon as the previous one is answered.
+    seconds: time in which requests are started or, with `rate`, become due; each of these is completed, even if it is late.
+    rate:    requests per second of all connections together. The duration of a request begins when it was due, so that the time
+             for which it had to wait for earlier ones counts. None: each connection sends a request as soon as the previous one
+             is answered.
     """
     taken: list[float] = []
     start = time.perf_counter() + 0.05
@@ -140,14 +145,17 @@ def load(
 
 
 def main() -> None:
-    """Run `load` with the arguments of the command line and the token from standard input, and print its results as JSON."""
+    """Run `load` with the command line PLACE SECONDS RATE PATH..., and print its two results as JSON.
+
+    RATE 0 stands for None. The token is read from standard input.
+    """
     place, seconds, rate, *paths = sys.argv[1:]
     token = sys.stdin.readline().strip()  # other users of the machine see command lines
     print(json.dumps(load(place, token, paths, seconds=float(seconds), rate=float(rate) or None)))
 
 
 def run_load(service: ServiceProcess, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
-    """Run `load` in a process of its own, so that work of this process does not delay its requests, and return its results."""
+    """Run `load` in a process of its own, so that work of this process does not delay its requests; return its two results."""
     command = [sys.executable, __file__, service.place, str(seconds), str(rate or 0.0), *paths]
     taken, elapsed = json.loads(
         subprocess.run(command, check=True, input=service.token, stdout=subprocess.PIPE, text=True).stdout
