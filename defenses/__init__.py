@@ -1,4 +1,4 @@
-"""Defenses of clients against the server, and their channels: the attacker's model of each defense."""
+"""Defenses of clients against the server, and the attacker's models of them (channels)."""
 
 from defenses.base import Defense, State, Update, chain, global_norm, identity, stateless
 from defenses.channel import Channel

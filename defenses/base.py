@@ -1,4 +1,4 @@
-"""Defenses that clients apply to their updates: the type (a pair of pure functions), their composition, norms and ranks."""
+"""Defenses that clients apply to their updates: the type, a pair of functions, and its composition; norms, masks and ranks."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -26,7 +26,8 @@ class Defense(NamedTuple):
     """A transformation that a client applies to its update before sending it.
 
     init:  maps a template shaped like an update to the state before the first round.
-    apply: maps (update, state, rng) to the update to send and the next state. Does not change its arguments.
+    apply: maps (update, state, rng) to the update to send and the next state. It leaves `update` and `state` as they are, and may
+           draw from `rng`.
     """
 
     init: Callable[[Update], State]
@@ -34,12 +35,12 @@ class Defense(NamedTuple):
 
 
 def stateless(function: Callable[[Update, Generator], Update]) -> Defense:
-    """Return a defense that applies `function` and keeps no state between rounds."""
+    """Return a defense that applies `function` (update, rng) and keeps no state between rounds."""
     return Defense(init=lambda template: {}, apply=lambda update, state, rng: (function(update, rng), state))
 
 
 def chain(*defenses: Defense) -> Defense:
-    """Return the defense that applies `defenses` from left to right; `chain()` is the identity."""
+    """Return the defense that applies `defenses` from left to right. `chain()` returns the update as it is."""
 
     def init(template: Update) -> State:
         return {f"{i}/{name}": tensor for i, defense in enumerate(defenses) for name, tensor in defense.init(template).items()}
@@ -60,13 +61,16 @@ identity = chain()
 
 
 def global_norm(update: Update) -> Tensor:
-    """Return the Euclidean norm of all tensors of `update` as one vector: a 0-d tensor in float32 or higher precision."""
+    """Return the Euclidean norm of all tensors of `update` as one vector: a 0-d tensor in float32 or higher precision.
+
+    `update` must have at least one tensor.
+    """
     norm: Tensor = torch.linalg.vector_norm(torch.stack([tensor_norm(t) for t in update.values()]))
     return norm
 
 
 def tensor_norm(tensor: Tensor) -> Tensor:
-    """Return the Euclidean norm as a 0-d tensor in float32 or higher precision, since squares overflow float16."""
+    """Return the Euclidean norm as a 0-d tensor in float32 or higher precision, since squares can overflow float16."""
     norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return norm
 
@@ -75,7 +79,7 @@ def tensor_norm(tensor: Tensor) -> Tensor:
 
 
 def check_scope(name: str, scope: str) -> None:
-    """Raise ValueError, naming the defense, if `scope` is neither "tensor" nor "global"."""
+    """Raise ValueError if `scope` is neither "tensor" nor "global". name: of the defense, for the message."""
     if scope not in get_args(Scope):
         raise ValueError(f"{name}: scope must be 'tensor' or 'global', got {scope!r}")
 
@@ -95,7 +99,7 @@ def choose_masks(update: Update, scope: Scope, choose: Callable[[Tensor], Tensor
 
 
 def compute_magnitudes(values: Tensor) -> Tensor:
-    """Return absolute values for ranking. NaN becomes infinity, so that it is sent and noticed."""
+    """Return absolute values for ranking. NaN becomes infinity, so that it ranks among the largest."""
     return values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
@@ -105,5 +109,5 @@ def find_kth_largest(magnitudes: Tensor, k: int) -> Tensor:
 
 
 def compute_share(share: float, count: int) -> Fraction:
-    """Return the exact product, taking `share` as the decimal number that is written: 0.07 * 100 is 7, not 7.000000000000001."""
+    """Return share * count as an exact fraction, taking `share` as written in decimals: 0.07 * 100 is 7, not 7.000000000000001."""
     return Fraction(str(float(share))) * count

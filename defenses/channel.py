@@ -1,8 +1,9 @@
 """Channels: an attacker's model of a defense.
 
-The attacker knows the algorithm of a defense, but not the values that it draws at random. A channel has three parts: what the
-attacker can learn from a received update, the expected effect on a simulated update, and the power of the remaining noise. Some
-channels have a fourth: the expected effect over all rounds of a client, for defenses with a state, such as error feedback.
+The attacker knows the algorithm and the settings of a defense, but not the values that it draws at random. A channel has three
+parts: what the attacker learns from a received update, the expected effect on a simulated update, and the power of the remaining
+noise. Some channels have a fourth: the expected effect in each of a client's rounds in order. It is for defenses with a state,
+such as error feedback, and for those whose unsent coordinates reveal something.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,19 +28,20 @@ def _learn_nothing(seen: Update) -> ChannelFacts:
 
 
 def compute_no_noise(seen: Update) -> Tensor:
-    """Return 0 as a 0-d tensor: the noise power of a defense without noise."""
+    """Return 0, the noise power of a defense without noise: a 0-d tensor with dtype and device of the update `seen`."""
     return next(iter(seen.values())).new_zeros(())
 
 
 class Channel(NamedTuple):
     """The attacker's model of a defense, as functions. They must not branch on tensor values, since they run under `vmap`.
 
+    learn:  maps the received update to `known`: tensors by name that tell what it reveals about the defense's random choices,
+            such as which coordinates were sent. It is called once per update.
     expect: maps (simulated update, known) to the expected update after the defense; differentiable.
-    learn:  maps the received update to `known`. It is called once per update, `expect` once per iteration.
-    noise:  maps the received update to the expected squared norm of its noise: a 0-d tensor, in squared units of the update.
-    follow: as `expect`, for attacks on all rounds of a client in order: it also simulates the defense's state, and what unsent
-            coordinates reveal. None if the defense has no state and its unsent coordinates reveal nothing; `expect` then applies
-            to each round.
+    noise:  maps the received update to the expected squared norm of the noise in it, or an estimate: a 0-d tensor.
+    follow: for attacks on all rounds of a client in order: maps (simulated update, simulated state of the defense, known) to the
+            expected update of the round and the next state. Before the first round the state is empty. None if the defense has no
+            state and its unsent coordinates reveal nothing; `expect` then applies to each round.
     """
 
     expect: Callable[[Update, ChannelFacts], Update]
@@ -48,8 +50,10 @@ class Channel(NamedTuple):
     follow: Follow | None = None
 
     def follow_round(self, update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
-        """Return the expected update of the next round and the state after it.
+        """Return the expected update of a round, and the simulated state after it.
 
+        update: the simulated update of the round before the defense. state: the simulated state before the round, empty at first.
+        known: what was learned from the received update of the round.
         Without `follow`, these are the result of `expect` and an empty state.
         """
         return self.follow(update, state, known) if self.follow is not None else (self.expect(update, known), {})
@@ -63,7 +67,7 @@ def compose_channels(*channels: Channel) -> Channel:
     """Return the channel of a chain of defenses that are applied from left to right.
 
     Every channel learns from the received update, which is the output of the whole chain. The noise power is the sum of those of
-    all channels. It is an upper bound, since a later clip may reduce noise.
+    all channels. This is only an estimate, since later steps of the chain can shrink or enlarge the noise.
     """
 
     if not channels:

@@ -1,6 +1,6 @@
 """Lookup of what users name: registries, specification strings, and code named as `module:function`.
 
-Defenses, models, data sets, partitions, decoders and attacks use it.
+It serves defenses, models, data sets, attacks and whatever else has names in an experiment.
 """
 
 from defenses._registry.choice import Choice

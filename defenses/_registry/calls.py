@@ -1,4 +1,4 @@
-"""Parser of specifications such as `"clip(4) | gaussian(0.1)"`: calls with literal arguments, joined by `|`. No code is run."""
+"""Parser of specifications such as `"clip(4) | gaussian(0.1)"`: calls joined by `|`. The text is parsed and not evaluated."""
 
 import ast
 import inspect
@@ -20,15 +20,16 @@ PAPER_NAMES = re.compile(r"(?<!['\"])\b([GL]-10e-\d+)\b(?!['\"])")
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a specification: a name and its arguments by parameter name."""
+    """One call of a specification. arguments: pairs of parameter name and value; parameters that were left out are absent."""
 
     name: str
     arguments: tuple[tuple[str, Value], ...] = ()
 
     def to_text(self, factory: Factory) -> str:
-        """Return the step as a text from which `parse` makes this step again.
+        """Return the step as text, such as "clip(4)", which `parse` can read.
 
-        Arguments of required parameters, and of the first one, are written without their names; all others as name=value.
+        The arguments of required positional parameters, and of the first positional one, are written without their names; all
+        others as name=value. factory: function whose parameters the arguments belong to.
         """
         parameters = inspect.signature(factory).parameters
         free = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -45,13 +46,15 @@ def parse(
     fill: Mapping[str, Value] | None = None,
     nested: Callable[[tuple[Step, ...]], Value] | None = None,
 ) -> tuple[Step, ...]:
-    """Parse `text` into steps; an empty text gives none.
+    """Parse `text` into steps; an empty text gives none. CPL's names for noise, such as G-10e-2, stand for cpl_noise('G-10e-2').
 
     factory_of: maps a name to the function that takes its arguments; raises ValueError if the name is unknown.
     what:       what is parsed, for error messages: "defense", for example.
-    fill:       values for required parameters that the text leaves out.
-    nested:     maps the steps of a specification within an argument to the argument's value; None refuses such arguments.
-    Raises ValueError for anything but calls with literal arguments, and for unknown names and arguments, listing the known ones.
+    fill:       dict from a parameter to its value, used for required parameters that the text leaves out.
+    nested:     maps the steps of a specification within an argument, such as clip(1) in masked(clip(1), ['6.*']), to the
+                argument's value. None refuses such arguments.
+    Arguments are numbers, strings, True, False, or lists of these. Raises ValueError for a text of another form, and for
+    arguments that are unknown, missing, given twice or of the wrong type.
     """
     if not text.strip():
         return ()
@@ -121,8 +124,8 @@ TYPE_NAMES = {bool: "True or False", float: "a number", int: "a whole number", s
 def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) -> None:
     """Raise ValueError if an argument has another type than its annotation: 'no' is not a bool, and True is not a number.
 
-    Integers and floats are interchangeable here, so that functions that need whole numbers check that themselves. Parameters
-    whose annotation is not one of bool, int, float and str (or one of them and None) accept any value.
+    Integers and floats are interchangeable here, so that functions that need whole numbers check that themselves. Only parameters
+    annotated as bool, int, float or str, or as one of them or None, are checked.
     """
     parameters = inspect.signature(factory).parameters
     for key, value in arguments.items():

@@ -1,4 +1,4 @@
-"""Specifications with at most one name: the keys `gradient`, `network` and `inputs` of an experiment."""
+"""Specifications with at most one name: values of the keys `gradient`, `network` and `inputs` of an experiment."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from defenses._registry.registry import Registry
 
 @dataclass(frozen=True)
 class Choice:
-    """A specification with at most one name and its arguments. Each subclass is one key of an experiment.
+    """A specification with at most one name and its arguments. Each subclass belongs to one key of an experiment.
 
     registry: names that the key accepts. what: the key, for error messages.
     nothing:  text that, like an empty text, means that nothing is chosen, such as "plain" for the key `gradient`.
@@ -26,10 +26,10 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse one name with literal arguments, or an empty text, which chooses nothing.
+        """Parse one name with its arguments. An empty text, or the text `nothing`, chooses nothing.
 
-        Raises ValueError for anything else, for arguments that are out of range, and for unknown names and arguments, listing the
-        known ones.
+        Raises ValueError for a text of another form, an unknown name, and arguments that are unknown, of the wrong type or out of
+        range.
         """
         if text.strip() in ("", cls.nothing):
             return cls()
@@ -47,15 +47,18 @@ class Choice:
         return self.nothing if self.step is None else self.step.to_text(self._find_factory(self.step.name))
 
     def check(self) -> None:
-        """Raise ValueError or TypeError if an argument is out of range."""
+        """Raise the ValueError or TypeError of the registered function if it does not accept the arguments."""
         self.make()
 
     def make(self) -> Any:
-        """Call the function that is registered under the name, with the arguments, and return its result."""
+        """Call the function that is registered under the name, with the arguments, and return its result.
+
+        If nothing is chosen, the function registered under `nothing` is called; raises ValueError if there is none.
+        """
         step = self.step or Step(self.nothing)
         return self.registry[step.name](**dict(step.arguments))
 
     @classmethod
     def _find_factory(cls, name: str) -> Callable[..., Any]:
-        """Return a function whose parameters are the arguments that `name` takes."""
+        """Return a function whose parameters are those that a specification with this name can set."""
         return cls.registry[name]

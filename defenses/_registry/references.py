@@ -1,9 +1,10 @@
 """Import of code from outside this project, named as `module:function`.
 
-Such code is imported only after the local user admitted it, on the command line or in Python. Manifests, recordings, a server's
-settings and requests to the service can contain names of models and attacks as well, but these names alone never cause an import.
+Such code is imported only after the local user admitted it: on the command line, in Python, in the user's own experiment, or in
+the settings of the user's own client. The same names in manifests, recordings, a server's settings or requests to the service
+never cause an import by themselves.
 
-Admitted names are stored in the environment variable `FEDLEAK_CODE`, so that worker processes of this process know them.
+Admitted names are stored in the environment variable `FEDLEAK_CODE`, which processes that this one starts inherit.
 """
 
 import os
@@ -20,7 +21,7 @@ _QUOTED_OR_REFERENCE = re.compile(rf"'[^']*'|\"[^\"]*\"|({REFERENCE_PATTERN.patt
 
 
 class NotAdmitted(ValueError):
-    """Error for a reference to Python code that the local user did not admit. reference: that reference, `module:function`."""
+    """Error for code that the local user did not admit. reference: the name of this code, `module:function`."""
 
     def __init__(self, reference: str, message: str) -> None:
         super().__init__(message)
@@ -28,17 +29,17 @@ class NotAdmitted(ValueError):
 
 
 def is_reference(name: str) -> bool:
-    """Return whether `name` is written as `module:function`."""
+    """Return whether `name` has the form `module:function`. "npz:train", a data set with a path, has this form as well."""
     return REFERENCE_PATTERN.fullmatch(name) is not None
 
 
 def find_references(text: str) -> list[str]:
-    """Return the references `module:function` in a specification string; text in quotes is an argument and is ignored."""
+    """Return the references `module:function` in a specification string, in their order; text in quotes is ignored."""
     return [found for found in _QUOTED_OR_REFERENCE.findall(text) if found]
 
 
 def mask_references(text: str) -> tuple[str, dict[str, str]]:
-    """Replace each reference in `text` by a valid Python name; return the new text, and a dict from new name to reference."""
+    """Replace references outside of quotes by valid Python names; return the new text, and a dict from new name to reference."""
     names: dict[str, str] = {}
 
     def replace(match: re.Match[str]) -> str:
@@ -52,9 +53,9 @@ def mask_references(text: str) -> tuple[str, dict[str, str]]:
 
 
 def admit(reference: str) -> Any:
-    """Import `module:function`, also from the current folder, and return it; registries accept it from now on.
+    """Import `module:function`, also from the current folder, and return it; from now on, registries may import it as well.
 
-    Call this only with names that the local user gave. Raises ValueError if there is no such module or attribute.
+    Call this only with names that the local user gave. Raises ValueError if `reference` has another form or the import fails.
     """
     if not is_reference(reference):
         raise ValueError(f"{reference!r} is not a reference to Python code; write module:function")
@@ -64,22 +65,25 @@ def admit(reference: str) -> Any:
 
 
 def remember_admitted(*names: str) -> None:
-    """Admit references that the local user admitted in another process, without importing them yet."""
+    """Add references to the admitted ones without importing them, such as those that the user admitted in another process."""
     os.environ[CODE_VARIABLE] = ",".join(dict.fromkeys((*list_admitted(), *names)))
 
 
 def list_admitted() -> tuple[str, ...]:
-    """Return the references that the local user admitted in this process, or in the one that started it."""
+    """Return the admitted references, including those inherited from the process that started this one."""
     return tuple(filter(None, os.environ.get(CODE_VARIABLE, "").split(",")))
 
 
 def is_admitted(reference: str) -> bool:
-    """Return whether the local user admitted this reference."""
+    """Return whether this reference is admitted, in this process or the one that started it."""
     return reference in list_admitted()
 
 
 def load_admitted(reference: str, group: str) -> Any:
-    """Import and return admitted code for the registry of `group`. Raises NotAdmitted, with instructions, for other code."""
+    """Import and return admitted code. Raises NotAdmitted for other code, and ValueError if the import fails.
+
+    group: name of the registry that asks for the code, for messages.
+    """
     if not is_admitted(reference):
         raise NotAdmitted(
             reference,

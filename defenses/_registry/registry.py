@@ -14,6 +14,7 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """A mapping from names to objects: built in, from entry points, or code named `module:function` that the user admitted.
 
+    Iteration gives the names of built-in objects and of entry points.
     group: entry point group through which installed packages add names. Built-in names take precedence.
     of:    required type of objects that are not built in; None accepts any callable.
     """
@@ -26,8 +27,8 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         """Return the object called `name`.
 
-        Raises ValueError, listing known names, if `name` is unknown. Raises ValueError as well if the object of an entry point
-        cannot be loaded or has the wrong type, and NotAdmitted for a `module:function` that the user did not admit.
+        Raises ValueError if `name` is unknown, listing the known names, or if its object is not built in and cannot be imported
+        or has the wrong type. Raises NotAdmitted for a `module:function` that the user did not admit.
         """
         if name in self._builtin:
             return self._builtin[name]
@@ -38,7 +39,7 @@ class Registry(Generic[T]):
         raise ValueError(f"unknown name {name!r} in {self.group}.{suggest_name(name, self)} Known: {', '.join(sorted(self))}")
 
     def is_builtin(self, name: str) -> bool:
-        """Return whether `name` is one of this project's own, and not from a package or admitted code."""
+        """Return whether `name` is built in, as opposed to the name of an entry point or admitted code."""
         return name in self._builtin
 
     def _load(self, entry: EntryPoint) -> T:
@@ -50,7 +51,7 @@ class Registry(Generic[T]):
         return self._check(loaded, where)
 
     def _check(self, loaded: Any, where: str) -> T:
-        """Return `loaded` if it has the type of this registry; raise ValueError otherwise. where: its source, for the message."""
+        """Return `loaded` if it has this registry's required type; raise ValueError otherwise. where: its source, for the message."""
         if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
             wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
             raise ValueError(f"{where} must be {wanted}, got {type(loaded).__name__}")
@@ -64,10 +65,10 @@ class Registry(Generic[T]):
 def bind_arguments(
     name: str, function: Callable[..., Any], *args: Any, given: Mapping[str, Any] | None = None, hidden: int = 0
 ) -> dict[str, Any]:
-    """Return positional and named arguments of `function` as one dictionary by parameter name.
+    """Return positional and named arguments of `function` as one dict by parameter name; parameters that are not given are absent.
 
-    args, given: the positional and the named arguments. Defaults of omitted parameters are not part of the result.
-    hidden: number of leading parameters that the program passes itself, in `args`; messages leave them out.
+    args, given: the positional and the named arguments.
+    hidden: number of leading parameters that the program passes itself, in `args`; the list of parameters in messages omits them.
 
     Raises ValueError, stating `name` and the parameters, if an argument is unknown, missing or given twice.
     """
@@ -88,17 +89,20 @@ def _strip_metadata(annotation: Any) -> Any:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'NAME'?" with the known name that is most similar to an unknown one; "" if none is similar."""
+    """Return " Did you mean 'NAME'?", beginning with a space, for the known name most similar to `name`; "" if none is similar."""
     close = get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def read_source(thing: Any) -> str:
-    """Return the source that the docstring of `thing` cites: the text after "Source:" to the end of its paragraph, or ""."""
+    """Return the source that the docstring of `thing` cites, or "": the text after "Source:" to the end of its paragraph.
+
+    It is joined into one line, without a full stop at its end.
+    """
     _, marked, rest = (inspect.getdoc(thing) or "").partition("Source: ")
     return " ".join(rest.partition("\n\n")[0].split()).removesuffix(".") if marked else ""
 
 
 def read_summary(thing: Any) -> str:
-    """Return the first line of the docstring of `thing`."""
+    """Return the first line of the docstring of `thing`; "" without a docstring."""
     return (inspect.getdoc(thing) or "").split("\n", 1)[0]

@@ -1,4 +1,7 @@
-"""Channels: the attacker's model of each defense, under the same name and with the same arguments."""
+"""Channels (the attacker's models) of the built-in defenses of updates, under the same names.
+
+They take the same arguments, with a channel in the place of an inner defense.
+"""
 
 from defenses.channels.clip_and_noise import clip, clip_each, gaussian, laplace
 from defenses.channels.quantisation import qsgd, sign, uniform

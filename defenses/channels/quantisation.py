@@ -1,4 +1,4 @@
-"""Channels of quantisers: the attacker knows the interval of each coordinate, or the noise power of stochastic rounding."""
+"""Channels of quantisers: what a received value says about the original one, or an estimate of stochastic rounding's power."""
 
 import torch
 from torch import Tensor
@@ -11,12 +11,10 @@ from defenses.quantisation import Norm, SignScale, compute_size, count_steps
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
     """Return the channel of `sign`: a soft sign s (1 - max(0, -s u / c)) for the received sign s and the simulated value u.
 
-    c is the mean magnitude of the simulated tensor. At the true update the soft sign equals s. With scale="mean" it is multiplied
-    by c; with error feedback by the mean magnitude of the received tensor instead, since the client computed it from the update
-    plus a residual that `expect` does not simulate.
+    c is the mean magnitude of the simulated tensor. The soft sign equals s where u has the sign s or is zero. With scale="mean"
+    it is multiplied by c or, if `error_feedback` is also set, by the mean magnitude of the received tensor.
 
-    Yue et al. 2022, section 4.3, use tanh(u) instead, which is nearly linear for the small values of an update, and tanh(u / c)
-    does not equal the sign at the true update.
+    Yue et al. 2022, section 4.3, use tanh(u) instead, which is nearly linear for the small values of an update.
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -44,21 +42,22 @@ def _soften_signs(values: Tensor, signs: Tensor) -> Tensor:
 
 
 def _compute_mean(values: Tensor) -> Tensor:
-    """Return the mean, or zero for an empty tensor."""
+    """Return the mean as a 0-d tensor; zero for an empty tensor."""
     return values.sum() / max(values.numel(), 1)
 
 
 def _compute_mean_magnitude(values: Tensor) -> Tensor:
-    """Return the mean magnitude, or 1 if it is nearly zero, since 0 / 0 has no gradient."""
+    """Return the mean magnitude as a 0-d tensor, or 1 if it is nearly zero, since 0 / 0 has no gradient."""
     mean = _compute_mean(values.abs())
     return torch.where(mean > torch.finfo(values.dtype).tiny ** 0.5, mean, 1)
 
 
 def uniform(bits: int, *, stochastic: bool = False) -> Channel:
-    """Return the channel of `uniform`: a simulated value inside the received quantisation interval becomes its centre.
+    """Return the channel of `uniform`: a simulated value that rounds to the received one becomes the received one.
 
-    A value outside of the interval becomes the centre plus its signed distance to the interval. With stochastic rounding, it is
-    the channel of `qsgd` with norm="linf" instead.
+    The values that do so form the quantisation interval, whose centre is the received value. A simulated value outside of it
+    becomes the centre plus its signed distance to the interval. With stochastic rounding, the channel is that of `qsgd` with
+    norm="linf" instead.
     """
     levels = count_steps(bits)
     if stochastic:
@@ -75,17 +74,19 @@ def uniform(bits: int, *, stochastic: bool = False) -> Channel:
 
 
 def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
-    """Return the centre of the quantisation interval plus the signed distance by which each value lies outside of it."""
+    """Return the centre of the quantisation interval plus the signed distance by which each value lies outside of it.
+
+    half: half the width of the interval.
+    """
     difference = values - centre
     return centre + (difference - difference.maximum(-half).minimum(half))
 
 
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
-    """Return the channel of `qsgd`: values cut off at `kappa` times their tensor's norm, and the power of stochastic rounding.
+    """Return the channel of `qsgd`: simulated values are cut off at `kappa` times their tensor's norm; the noise power is estimated.
 
-    The power is an estimate; for gradients of networks it was within a third of the true one. The distance between two steps is
-    inferred from the received values. Values are assumed to be uniform between two steps, except between zero and the first step,
-    where most are small.
+    The noise is the error of stochastic rounding. The distance between two neighbouring levels is inferred from the received
+    values.
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -101,13 +102,13 @@ def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
 
 
 def _compute_rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
-    """Return an estimate of the expected squared norm of the rounding error of one tensor, 0-d.
+    """Estimate the expected squared norm of the rounding error of one received tensor, as a 0-d tensor.
 
-    A value at the fraction p between two steps adds p (1 - p) squared steps; for uniform p the mean is 1/6. Between zero and the
-    first step, the mean m of p is estimated as the share of values there that were rounded up. The number of those rounded up is
-    the number received at the first step, minus half the number received at the second step, which estimates those rounded down
-    to the first step. The mean of p (1 - p) is then taken as m (1 - m) / (1 + m), which is exact for uniform p (m = 1/2) and in
-    the limit of small m.
+    A step is the distance between two neighbouring levels. A value at the fraction p between two levels adds p (1 - p) squared
+    steps; for uniform p the mean is 1/6. Between level zero and level one most values are small, and the mean m of p is estimated
+    as the share of values there that were rounded up. The number of those rounded up is the number received at level one, minus
+    half the number received at level two, which estimates those rounded down to level one. The mean of p (1 - p) is then taken as
+    m (1 - m) / (1 + m), which is exact for uniform p (m = 1/2) and in the limit of small m.
     """
     if seen.numel() == 0:
         return seen.new_zeros(())

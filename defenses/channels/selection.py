@@ -1,4 +1,4 @@
-"""Channels of defenses that wrap another one or act on tensors of chosen names: `withhold`, `masked`, `in_gradient_units`.
+"""Channels of defenses that act on tensors of chosen names or wrap another defense: `withhold`, `masked`, `in_gradient_units`.
 
 The attacker knows the chosen names.
 """
@@ -15,7 +15,7 @@ from defenses.selection import check_patterns, choose_names
 
 
 def withhold(names: str | Sequence[str]) -> Channel:
-    """Return the channel of `withhold`: simulated tensors that match `names` become zero."""
+    """Return the channel of `withhold`: simulated tensors whose names match `names` become zero."""
     patterns = check_patterns("withhold", names)
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -26,7 +26,7 @@ def withhold(names: str | Sequence[str]) -> Channel:
 
 
 def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
-    """Return the channel of `masked`: the channel `defense` for tensors that match `names`, and no change of the others."""
+    """Return the channel of `masked`: the channel `defense` for tensors whose names match `names`, and no change of the others."""
     patterns = check_patterns("masked", names)
 
     def select_tensors(update: Update) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
 
 
 def in_gradient_units(defense: Channel, learning_rate: float) -> Channel:
-    """Return the channel of `in_gradient_units`: `defense`, a channel in units of the gradient, for updates."""
+    """Return the channel of `in_gradient_units`: it converts updates into gradients for the channel `defense`, and results back."""
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         expected, after = defense.follow_round(to_gradient(update, learning_rate), state, known)

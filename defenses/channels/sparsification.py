@@ -1,7 +1,7 @@
-"""Channels of sparsifiers: the attacker compares the coordinates that were sent.
+"""Channels of sparsifiers: of the simulated update, only the coordinates that the client sent remain.
 
-The coordinates that are not zero in a sparse message are the sent ones. If a later defense, such as noise, changed the zeros, the
-sent coordinates are estimated as the largest received magnitudes, as many as the sparsifier sends.
+Coordinates received as nonzero count as sent. Where a sparsifier sends a known number of coordinates and more are nonzero,
+because a later defense such as noise changed the zeros, those of largest received magnitude count as sent.
 """
 
 import math
@@ -20,7 +20,8 @@ from defenses.sparsification import count_kept, count_unpruned, find_factors, ma
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Channel:
     """Return the channel of `top_k`: the sent coordinates, which are those received with at least the k-th largest magnitude.
 
-    If fewer than k received values are not zero, the client sent zeros as well. All coordinates then count as sent.
+    k is the number of coordinates that the client sends. If fewer than k received values are not zero, all coordinates count as
+    sent.
     """
 
     def learn(seen: Update) -> ChannelFacts:
@@ -46,7 +47,7 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
 
 
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Channel:
-    """Return the channel of `prune`: the sent coordinates."""
+    """Return the channel of `prune`: the sent coordinates. With `threshold`, these are all that are received as nonzero."""
 
     def find_sent(values: Tensor) -> Tensor:
         return _find_sent(values, count_unpruned(ratio or 0, values.numel()))
@@ -59,7 +60,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
 
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Channel:
-    """Return the channel of `gradient_dropout`: the sent coordinates, divided by 1 - p if `rescale` is set, as by the client."""
+    """Return the channel of `gradient_dropout`: the coordinates received as nonzero, divided by 1 - p if `rescale` is set."""
     factor = 1 / (1 - p) if rescale else 1
     return Channel(
         lambda update, known: mask_update(update, known, factor),
@@ -79,11 +80,11 @@ def dgc(
     nesterov: bool = False,
     dense_vectors: bool = True,
 ) -> Channel:
-    """Return the channel of `dgc`: the sent coordinates of the clipped simulated update.
+    """Return the channel of `dgc`: the sent coordinates of the simulated update, clipped before if `clip_norm` is set.
 
     Momentum and residual are simulated only by attacks on all rounds of a client. For a single round with `nesterov`, the update
     is multiplied by 1 + momentum. With a warm-up, every nonzero received entry counts as sent, since the attacker may not know
-    the client's round number.
+    the client's round number. With `dense_vectors`, tensors of fewer than two dimensions count as sent completely.
     """
 
     def find_sent(values: Tensor) -> Tensor:
@@ -111,5 +112,5 @@ def _compare_with_kth(values: Tensor, k: int) -> Tensor:
 
 
 def _find_sent(values: Tensor, k: int) -> Tensor:
-    """Return booleans (n,): whether each value is not zero and its magnitude at least the k-th largest."""
+    """Return booleans (n,): whether each value is not zero and, unless k = 0, its magnitude at least the k-th largest."""
     return _compare_with_kth(values, k) & (values != 0)

@@ -1,7 +1,7 @@
 """Simulation of residuals and momentum over all rounds of a client, and inference from the coordinates that were not sent.
 
-The attacker simulates the client's residual for its candidate examples. A sent coordinate then equals the sum of the simulated
-updates since it was sent last. The magnitude of a coordinate that was not sent is at most that of the smallest sent one.
+The attacker simulates what the client keeps back (the residual) for its candidate examples. For defenses that send the largest
+coordinates, the magnitude of an unsent coordinate is at most that of the smallest sent one.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ THRESHOLD = "threshold/"
 
 
 def learn_thresholds(seen: Update, sent: Mask, scope: Scope) -> dict[str, Tensor]:
-    """Return for each tensor the smallest magnitude that was sent in it, or with scope "global" in any tensor.
+    """Return for each tensor the smallest magnitude that was sent in it or, with scope "global", in the whole update.
 
     The result maps `THRESHOLD` + parameter name to a 0-d tensor, which is infinity if nothing was sent.
     seen: the received update. sent: which of its coordinates were sent.
@@ -35,8 +35,8 @@ def learn_thresholds(seen: Update, sent: Mask, scope: Scope) -> dict[str, Tensor
 def follow_largest(*, error_feedback: bool) -> Follow:
     """Return a channel's function `follow` for a defense that sends the largest coordinates, with or without a residual.
 
-    The expected message has the simulated values of sent coordinates. For unsent ones, it has the amount by which the simulated
-    magnitude is above the smallest sent one, with the simulated sign, and zero if it is below.
+    The expected update has the simulated values (update plus residual) of sent coordinates. For unsent ones, it has the amount by
+    which the simulated magnitude is above the smallest sent one, with the simulated sign, and zero if it is below.
     """
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
@@ -48,7 +48,10 @@ def follow_largest(*, error_feedback: bool) -> Follow:
 
 
 def follow_selected(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
-    """Simulate a round of error feedback with coordinates that were selected at random, so that unsent ones reveal nothing."""
+    """Simulate a round of error feedback with randomly chosen coordinates; return the expected update and the next state.
+
+    This is a channel's function `follow`. Unsent coordinates reveal nothing here, and are zero in the expected update.
+    """
     due = _add_residual(update, state)
     return {name: torch.where(known[name], t, torch.zeros_like(t)) for name, t in due.items()}, _keep_unsent(due, known)
 
