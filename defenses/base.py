@@ -109,5 +109,5 @@ def find_kth_largest(magnitudes: Tensor, k: int) -> Tensor:
 
 
 def compute_share(share: float, count: int) -> Fraction:
-    """Return share * count as an exact fraction, taking `share` as written in decimals: 0.07 * 100 is 7, not 7.000000000000001."""
+    """Return share * count as an exact fraction, with `share` as written in decimals: 0.07 * 100 is 7, not 7.000000000000001."""
     return Fraction(str(float(share))) * count

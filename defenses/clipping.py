@@ -9,21 +9,21 @@ from defenses.base import Defense, Update, global_norm, stateless
 
 
 def scale_to(update: Update, max_norm: float) -> Update:
-    """Scale the update so that its norm is at most `max_norm`. Shorter updates stay unchanged, bit for bit."""
+    """Scale an update with a norm above `max_norm` down to this norm, up to rounding. Others stay unchanged, bit for bit."""
     norm = global_norm(update)
     scale = torch.full_like(norm, max_norm) / norm.clamp(min=max_norm)  # exactly 1 if norm <= max_norm
     return {name: t * scale.to(t.dtype) for name, t in update.items()}
 
 
 def scale_each_to(update: Update, max_norm: float) -> Update:
-    """Scale each tensor of the update so that its norm is at most `max_norm`."""
+    """Scale each tensor with a norm above `max_norm` down to this norm, up to rounding."""
     return {name: scale_to({name: t}, max_norm)[name] for name, t in update.items()}
 
 
 def clip(max_norm: float) -> Defense:
     """Clip the Euclidean norm of the whole update.
 
-    max_norm: largest norm that is sent, in the update's units; positive.
+    max_norm: largest norm that is sent, up to rounding, in the update's units; positive and finite.
     Source: Geyer et al. 2017, algorithm 1.
     """
     _check("clip", max_norm)
@@ -37,7 +37,7 @@ def clip(max_norm: float) -> Defense:
 def clip_each(max_norm: float) -> Defense:
     """Clip the Euclidean norm of each tensor on its own.
 
-    max_norm: largest norm of a tensor that is sent, in the update's units; positive.
+    max_norm: largest norm of a tensor that is sent, up to rounding, in the update's units; positive and finite.
     Source: McMahan et al. 2018, per-layer clipping with one bound for all.
     """
     _check("clip_each", max_norm)

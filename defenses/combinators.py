@@ -10,8 +10,8 @@ from defenses.base import Defense, State, Update
 def add_feedback(compressor: Defense) -> Defense:
     """Return a defense that sends C(u + e) and keeps the residual e' = u + e - C(u + e) for the next round, from e = 0.
 
-    C is the defense `compressor`, and u is the update of the round. The sum of all sent updates plus the residual equals the sum
-    of all updates: entries are delayed, not lost.
+    C is the defense `compressor`, and u is the update of the round. Up to rounding, the sum of all sent updates plus the residual
+    equals the sum of all updates: entries are delayed, not lost.
     Source: Karimireddy et al. 2019, algorithm 2; first in Seide et al. 2014.
     """
 
@@ -28,22 +28,22 @@ def add_feedback(compressor: Defense) -> Defense:
 
 
 def to_gradient(update: Update, learning_rate: float) -> Update:
-    """Return the gradient of which one step of plain SGD makes this update: update / (-learning_rate)."""
+    """Return update / (-learning_rate): the gradient, if the update is that of one step of plain SGD."""
     return {name: t / -learning_rate for name, t in update.items()}
 
 
 def to_update(gradient: Update, learning_rate: float) -> Update:
-    """Return the update of one step of plain SGD: -learning_rate * gradient. Zeros are +0.0, so that sparse codecs omit them."""
+    """Return -learning_rate * gradient, the update of one step of plain SGD. Zeros become +0.0, which sparse codecs omit."""
     return {name: t * -learning_rate + 0.0 for name, t in gradient.items()}
 
 
 def in_gradient_units(defense: Defense, learning_rate: float) -> Defense:
     """Apply a defense to update / (-learning_rate), and convert the result back into an update.
 
-    defense:       defense in units of the gradient, as in in_gradient_units(clip(4) | gaussian(0.01), 0.1).
-    learning_rate: learning rate of the clients' training; positive. In the specification of an experiment's defense it may be
-                   left out, and the experiment's learning rate is used. For several local steps, update / (-learning_rate) is the
-                   sum of the gradients of these steps.
+    defense:       defense in units of the gradient; in a specification, in_gradient_units(clip(4) | gaussian(0.01), 0.1).
+    learning_rate: learning rate of the clients' training; positive and finite. In the specification of an experiment's defense it
+                   may be left out, and the experiment's learning rate is used. For several local steps of plain SGD,
+                   update / (-learning_rate) is the sum of the gradients of these steps.
     Source: Wei et al. 2020, algorithm 1.
     """
     if not isinstance(defense, Defense):

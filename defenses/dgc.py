@@ -1,4 +1,4 @@
-"""Deep gradient compression: sparse updates with momentum and a residual on the client."""
+"""Deep gradient compression: sparse updates with momentum and a residual (what was not sent yet) on the client."""
 
 import math
 
@@ -23,16 +23,16 @@ def dgc(
 ) -> Defense:
     """Send the largest entries of the accumulated momentum, and keep the rest for later rounds (deep gradient compression).
 
-    With the update d of a round, the momentum u <- m u + d and the residual v <- v + u are updated. The largest entries of v are
-    sent and set to zero in v. The server must not use momentum itself. The equations are linear, so that they hold for updates as
-    well as for gradients.
+    With the update d of a round, the momentum u <- m u + d and the residual v <- v + u are updated. The entries of v with the
+    largest magnitudes are sent and set to zero in v. The server must not use momentum itself.
 
     keep:           share in (0, 1] of each tensor that is sent: exactly ceil(keep * n) of n entries. The released code estimates
                     a threshold from a sample and sends about as many.
     momentum:       m in [0, 1).
-    clip_norm:      clip d to the norm clip_norm / sqrt(workers) first, in the update's units; positive.
+    clip_norm:      clip d to the norm clip_norm / sqrt(workers) first, in the update's units; positive. None: no clipping.
     workers:        number of clients in that formula; at least 1.
-    warm_up_rounds: E. In the client's round e, counted from 0, the share is keep ** ((e + 1) / (E + 1)) until e = E.
+    warm_up_rounds: E. In the first E rounds in which a client takes part, e = 0 .. E - 1, more is sent: the share
+                    keep ** ((e + 1) / (E + 1)) instead of `keep`.
     masking:        momentum factor masking: entries that are sent are set to zero in u as well.
     nesterov:       use u <- m (u + d), v <- v + u + d.
     dense_vectors:  send tensors of fewer than two dimensions completely: u, or u + d with `nesterov`; as in the released code.
@@ -67,7 +67,10 @@ def dgc(
 
 
 def compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
-    """Return the share of each tensor that a client sends after `done` rounds, with the paper's warm-up (section 3.3)."""
+    """Return the share of each tensor that a client sends after `done` earlier rounds of its own; it is larger in the warm-up.
+
+    Source: Lin et al. 2018, section 3.3.
+    """
     return keep if done >= warm_up_rounds else keep ** ((done + 1) / (warm_up_rounds + 1))
 
 
@@ -77,7 +80,7 @@ def is_dense(tensor: Tensor, dense_vectors: bool) -> bool:
 
 
 def correct_momentum(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
-    """Return the momentum u after a round with the update d, and the term that is added to the residual."""
+    """Return the momentum after a round with the update d, and the term that is added to the residual. u: the momentum before."""
     if nesterov:
         u = momentum * (u + d)
         return u, u + d

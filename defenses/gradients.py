@@ -1,4 +1,4 @@
-"""Registry of rules for computing the gradient of one batch, such as DP-SGD."""
+"""Gradient rules: the registry of ways in which a client computes the gradient of one batch, such as DP-SGD."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ GRADIENTS: Registry[Callable[..., GradientRule]] = Registry(
 
 @dataclass(frozen=True)
 class GradientSpec(Choice):
-    """Specification of a rule for computing gradients, such as `dp_sgd(max_norm=1, noise=1.1)`; "plain" for no special rule."""
+    """Specification of a gradient rule, such as `dp_sgd(max_norm=1, noise=1.1)`; "plain" or "" for the usual gradient."""
 
     registry: ClassVar[Registry[Callable[..., GradientRule]]] = GRADIENTS
     what: ClassVar[str] = "gradient"
     nothing: ClassVar[str] = "plain"
 
     def build(self) -> GradientRule:
-        """Return the rule: the client's computation, and the attacker's simulation of it."""
+        """Return the rule: the client's computation of a batch's gradient, and the attacker's simulation of it."""
         rule: GradientRule = self.make()
         return rule

@@ -25,8 +25,8 @@ class Mixing(NamedTuple):
     """A transformation of a batch before training.
 
     mix:    maps x (N, *shape) in [0, 1], soft labels y (N, K), a generator, and public examples or None to the x and y to train
-            on, with the same shapes and ranges. Does not change its arguments.
-    least:  smallest batch size that an experiment may have with this transformation; in smaller ones nothing would be mixed.
+            on, with the same shapes and ranges. Leaves x and y as they are, and draws from the generator.
+    least:  smallest batch size that an experiment may have with this transformation.
     public: name of the data set of public examples that are mixed in; "" for none.
     """
 
@@ -44,9 +44,10 @@ MIN_PRIVATE = 0.3
 
 
 def mixup(alpha: float = 0.4) -> Mixing:
-    """Mix each example with another one of its batch, and their labels in the same way.
+    """Mix each example of a batch with a random one of the batch, and their labels in the same way.
 
-    alpha: the mixing coefficient is drawn from Beta(alpha, alpha) once per batch; positive. Partners are a random permutation.
+    alpha: the mixing coefficient is drawn from Beta(alpha, alpha) once per batch; positive and finite. The partners are a random
+           permutation of the batch, in which an example can be its own partner.
     Source: Zhang et al. 2018, "mixup: beyond empirical risk minimization".
     """
     if not 0 < alpha < math.inf:
@@ -61,16 +62,18 @@ def mixup(alpha: float = 0.4) -> Mixing:
 
 
 def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
-    """Mix k images with random coefficients, and invert random pixels.
+    """Mix k images with random coefficients, and invert random values of the result.
 
-    k:      number of images in a mixture: 1 to 1000, and at least 3 with public images.
+    k:      number of images in a mixture, with the image itself: 1 to 1000, and at least 3 with public images.
     public: name of a data set. k - 2 images of a mixture come from it and two from the batch; only the labels of the latter are
-            mixed, so that label weights sum to less than 1, as published. Without it all k come from permutations of the batch,
-            and an image may occur twice in a mixture.
-    flips:  probability that a pixel is inverted, in [0, 0.5]; 0.5 as published, which is hard to learn from.
+            mixed, so that label weights sum to less than 1, as published. Without it all k come from the batch. The images of the
+            batch are the image itself and those at its place in random permutations, so that one may occur twice in a mixture.
+    flips:  probability that a value (a channel of a pixel) is inverted, in [0, 0.5]; 0.5 as published, which is hard to learn
+            from.
 
-    Coefficients are uniform on the simplex with none above 0.65; with public images, private coefficients sum to at least 0.3.
-    The paper flips the sign of values around 0; for values in [0, 1], x becomes 1 - x. Evaluation uses unchanged images.
+    Coefficients of k >= 2 images are uniform on the simplex with none above 0.65; with public images, those of the two images of
+    the batch sum to at least 0.3. The paper flips the sign of values around 0; for values in [0, 1], x becomes 1 - x. Evaluation
+    uses unchanged images.
 
     Source: Huang et al. 2020, "InstaHide: instance-hiding schemes for private distributed learning".
     """
@@ -105,7 +108,7 @@ INPUTS: Registry[Callable[..., Mixing]] = Registry("defenses.inputs", {"mixup": 
 
 @dataclass(frozen=True)
 class InputsSpec(Choice):
-    """Specification of a transformation of the training examples; empty for none."""
+    """Specification of a transformation of the training examples, such as `mixup(alpha=0.4)`; empty for none."""
 
     registry: ClassVar[Registry[Callable[..., Mixing]]] = INPUTS
     what: ClassVar[str] = "inputs"
@@ -121,7 +124,11 @@ def to_one_hot(y: Tensor, num_classes: int) -> Tensor:
 
 
 def _draw_shares(count: int, k: int, private: int, rng: np.random.Generator) -> Tensor:
-    """Draw the coefficients of InstaHide (count, k) in float64; rows sum to 1. The first `private` columns are private images."""
+    """Draw the coefficients of InstaHide, (count, k) in float64, whose rows sum to 1, by rejection.
+
+    For k > 1, no coefficient is above `MAX_SHARE`. The first `private` columns are for private images; if that is less than k,
+    they sum to at least `MIN_PRIVATE` in each row.
+    """
     rows = np.empty((count, k))
     missing = np.arange(count)
     while len(missing):
@@ -138,5 +145,5 @@ def _to_columns(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _make_numpy_generator(rng: Generator) -> Any:
-    """Return a NumPy generator seeded from `rng`, for distributions that torch cannot draw from a given generator."""
+    """Return a NumPy generator with a seed drawn from `rng`, for distributions that torch cannot draw from a given generator."""
     return np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device)))

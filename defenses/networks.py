@@ -22,10 +22,10 @@ class Stochastic(nn.Module):
     """Base class of modules that draw random numbers during training.
 
     `start_drawing` puts them in training mode while a client trains, also if the rest of the network is in evaluation mode.
-    In evaluation mode they are deterministic, so that held-out accuracy and simulated gradients can be reproduced.
+    In evaluation mode they must draw nothing, so that held-out accuracy and simulated gradients can be reproduced.
 
-    penalty: term added to the loss; every forward pass sets it, in both modes. None for no term.
-    hides:   whether the gradients of the block's own parameters depend more on its random draws than on the data.
+    penalty: term that the last forward pass adds to the loss, in both modes; None if there is none or `take_penalty` took it.
+    hides:   whether the class declares that the gradients of its own parameters depend more on its random draws than on the data.
     """
 
     penalty: Tensor | None = None
@@ -37,7 +37,7 @@ class Bottleneck(Stochastic):
 
     encoder: F -> 2K, the mean mu and softplus^-1 of the standard deviation sigma of a normal distribution.
     decoder: K -> F, of mu + sigma * epsilon; epsilon is drawn at every forward in training mode, and 0 in evaluation mode.
-    penalty: beta / ln 2 * KL(N(mu, sigma^2) || N(0, 1)), summed over the K values, mean over the batch.
+    penalty: beta / ln 2 * KL(N(mu, sigma^2) || N(0, 1)), summed over all values of an example, mean over the batch.
     """
 
     hides: ClassVar[bool] = True
@@ -72,8 +72,8 @@ class Dropout(Stochastic):
 def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.Module:
     """Return a copy of `model` with a variational bottleneck before its last linear layer.
 
-    bottleneck: number K of random values, from 1 to 65536. beta: weight of the KL divergence in bits; not negative.
-    Evaluation uses the mean; the released code also draws in evaluation.
+    bottleneck: number K of random values, from 1 to 65536. beta: weight of the KL divergence in bits, which is added to the loss;
+    finite and not negative. Evaluation uses the mean of the random values; the released code also draws in evaluation.
     Raises ValueError if the model has no linear layer.
     Source: PRECODE, Scheliga et al. 2022, with the sizes of its released code.
     """
@@ -105,7 +105,7 @@ NETWORKS: Registry[Callable[..., nn.Module]] = Registry("defenses.networks", {"p
 
 @dataclass(frozen=True)
 class NetworkSpec(Choice):
-    """Specification of a change of the network; empty for none."""
+    """Specification of a change of the network, such as `dropout(p=0.5)`; empty for none."""
 
     registry: ClassVar[Registry[Callable[..., nn.Module]]] = NETWORKS
     what: ClassVar[str] = "network"
@@ -124,16 +124,17 @@ class NetworkSpec(Choice):
 
 
 def start_drawing(model: nn.Module) -> None:
-    """Put the random blocks of `model` in training mode, and leave all other modules as they are."""
+    """Put the random blocks of `model`, such as a bottleneck, in training mode, and leave all other modules as they are."""
     for module in model.modules():
         if isinstance(module, Stochastic):
             module.train()
 
 
 def take_penalty(model: nn.Module) -> Tensor | None:
-    """Remove and return the penalty of the last forward pass: a differentiable 0-d tensor, or None.
+    """Remove and return the sum of the penalties that the blocks of `model` hold: a differentiable 0-d tensor, or None.
 
-    The penalty is removed so that no autograd graph outlives its step.
+    A block such as a variational bottleneck sets its penalty, a term of the loss, in every forward pass. The penalty is removed
+    so that no autograd graph outlives its step.
     """
     total = None
     for module in model.modules():
@@ -144,7 +145,10 @@ def take_penalty(model: nn.Module) -> Tensor | None:
 
 
 def find_hidden(model: nn.Module) -> frozenset[str]:
-    """Return the names of the parameters whose gradients depend more on the client's random draws than on its data."""
+    """Return the names of the parameters of all blocks that declare `Stochastic.hides`, such as variational bottlenecks.
+
+    Their gradients depend more on the client's random draws than on its data.
+    """
     blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, Stochastic) and m.hides]
     return frozenset(f"{name}.{own}" if name else own for name, block in blocks for own, _ in block.named_parameters())
 
@@ -152,15 +156,18 @@ def find_hidden(model: nn.Module) -> frozenset[str]:
 def find_encoders(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters of the encoders of all variational bottlenecks.
 
-    For one example in one step, the gradient of an encoder's weights is the outer product of its bias's gradient and the
-    features, whatever values were drawn after it.
+    For one example with features (1, F) in one step, the gradient of an encoder's weights is the outer product of its bias's
+    gradient and the features, whatever values were drawn after it.
     """
     encoders = [f"{name}.encoder" if name else "encoder" for name, m in model.named_modules() if isinstance(m, Bottleneck)]
     return frozenset(f"{encoder}.{own}" for encoder in encoders for own in ("weight", "bias"))
 
 
 def find_last_linear(model: nn.Module) -> str:
-    """Return the name of the last linear layer, "" for the model itself. Raises ValueError if there is none."""
+    """Return the name of the last linear layer in the order of the model's modules, "" for the model itself.
+
+    Raises ValueError if there is none.
+    """
     names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
         raise ValueError(f"{type(model).__name__} has no linear layer; use a model with one")

@@ -9,17 +9,17 @@ from defenses.base import Defense, Scope, Update, check_scope, global_norm, stat
 
 
 def draw_normal(tensor: Tensor, rng: Generator) -> Tensor:
-    """Draw standard normal values in the shape and on the device of `tensor`; the generator may be on another device."""
+    """Draw standard normal values with the shape, dtype and device of `tensor`; the generator may be on another device."""
     return torch.randn(tensor.shape, generator=rng, device=rng.device, dtype=tensor.dtype).to(tensor.device)
 
 
 def draw_uniform(tensor: Tensor, rng: Generator) -> Tensor:
-    """Draw uniform values in [0, 1) in the shape and on the device of `tensor`, in float32 or higher precision."""
+    """Draw uniform values in [0, 1) with the shape and device of `tensor`, in float32 or higher precision."""
     return torch.rand(tensor.shape, generator=rng, device=rng.device, dtype=_promote_dtype(tensor)).to(tensor.device)
 
 
 def draw_laplace(tensor: Tensor, rng: Generator) -> Tensor:
-    """Draw Laplace values of scale 1 in the shape and on the device of `tensor`, as differences of two exponentials."""
+    """Draw Laplace values of scale 1 with the shape, dtype and device of `tensor`, as differences of two exponentials."""
     drawn = torch.empty((2, *tensor.shape), device=rng.device, dtype=_promote_dtype(tensor)).exponential_(generator=rng)
     return (drawn[0] - drawn[1]).to(tensor.device, tensor.dtype)
 
@@ -31,10 +31,10 @@ def _promote_dtype(tensor: Tensor) -> torch.dtype:
 def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Scope = "global") -> Defense:
     """Add independent normal noise to every coordinate.
 
-    std:    standard deviation in the update's units; not negative.
+    std:    standard deviation in the update's units; finite and not negative.
     snr_db: signal-to-noise ratio in decibels, instead of `std`; finite. The standard deviation is
-            norm / (sqrt(n) * 10 ** (snr_db / 20)) for n coordinates. It depends on the data and gives no differential privacy.
-    scope:  norm that `snr_db` refers to: "global": of the whole update; "tensor": of each tensor.
+            norm / (sqrt(n) * 10 ** (snr_db / 20)). It depends on the data and gives no differential privacy.
+    scope:  what `norm` and its number n of coordinates refer to: "global": the whole update; "tensor": each tensor.
     Source: Dwork & Roth 2014, section 3.5.3; with snr_db Yue et al. 2022, equation 18.
     """
     check_gaussian(std, snr_db, scope)
@@ -52,7 +52,7 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
 
 
 def check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
-    """Raise ValueError for arguments that `gaussian` does not accept."""
+    """Raise ValueError for arguments that `gaussian` does not accept; exactly one of `std` and `snr_db` must be given."""
     if (std is None) == (snr_db is None):
         raise ValueError(f"gaussian: give either std or snr_db, got std={std} and snr_db={snr_db}")
     if std is not None and not 0 <= std < math.inf:
@@ -72,7 +72,7 @@ def _compute_root_mean_square(update: Update, scope: Scope) -> dict[str, Tensor]
 def laplace(scale: float) -> Defense:
     """Add independent Laplace noise to every coordinate.
 
-    scale: mean magnitude of the noise in the update's units, 1 / sqrt(2) of its standard deviation; not negative.
+    scale: mean magnitude of the noise in the update's units, 1 / sqrt(2) of its standard deviation; finite and not negative.
     Source: Dwork & Roth 2014, definition 3.3.
     """
     if not 0 <= scale < math.inf:

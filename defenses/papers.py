@@ -1,6 +1,7 @@
-"""Defenses under the names of papers: functions that map a paper's settings to the specification of a defense.
+"""Defenses under the names of papers: functions that return a specification, such as "prune(ratio=0.5)", for a paper's settings.
 
-Numbers that a paper states for gradients become numbers for updates. Such a function takes the clients' learning rate.
+Papers state some defenses for gradients. Their functions take the clients' learning rate, and return a specification that applies
+the defense to update / (-learning_rate).
 """
 
 import re
@@ -12,6 +13,7 @@ CPL_NOISE = re.compile(r"([GL])-10e-(\d+)")
 def cpl_noise(name: str, learning_rate: float) -> str:
     """Add CPL's noise to the gradient: G-10e-2 is Gaussian of standard deviation 0.01, L-10e-2 Laplace of scale 0.01.
 
+    Returns the specification of this defense; the gradient is update / (-learning_rate).
     name:          "G-10e-K" or "L-10e-K" for 10 ** -K (not 10 * 10 ** -K). It is not a variance, although the paper's text calls
                    it one.
     learning_rate: learning rate of the clients' training; positive.
@@ -27,6 +29,7 @@ def cpl_noise(name: str, learning_rate: float) -> str:
 def cpl_prune(percent: float) -> str:
     """Leave out the smallest theta per cent of all entries, CPL's gradient compression.
 
+    Returns the specification of this defense.
     percent: theta, in [0, 100). One threshold for all tensors, without the residual of deep gradient compression, which the paper
              cites.
     Source: Wei et al. 2020, table 7.
@@ -39,6 +42,7 @@ def cpl_prune(percent: float) -> str:
 def signsgd(learning_rate: float) -> str:
     """Send the update of signSGD: a step of the size of the learning rate against the sign of the gradient.
 
+    Returns the specification of this defense; the gradient is update / (-learning_rate).
     learning_rate: learning rate of the clients' training; positive.
     Source: Bernstein et al. 2018, algorithm 1; Yue et al. 2022, equation 5.
     """
@@ -48,6 +52,7 @@ def signsgd(learning_rate: float) -> str:
 def ef_signsgd() -> str:
     """Send the update of EF-signSGD: signs times the mean magnitude of each tensor, with error feedback.
 
+    Returns the specification of this defense.
     Source: Karimireddy et al. 2019, algorithm 1.
     """
     return "sign('mean', error_feedback=True)"
@@ -56,6 +61,7 @@ def ef_signsgd() -> str:
 def rog_uniform(bits: int = 3) -> str:
     """Round to the nearest of 2 ** bits - 1 values of each tensor, ROG's uniform quantiser.
 
+    Returns the specification of this defense.
     bits: 2 to 24. The paper uses 3; `quant_level` in its code is 2 ** (bits - 1).
     Source: Yue et al. 2022, equation 6.
     """
@@ -65,7 +71,8 @@ def rog_uniform(bits: int = 3) -> str:
 def rog_qsgd(bits: int = 3) -> str:
     """Round stochastically to 2 ** bits - 1 values up to the largest magnitude of each tensor, ROG's QSGD.
 
-    With M the largest magnitude and s = 2 ** (bits - 1) - 1, the values are k * M / s for whole k from -s to s.
+    Returns the specification of this defense. With M the largest magnitude and s = 2 ** (bits - 1) - 1, the values are k * M / s
+    for whole k from -s to s.
     bits: 2 to 24; the paper uses 3.
     Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude as the norm, as in its code.
     """
@@ -75,6 +82,7 @@ def rog_qsgd(bits: int = 3) -> str:
 def rog_top_k(sparsity: float = 0.95) -> str:
     """Send only the largest entries of each tensor, without error feedback, ROG's top-k.
 
+    Returns the specification of this defense.
     sparsity: share in [0, 1) that is left out; the paper uses 0.95. Exactly ceil(n (1 - sparsity)) of n entries are sent; the
               released code sends one less.
     Source: Yue et al. 2022, example 3.
@@ -85,8 +93,9 @@ def rog_top_k(sparsity: float = 0.95) -> str:
 
 
 def liu_clip(max_norm: float, learning_rate: float) -> str:
-    """Clip the whole gradient of a batch, as Liu et al. do.
+    """Clip the norm of the whole gradient, as Liu et al. do.
 
+    Returns the specification of this defense; the gradient is update / (-learning_rate).
     max_norm:      C, largest norm of the gradient; 2, 4 and 8 in the paper.
     learning_rate: learning rate of the clients' training; positive.
     Source: Liu et al. 2024, table 4.
@@ -97,6 +106,7 @@ def liu_clip(max_norm: float, learning_rate: float) -> str:
 def liu_noise(std: float, learning_rate: float) -> str:
     """Add Gaussian noise to every entry of the gradient, as Liu et al. do.
 
+    Returns the specification of this defense; the gradient is update / (-learning_rate).
     std:           standard deviation in units of the gradient; 0.001, 0.01 and 0.1 in the paper.
     learning_rate: learning rate of the clients' training; positive.
     Source: Liu et al. 2024, table 4.

@@ -23,10 +23,10 @@ PER_EXAMPLE_BYTES = 2**28
 def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
     """Clip the gradient of each example, add noise to their sum, and divide by the batch size.
 
-    max_norm: bound C on the Euclidean norm of one example's whole gradient; positive.
-    noise:    standard deviation of the noise on the sum, in units of C; not negative.
-    The divisor is the true number of examples in the batch. The loss must be a mean over examples: batch norm with statistics of
-    the batch is refused.
+    max_norm: bound C on the Euclidean norm of one example's whole gradient; positive and finite.
+    noise:    standard deviation of the Gaussian noise on every entry of the sum, in units of C; finite and not negative.
+    The divisor is the true number of examples in the batch. The loss must be a mean over examples: the rule raises ValueError for
+    a model whose batch norm uses statistics of the batch.
     Source: DP-SGD, Abadi et al. 2016, algorithm 1.
     """
     _check_bounds("dp_sgd", max_norm, noise)
@@ -39,10 +39,11 @@ def fed_cdp(
     """Clip each tensor of each example's gradient, average over examples, and add noise.
 
     Exactly one of `noise` and `snr_db` must be given; otherwise raises ValueError.
-    max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive.
+    max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive and finite.
     noise:     standard deviation of the noise on the sum over examples, in units of C; on the mean it is noise * C / batch size.
-    snr_db:    signal-to-noise ratio in decibels, instead of `noise`: the mean square of the noise is 10^(-snr_db / 10) times that
-               of the clipped and averaged gradient. The noise then depends on the data and gives no differential privacy.
+    snr_db:    signal-to-noise ratio in decibels, instead of `noise`: the expected mean square of the noise is 10^(-snr_db / 10)
+               times the mean square of the clipped and averaged gradient. The noise then depends on the data and gives no
+               differential privacy.
     snr_scope: "tensor": the ratio holds for each tensor; "gradient": for the whole gradient.
     Source: Fed-CDP, Wei et al. 2021, with the bound on each tensor of its released code.
     """
@@ -58,7 +59,7 @@ def fed_cdp(
 
 
 class _Fixed(NamedTuple):
-    """Noise with standard deviation `std` on every coordinate of the sum over a batch."""
+    """Noise with standard deviation `std` on every coordinate of the sum of a batch's gradients."""
 
     std: float
 
@@ -67,13 +68,13 @@ class _Fixed(NamedTuple):
         return {name: g.new_full((), self.std / size) for name, g in mean.items()}
 
     def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
-        """Return the expected squared norm of the noise in an update: the sum over its local steps."""
+        """Return the expected squared norm of the noise in the update `seen`: the sum over the client's local steps."""
         of_one = sum((step.share * self.std / step.size) ** 2 for step in steps)
         return compute_no_noise(seen) + of_one * sum(u.numel() for u in seen.values())
 
 
 class _Relative(NamedTuple):
-    """Noise whose mean square is `ratio` times that of the mean gradient, per tensor or over all tensors."""
+    """Noise whose expected mean square is `ratio` times that of the batch's mean gradient, per tensor or over all tensors."""
 
     ratio: float
     by_tensor: bool
@@ -85,10 +86,7 @@ class _Relative(NamedTuple):
         }
 
     def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
-        """Estimate the expected squared norm of the noise in the received update, assuming equal gradients in all local steps.
-
-        Over the steps, the norms of equal gradients add up, and so do the squared norms of independent noise.
-        """
+        """Estimate the expected squared norm of the noise in the received update, assuming equal gradients in all local steps."""
         ratio = self.ratio * sum(step.share**2 for step in steps) / sum(step.share for step in steps) ** 2
         return compute_no_noise(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
 
@@ -130,7 +128,7 @@ def _compute_clipped_mean(
 
 
 def _check_separable(model: nn.Module) -> None:
-    """Raise ValueError if the loss of one example depends on the rest of its batch."""
+    """Raise ValueError if a batch norm of the model uses statistics of the batch, since single examples then have no gradient."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(

@@ -1,7 +1,6 @@
-"""Defenses that round each coordinate of an update to one of a few values per tensor.
+"""Defenses that round each coordinate of an update to one of a limited number of values per tensor.
 
-The tensors still hold floats afterwards. For sending, the update's codec packs them into as few bits as the values need, see
-`fedsim.recording.packing`.
+The tensors still hold floats afterwards. A codec packs them into fewer bits for sending, see `fedsim.recording.packing`.
 """
 
 from collections.abc import Callable
@@ -49,9 +48,9 @@ def _take_sign(values: Tensor, scale: SignScale) -> Tensor:
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Defense:
     """Round every coordinate stochastically to one of 2 * levels + 1 values of each tensor.
 
-    levels: s, number of steps between zero and the largest value; 1 to 8388607. levels=3 means 7 values: 3 bits.
-    norm:   norm of each tensor that scales the values: "l2" or "linf" (the largest magnitude).
-    kappa:  largest value as a share of that norm, in (0, 1]; larger magnitudes are cut off. With 1 the rounding is unbiased.
+    levels: s, 1 to 8388607. The values are k * L / s for whole k from -s to s. levels=3 means 7 values: 3 bits.
+    norm:   norm of each tensor that determines L: "l2" or "linf" (the largest magnitude).
+    kappa:  L as a share of that norm, in (0, 1]; larger magnitudes are cut off. With 1 the rounding is unbiased.
     Source: Alistarh et al. 2017, section 3.1, with norm="l2"; Yue et al. 2022, equations 6 and 7, whose code has norm="linf".
     """
     if not (isinstance(levels, int) and 1 <= levels <= MAX_LEVELS):
@@ -84,12 +83,15 @@ def uniform(bits: int, *, stochastic: bool = False) -> Defense:
 
 
 def count_steps(bits: int) -> int:
-    """Return the number of steps between zero and the largest value for at most 2 ** bits values that include zero."""
+    """Return 2 ** (bits - 1) - 1, the number of positive values if at most 2 ** bits values are symmetric and include zero."""
     return int(2 ** (bits - 1) - 1)
 
 
 def compute_size(values: Tensor, norm: Norm) -> Tensor:
-    """Return the norm of one tensor as a 0-d tensor in float32 or higher precision; zero for an empty tensor."""
+    """Return the norm of one tensor as a 0-d tensor in float32 or higher precision; zero for an empty tensor.
+
+    norm: "l2" for the Euclidean norm, "linf" for the largest magnitude.
+    """
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     if values.numel() == 0:
         return values.new_zeros(())

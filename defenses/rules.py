@@ -17,7 +17,7 @@ Gradient = dict[str, Tensor]
 class GradientProblem(NamedTuple):
     """The loss that is differentiated.
 
-    model:     the network in its training mode; its weights are replaced by those passed to `forward`.
+    model:     the network, in the mode (training or evaluation) in which the client trains it; `forward` replaces its weights.
     forward:   maps (weights by name, x (N, *shape) in [0, 1]) to logits (N, K).
     criterion: maps (logits, y) to the mean loss of the batch; y is (N,) or soft (N, K).
     penalised: whether the loss includes the terms that blocks of a network defense, such as PRECODE, add (`take_penalty`).
@@ -38,7 +38,8 @@ class GradientProblem(NamedTuple):
 class LocalStep(NamedTuple):
     """One step of a client's training as the server knows it.
 
-    size: examples in its batch. share: factor of its gradient in the update; the learning rate for plain SGD.
+    size: number of examples in its batch. share: magnitude of the factor of its gradient in the update; the learning rate for
+    plain SGD.
     """
 
     size: int

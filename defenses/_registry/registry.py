@@ -51,7 +51,7 @@ class Registry(Generic[T]):
         return self._check(loaded, where)
 
     def _check(self, loaded: Any, where: str) -> T:
-        """Return `loaded` if it has this registry's required type; raise ValueError otherwise. where: its source, for the message."""
+        """Return `loaded` if it has this registry's type; raise ValueError otherwise. where: its source, for the message."""
         if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
             wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
             raise ValueError(f"{where} must be {wanted}, got {type(loaded).__name__}")
@@ -65,7 +65,7 @@ class Registry(Generic[T]):
 def bind_arguments(
     name: str, function: Callable[..., Any], *args: Any, given: Mapping[str, Any] | None = None, hidden: int = 0
 ) -> dict[str, Any]:
-    """Return positional and named arguments of `function` as one dict by parameter name; parameters that are not given are absent.
+    """Return positional and named arguments of `function` as one dict by parameter name; parameters not given are absent.
 
     args, given: the positional and the named arguments.
     hidden: number of leading parameters that the program passes itself, in `args`; the list of parameters in messages omits them.
@@ -89,7 +89,7 @@ def _strip_metadata(annotation: Any) -> Any:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'NAME'?", beginning with a space, for the known name most similar to `name`; "" if none is similar."""
+    """Return " Did you mean 'NAME'?", beginning with a space, for the known name most similar to `name`; "" if none is."""
     close = get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""Channels of clipping, which clip the simulated update in the same way, and of noise, which leave the simulated update as it is."""
+"""Channels of clipping, which clip the simulated update in the same way, and of noise, which leave the simulated update alone."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ def clip(max_norm: float) -> Channel:
 
 
 def clip_each(max_norm: float) -> Channel:
-    """Return the channel of `clip_each`: simulated tensors with a Euclidean norm above `max_norm` are scaled down to this norm."""
+    """Return the channel of `clip_each`: simulated tensors with a Euclidean norm above `max_norm` are scaled down to it."""
     return Channel(lambda update, known: scale_each_to(update, max_norm))
 
 

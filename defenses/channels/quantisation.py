@@ -83,7 +83,7 @@ def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
 
 
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
-    """Return the channel of `qsgd`: simulated values are cut off at `kappa` times their tensor's norm; the noise power is estimated.
+    """Return the channel of `qsgd`: it cuts off simulated values at `kappa` times their tensor's norm, and estimates noise power.
 
     The noise is the error of stochastic rounding. The distance between two neighbouring levels is inferred from the received
     values.

@@ -26,7 +26,7 @@ def withhold(names: str | Sequence[str]) -> Channel:
 
 
 def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
-    """Return the channel of `masked`: the channel `defense` for tensors whose names match `names`, and no change of the others."""
+    """Return the channel of `masked`: the channel `defense` for tensors whose names match `names`, no change of the others."""
     patterns = check_patterns("masked", names)
 
     def select_tensors(update: Update) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
 
 
 def in_gradient_units(defense: Channel, learning_rate: float) -> Channel:
-    """Return the channel of `in_gradient_units`: it converts updates into gradients for the channel `defense`, and results back."""
+    """Return the channel of `in_gradient_units`: it converts updates into gradients for the channel `defense`, and back."""
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         expected, after = defense.follow_round(to_gradient(update, learning_rate), state, known)

@@ -1,4 +1,4 @@
-"""Differential privacy of noisy updates: noise and sensitivity, epsilon computed from them, and measured lower bounds.
+"""Differential privacy of noisy updates: noise and sensitivity, epsilon computed from them, and tests that bound it from below.
 
-Lower bounds on epsilon come from guesses about canaries: pairs of examples of which a client uses one, as a secret coin decides.
+The tests guess about canaries: pairs of examples of which a client uses one, as a secret coin decides.
 """

@@ -1,14 +1,12 @@
 """Differential privacy of a defense: epsilon over rounds, and upper bounds on the success of reconstruction.
 
-Everything follows from the noise multiplier: the standard deviation of the noise divided by the sensitivity, which is the largest
-norm of what the noise hides. Two relations between neighbouring inputs are used:
+They are computed from the noise multiplier: the scale of the noise (standard deviation of Gaussian noise) divided by the
+sensitivity, which is the largest norm of what the noise hides. Two relations between neighbouring inputs are used:
 
 * replace-one: the hidden part is replaced by any other one, so that the message moves by at most twice the sensitivity.
   `compute_epsilon` and `compute_epsilon_drawn` use it. Batch sizes and numbers of clients do not change and may be public.
 * add-or-remove-one: the hidden part is present or absent, so that the message moves by at most the sensitivity.
   `compute_epsilon_poisson` uses it.
-
-Without noise, epsilon is infinite and the bound on reconstruction is 1.
 """
 
 import math
@@ -30,16 +28,14 @@ of the exact epsilon (2 % larger). Outside of it, amplification by sampling is i
 
 
 def compute_epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
-    """Return epsilon of (epsilon, delta)-differential privacy for `times` releases; infinite without noise.
+    """Return epsilon of (epsilon, delta)-differential privacy for `times` releases: 0 for no release, infinite without noise.
 
     The relation is replace-one: two runs are compared, in which the hidden part, such as one example, is replaced by another.
 
-    Gaussian noise: exact. `times` releases equal one release with a noise multiplier smaller by sqrt(times), for which the
-    analytic Gaussian mechanism gives epsilon (Balle & Wang 2018, theorem 8).
-
-    Laplace noise of scale b: an upper bound. The Renyi divergence of order a for a shift d of one coordinate is at most
-    a * d**2 / (2 * b**2), as for Gaussian noise of standard deviation b. Summed over coordinates, this depends on the Euclidean
-    norm of the shift only, without the factor for the number of coordinates that a bound by the L1 norm has.
+    Gaussian noise: exact for all releases together (Balle & Wang 2018, theorem 8), unless the noise multiplier is extremely
+    small; then an upper bound. Laplace noise: an upper bound. It rests on the Renyi divergence, which is at most that of Gaussian
+    noise whose standard deviation is the Laplace noise's scale.
+    Raises ValueError if `delta` is not in (0, 1), or `times` is negative.
     """
     if _is_trivial(noise, delta, times):
         return 0.0 if times == 0 else math.inf
@@ -52,13 +48,13 @@ def compute_epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
 
 
 def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, population: int) -> float:
-    """Return epsilon of `times` sums over `drawn` clients sampled without replacement from `population`.
+    """Return an upper bound on epsilon of `times` noisy sums over `drawn` clients sampled without replacement from `population`.
 
-    The relation is replace-one: two runs are compared, in which one client is replaced by another. This holds
-    against an observer who sees only the sums: neither which clients were sampled nor their messages. The noise must be Gaussian,
-    which is not checked. Returns the smaller of the epsilon without amplification and that of Wang, Balle & Kasiviswanathan 2019,
-    theorem 27.
-    Raises ValueError if `drawn` is not in 1 .. population.
+    The relation is replace-one: two runs are compared, in which one client is replaced by another. The result holds against an
+    observer who sees only the sums: neither which clients were sampled nor their messages. The noise must be Gaussian, which is
+    not checked. The result is the smaller of the epsilon without amplification by sampling and that of Wang, Balle &
+    Kasiviswanathan 2019, theorem 27: 0 for times=0, infinite without noise.
+    Raises ValueError if `drawn` is not in 1 .. population, `delta` is not in (0, 1), or `times` is negative.
     """
     if not 0 < drawn <= population:
         raise ValueError(f"drawn must be from 1 to the population of {population} clients, got {drawn}")
@@ -69,14 +65,15 @@ def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int,
 
 
 def compute_epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> float:
-    """Return epsilon of `times` noisy sums over examples, each of which includes every example with probability `rate`.
+    """Return an upper bound on epsilon of `times` noisy sums, each of which includes every example with probability `rate`.
 
     Examples are sampled independently (Poisson sampling). This is an assumption: batches of shuffled epochs are sampled
     differently. The relation is add-or-remove-one: two runs are compared, with and without one example. The noise must be
     Gaussian, which is not checked.
-    times: number of sums that are released, such as the number of training steps.
+    times: number of sums that are released, such as the number of training steps. The result is 0 for times=0, and infinite
+           without noise.
+    Raises ValueError if `rate` is not in (0, 1], `delta` is not in (0, 1), or `times` is negative.
     Source: Mironov, Talwar & Zhang 2019.
-    Raises ValueError if `rate` is not in (0, 1].
     """
     if not 0 < rate <= 1:
         raise ValueError(f"rate must be in (0, 1], got {rate}")
@@ -158,15 +155,16 @@ def _compute_divergences(event: Any, relation: Any) -> tuple[tuple[float, float]
 def bound_reconstruction(prior: float, mu: float) -> float:
     """Return an upper bound on the probability that a reconstruction from messages with Gaussian noise succeeds.
 
-    The bound is Phi(Phi^-1(prior) + mu), where Phi is the standard normal distribution function.
+    The bound is Phi(Phi^-1(prior) + mu), where Phi is the standard normal distribution function. It holds for any criterion of
+    success, as long as `prior` is computed for the same criterion.
 
     prior: success probability of the best guess without seeing any message; in (0, 1).
-    mu:    sqrt(T) * C / sigma for T messages of norm at most C, each with noise of standard deviation sigma; not negative.
+    mu:    sqrt(T) * C / sigma for T messages of norm at most C, each with noise of standard deviation sigma per coordinate; not
+           negative.
 
-    The bound holds for any criterion of success, as long as `prior` is computed for the same criterion.
-
-    Source: Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3. The bound follows from comparing the
-    message with one that consists of noise only, whose mean differs by at most C. Composition by Dong, Roth & Su 2022, section 3.
+    Raises ValueError for other values of `prior` and `mu`.
+    Source: Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3. Composition by Dong, Roth & Su 2022,
+    section 3.
     """
     _check_guess(prior, mu)
     if mu == math.inf:
@@ -175,10 +173,12 @@ def bound_reconstruction(prior: float, mu: float) -> float:
 
 
 def bound_reconstruction_renyi(prior: float, mu: float) -> float:
-    """Return the bound of `bound_reconstruction` for noise whose Renyi divergence of order a is at most a * mu**2 / 2.
+    """Return an upper bound on the probability that a reconstruction succeeds, for noise with a bounded Renyi divergence.
 
-    Laplace noise is an example. The bound is the minimum over a of (prior * exp(a * mu**2 / 2))^((a - 1) / a). This minimum is
-    exp(-(sqrt(-ln prior) - mu / sqrt(2))**2) for mu up to sqrt(-2 ln prior), and 1 for larger mu.
+    The divergence of order a between the messages and pure noise must be at most a * mu**2 / 2, as for Laplace noise. The bound
+    is exp(-(sqrt(-ln prior) - mu / sqrt(2))**2) for mu up to sqrt(-2 ln prior), and 1 for larger mu. Up to there, it is the
+    minimum over a > 1 of (prior * exp(a * mu**2 / 2))^((a - 1) / a).
+    prior: success probability of the best guess without seeing any message; in (0, 1). mu: not negative.
 
     Source: Balle, Cherubin & Hayes 2022, "Reconstructing training data with informed adversaries".
     """
@@ -189,8 +189,8 @@ def bound_reconstruction_renyi(prior: float, mu: float) -> float:
 def compute_bound(noise: Noise, *, prior: float, times: int) -> float:
     """Return an upper bound on the probability that a reconstruction from `times` messages with `noise` succeeds.
 
-    prior: success probability of the best guess without seeing any message. The bound is 1 without noise, and `prior` for
-    times=0. Gaussian noise is bounded by `bound_reconstruction`, Laplace noise by `bound_reconstruction_renyi`.
+    prior: success probability of the best guess without seeing any message, in (0, 1). For times=0 the bound is `prior`, up to
+    rounding; otherwise it is 1 without noise.
     """
     mu = math.sqrt(times) / noise.multiplier if noise.multiplier > 0 else math.inf if times else 0.0
     return bound_reconstruction(prior, mu) if noise.family == "gaussian" else bound_reconstruction_renyi(prior, mu)

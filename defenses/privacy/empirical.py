@@ -29,9 +29,9 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
     """Return how many of `canaries` canaries the auditor should guess; it abstains from those that it is least sure of.
 
     The number does not depend on which guesses are right, as the bounds require.
-    epsilon: the declared epsilon. The result is then the number in `GUESS_COUNTS`, such as 300 canaries, for which
+    epsilon: the declared epsilon. The result is then the number in `GUESS_COUNTS`, at most `canaries`, for which
              `bound_gaussian_epsilon` is expected to be largest if the true epsilon equals the declared one. For None, or an
-             epsilon that is not in (0, `MAX_EPSILON`), the result is a thousandth of the canaries, but at least 100.
+             epsilon that is not in (0, `MAX_EPSILON`), the result is a thousandth of the canaries, at least 100.
     If there are fewer than 100 canaries, the result is all of them.
     """
     usual = min(canaries, max(100, canaries // 1000))
@@ -50,8 +50,8 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
 def _expect_right(share: float, shift: float) -> float:
     """Return which share of the guesses is expected to be right under Gaussian noise.
 
-    share: share of canaries that are guessed: those with the largest absolute scores. shift: distance between the messages with
-    the two versions of a canary, in standard deviations of the noise.
+    share: share of all canaries that are guessed: those with the largest absolute scores. shift: distance between the messages
+    with the two versions of a canary, in standard deviations of the noise.
     """
 
     def count_above(score: float) -> float:
@@ -64,13 +64,13 @@ def _expect_right(share: float, shift: float) -> float:
 def bound_gaussian_epsilon(
     right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE_LEVEL
 ) -> float:
-    """Return a lower confidence bound on epsilon of a mechanism that adds Gaussian noise in one or several rounds.
+    """Return a lower bound on epsilon of a mechanism that adds Gaussian noise in one or several rounds.
 
-    right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
-    the others. With 10,000 canaries of full gradient norm and `choose_guesses`, the bound is typically at least 0.6 of the true
-    epsilon, if that is from 2 to 10.
+    The bound holds with a probability of at least `confidence`. right: number of right guesses. guesses: number of
+    canaries that are guessed, of all `canaries`; the auditor may abstain from the others.
+    Raises ValueError if `right` is not in 0 .. guesses, `guesses` not in 1 .. canaries, or `delta` or `confidence` not in (0, 1).
     Source: Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-differential privacy in one run", for the trade-off function of
-    Gaussian noise. Raises ValueError if `right` is not in 0 .. guesses, or `guesses` not in 1 .. canaries.
+    Gaussian noise.
     """
     _check_counts(right, guesses, canaries, delta, confidence)
     shift = _find_largest(lambda one: is_refuted(right, guesses, one, canaries=canaries, confidence=confidence), MAX_SHIFT)
@@ -80,18 +80,19 @@ def bound_gaussian_epsilon(
 def bound_epsilon_of_independent_guesses(
     right: int, guesses: int, *, delta: float, overlap: float = 0.0, confidence: float = CONFIDENCE_LEVEL
 ) -> float:
-    """Return a lower confidence bound on epsilon from guesses about all canaries, for independent Gaussian noise per coordinate.
+    """Return a lower bound on epsilon from guesses about all canaries, for independent Gaussian noise per coordinate.
 
-    With such noise, guesses about canaries with orthogonal gradients are independent, and the number of right ones has a binomial
-    distribution (Nasr et al. 2023, "Tight auditing of differentially private machine learning", for Gaussian differential
-    privacy). Far fewer canaries are needed than for `bound_gaussian_epsilon`, which also holds if the guesses depend on each
-    other.
+    The bound holds with a probability of at least `confidence`. With such noise, guesses about canaries with orthogonal gradients
+    are independent, and the number of right ones has a binomial distribution (Nasr et al. 2023, "Tight auditing of differentially
+    private machine learning", for Gaussian differential privacy). Far fewer canaries are needed than for
+    `bound_gaussian_epsilon`, which also holds if the guesses depend on each other.
 
-    right, guesses: number of right guesses, and of all guesses, one for each canary.
+    right, guesses: number of right guesses, and of all guesses, one for each canary. The result is 0 if at most half are right.
     overlap: mean over canaries of the sum of squared cosines with the gradients of the other canaries of the same message; 0 if
              they are orthogonal. It increases the variance of `right` by the factor of `inflate_variance`; `right` and `guesses`
              are divided by this factor (design effect, Kish 1965).
-    Raises ValueError if `right` is not in 0 .. guesses, or `overlap` is negative.
+    Raises ValueError if `right` is not in 0 .. guesses, `guesses` is less than 1, `overlap` is negative, or `delta` or
+    `confidence` is not in (0, 1).
     """
     _check_counts(right, guesses, guesses, delta, confidence)
     if not overlap >= 0:
@@ -108,7 +109,8 @@ def bound_epsilon_of_independent_guesses(
 def inflate_variance(share: float, overlap: float) -> float:
     """Return an upper bound on the factor by which `overlap` increases the variance of the number of right guesses.
 
-    share: share of right guesses, p. overlap: as in `bound_epsilon_of_independent_guesses`.
+    share: share p of right guesses, at least 0.5. overlap: mean over canaries of the sum of squared cosines with the gradients of
+    the other canaries of the same message.
 
     The noise in the scores of two canaries has the correlation c, the cosine of their gradients. As the coins are fair, its
     effect on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2. That each canary also moves
@@ -118,10 +120,11 @@ def inflate_variance(share: float, overlap: float) -> float:
 
 
 def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE_LEVEL) -> bool:
-    """Return whether `right` right guesses of `guesses` refute that Gaussian noise hides canaries with this `shift`.
+    """Return whether `right` right guesses of `guesses` refute, by a sufficient test, that Gaussian noise hides canaries so well.
 
-    They refute it if, under such noise, the probability of at least `right` right guesses is below 1 - confidence.
-    shift: distance between the messages with the two versions of a canary, in standard deviations of the noise.
+    If the result is True then, under such noise, the probability of at least `right` right guesses is below 1 - confidence. False
+    proves nothing.
+    shift: assumed distance between the messages with the two versions of a canary, in standard deviations of the noise.
     canaries: number of all canaries, guessed or not.
 
     Proof by contradiction: assume that this probability is at least 1 - confidence. For each number i from `right` down to 0, the
@@ -142,8 +145,9 @@ def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confide
 
 
 def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE_LEVEL) -> float:
-    """Return a lower confidence bound on epsilon of any mechanism. It is looser than `bound_gaussian_epsilon`.
+    """Return a lower bound on epsilon of any mechanism, at most `MAX_EPSILON`, with probability `confidence` or more.
 
+    For mechanisms with Gaussian noise, `bound_gaussian_epsilon` is usually larger.
     right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
     the others.
     Source: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
@@ -164,9 +168,9 @@ def _chance(right: int, guesses: int, limit: float, *, canaries: int, delta: flo
 
 
 def _find_largest(holds: Callable[[float], bool], high: float) -> float:
-    """Return the largest value in [0, high] for which `holds` is true, by bisection; 0 if there is none.
+    """Find the largest value in [0, high] for which `holds` is true, by bisection; the result is at most high * 2^-30 too small.
 
-    `holds` must be true up to this value and false above it.
+    `holds` must be true up to this value and false above it. If it is false everywhere, the result is 0.
     """
     low = 0.0
     if holds(high):

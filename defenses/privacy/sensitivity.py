@@ -21,6 +21,7 @@ class Noise:
     """Noise relative to the sensitivity of what it hides.
 
     multiplier: standard deviation (Gaussian) or scale (Laplace) divided by the largest norm of what is hidden; 0 hides nothing.
+    family:     distribution of the noise: "gaussian" or "laplace".
     why:        reason for a multiplier of 0.
     """
 
@@ -49,7 +50,7 @@ def report_no_rule(name: str) -> Noise:
 class _Sent(NamedTuple):
     """Properties of an update between two steps of a chain.
 
-    length: upper bound on its norm. noise: the noise with the largest multiplier that the steps so far added.
+    length: upper bound on its norm. noise: of the noises that the steps so far added, the one with the largest multiplier.
     """
 
     length: float = math.inf
@@ -57,14 +58,15 @@ class _Sent(NamedTuple):
 
 
 def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
-    """Return the noise by which a chain of defenses hides one message of a client; of several noises, the strongest.
+    """Return the noise by which a chain of defenses hides one message of a client; of several, the one of largest multiplier.
 
     What is hidden is the client's whole update. The sensitivity of the noise is the bound on the update's norm after the steps
     before it. Steps after the noise are post-processing and cannot weaken it.
     Steps without an entry in `NORM_BOUNDS`, and steps with error feedback, remove the bound, so that noise after them hides
     nothing until another step bounds the norm. For aliases of papers and `in_gradient_units`, this is applied to the steps that
-    they stand for. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing either. If no noise hides the
-    message, `Noise.why` gives the reason, such as a defense of another package whose noise is unknown.
+    they stand for. Noise whose scale depends on the data (`gaussian(snr_db=...)`), and noise on some tensors only (`masked`),
+    hides nothing either. If no noise hides the message, `Noise.why` gives the reason, such as a defense of another package whose
+    noise is unknown.
 
     There is no amplification by sampling of clients, since the server knows which clients it asked and sees every message.
     tensors: number of tensors in an update, for per-tensor bounds.
@@ -73,13 +75,14 @@ def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
 
 
 def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
-    """Return the noise that hides one example in the gradient of its batch; unit: the example.
+    """Return the noise that hides one example in the gradient of its batch.
 
     dp_sgd:  each example's gradient has norm at most `max_norm`, and the sum gets noise with the standard deviation
              `noise * max_norm` (Abadi et al. 2016).
     fed_cdp: one such sum per tensor, each with its own bound and noise (Wei et al. 2021).
     Noise given by a signal-to-noise ratio depends on the data and hides nothing. The other rules of this project add no noise;
-    what the rules of other packages add is unknown.
+    what the rules of other packages add is unknown, and the result says that it hides nothing.
+    tensors: number of tensors in a gradient.
     """
     if rule.step is None:
         return NO_NOISE
@@ -120,7 +123,7 @@ def _follow_step(step: Step, sent: _Sent, tensors: int) -> _Sent:
 
 
 def _complete_arguments(step: Step, factory: Callable[..., Any]) -> StepArguments:
-    """Return the arguments of a step, completed by defaults."""
+    """Return a dict from parameter to value: the arguments of a step, and the defaults of those that are left out."""
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty} | dict(step.arguments)
 
