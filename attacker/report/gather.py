@@ -243,6 +243,7 @@ def _collect_unscored(
         if other["null"]
         and other["spec"] == f"{told['spec']} without gradient"
         and other["seed"] == told["seed"]
+        and other["knows_defense"] == told["knows_defense"]
         and all(other.get(key, "") == told.get(key, "") for key in ("network_code", "attack_code"))
     ]
     scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, told["cases"]))

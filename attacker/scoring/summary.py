@@ -122,12 +122,14 @@ def summarise(rows: Iterable[ScoreRow]) -> list[Summary]:
     return [_summarise_with_null(group, nulls.get(_get_attack_key(group[0]), [])) for group in groups if not group[0].null]
 
 
-def _get_attack_key(row: ScoreRow) -> tuple[str, str, int, str, str]:
-    """Return what identifies an attack and is equal for its null: run, attack with arguments, seed, and digests of code.
+def _get_attack_key(row: ScoreRow) -> tuple[str, str, int, bool, str, str]:
+    """Return what identifies an attack and is equal for its null.
 
+    That is the run, the attack with arguments, the seed, whether the attack models the defense, and digests of code.
     The digests are those in the row, of network and attack code that is not part of this project.
     """
-    return row.run, row.spec.removesuffix(" without gradient"), row.seed, row.network_code, row.attack_code
+    spec = row.spec.removesuffix(" without gradient")
+    return row.run, spec, row.seed, row.knows_defense, row.network_code, row.attack_code
 
 
 def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Summary:

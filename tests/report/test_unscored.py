@@ -13,6 +13,7 @@ from PIL import Image
 
 from attacker.reconstruction import Reconstruction
 from attacker.report import build
+from attacker.report.gather import gather_run
 from fedsim.recording import Column
 
 
@@ -117,3 +118,14 @@ def test_attacks_on_another_recording_in_the_same_folder_are_left_out(make_run: 
         facts = json.loads(path.read_text())
         path.write_text(json.dumps({**facts, "run": {"name": "first", "created": "2020-01-01T00:00:00Z"}}))
     assert "No attack was replayed on this recording yet" in report(run).text
+
+
+def test_a_null_that_models_the_defense_is_not_shown_beside_an_attack_that_does_not(make_run: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.forget_truth()
+    assert all(one.null is not None for attack in gather_run(run.path).attacks for one in attack.unscored.found)
+    path = next(run.path.glob("reconstructions/cpl-0*/attack.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "knows_defense": False}))
+    (attack,) = gather_run(run.path).attacks
+    assert [one.null for one in attack.unscored.found] == [None] * 4

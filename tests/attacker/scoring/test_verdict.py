@@ -158,6 +158,15 @@ def test_failure_has_the_psnr_of_the_null_or_of_a_constant_image() -> None:
     assert summary.psnr.median == pytest.approx(11.5)
 
 
+def test_the_null_of_an_attack_models_the_defense_if_the_attack_does() -> None:
+    attacks = [replace(row, source=f"attack-{knows}", knows_defense=knows) for knows in (False, True) for row in rows([60.0])]
+    nulls = [
+        replace(row, source=f"null-{knows}", knows_defense=knows) for knows in (True, False) for row in rows([9.0], null=True)
+    ]
+    found = {one.source: one.null.source for one in summarise([*attacks, *nulls]) if one.null is not None}
+    assert found == {"attack-False": "null-False", "attack-True": "null-True"}
+
+
 def test_psnr_is_limited_in_means() -> None:
     (summary,) = summarise(rows([120.0, 10.0, 10.0, 10.0]))
     assert summary.psnr is not None
