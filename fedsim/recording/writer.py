@@ -153,10 +153,14 @@ class Recorder:
             (count,) = index.execute("SELECT count(*) FROM rounds").fetchone()
         return int(count)
 
-    def list_clients(self) -> set[str]:
-        """Return the names of all clients with a recorded reply or failure so far; the sum of secure aggregation is no client."""
+    def list_recorded_clients(self) -> set[str]:
+        """Return the names of the clients that have a file in the recording so far; the sum of secure aggregation is no client.
+
+        Under secure aggregation, all other clients have rows in the index, but no files.
+        """
         with closing(connect_to_write(self.folder)) as index:
-            return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM_CLIENT}
+            found = index.execute("SELECT DISTINCT client FROM observations WHERE file IS NOT NULL")
+            return {client for (client,) in found} - {SUM_CLIENT}
 
     def _to_relative(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()

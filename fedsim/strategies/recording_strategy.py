@@ -57,7 +57,7 @@ class RecordingStrategy(Wrapper):
         self._attempt = 1
         self._asked: dict[int, int] = {}  # number of bytes sent to each node
         self._sent: list[Metadata] = []
-        self._kept: set[str] = set(recorder.list_clients()) if self._wanted.at_most else set()
+        self._kept: set[str] = recorder.list_recorded_clients() if self._wanted.at_most else set()
         self.pseudonyms: dict[int, str] = {}
         self.traffic: Traffic = {}
 

@@ -130,6 +130,19 @@ def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
     assert checked.damaged == checked.unexpected == ()
 
 
+def test_a_resumed_run_records_the_same_clients(federate: Federate) -> None:
+    def stop(row: dict[str, Any]) -> None:
+        if row["round"] == 1:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(engine.EngineError, match="power cut"):
+        federate(record={"clients": 2}, on_round=stop)
+    run = federate(record={"clients": 2}, resume=True)
+    kept = [{row.client for row in recorded(run).read_rows(rounds={n}) if row.file and row.client != "sum"} for n in (1, 2)]
+    assert len(kept[0]) == 2
+    assert kept[0] == kept[1]
+
+
 def test_the_sum_of_masked_words_cannot_be_decoded(federate: Federate) -> None:
     """The server cannot decode the sum of recorded vectors, since each client has added a mask of its own."""
     run = federate(rounds=1)
