@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -71,8 +72,8 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 
     Existing certificates, with their keys, and an existing secret are kept. Delete `server.pem` to make a certificate for other
     hosts.
-    Raises ValueError if `days` is not between 1 and 825, or if the SuperLink's certificate must be signed and the authority's key
-    is missing.
+    Raises ValueError if `days` is not between 1 and 825, if the SuperLink's certificate must be signed and the authority's key is
+    missing, or if the authority's certificate is missing, but its key or a certificate that it signed is there.
     """
     if not 0 < days <= MAX_VALID_DAYS:
         raise ValueError(f"days must be between 1 and {MAX_VALID_DAYS}, got {days}")
@@ -81,6 +82,12 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
         make_private(path.parent)
     until = datetime.now(UTC) + timedelta(days=days)
     if not made.authority.exists():
+        if left := [str(path) for path in (made.authority_key, made.certificate) if path.exists()]:
+            raise ValueError(
+                f"{made.authority} is missing, and a new authority would not fit to {' and '.join(left)}; restore it from a "
+                f"client's machine, or delete {' and '.join(left)} to make a new authority, whose certificate must be copied to "
+                "all machines"
+            )
         key = ec.generate_private_key(ec.SECP384R1())
         write_bytes(made.authority_key, _to_pem(key))
         write_bytes(made.authority, _make_authority(key, until).public_bytes(Encoding.PEM))
@@ -105,10 +112,9 @@ def make_client(key: Path, public: Path) -> None:
     """Write a client's private key to `key`, and its public key, which the SuperLink gets, to `public`.
 
     An existing private key is kept, and the public key is computed from it. Raises ValueError if it is not in OpenSSH's format,
-    and TypeError if it has a password.
+    has a password, or is not of an elliptic curve for ECDSA, the only kind that Flower accepts.
 
-    New keys are of the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`. Flower accepts no other kind; the kind of an
-    existing key is not checked.
+    New keys are of the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`.
     """
     make_private(key.parent)
     make_private(public.parent)
@@ -117,8 +123,14 @@ def make_client(key: Path, public: Path) -> None:
         write_bytes(key, made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     try:
         kept = load_ssh_private_key(key.read_bytes(), password=None)
-    except ValueError as error:
+    except TypeError as error:
+        raise ValueError(
+            f"{key} has a password, which Flower cannot ask for; remove it with: ssh-keygen -p -N '' -f {key}"
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise ValueError(f"{key} is not a private key in OpenSSH's format; move it away to create a new one") from error
+    if not isinstance(kept, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{key} is not an ECDSA key, the only kind that Flower accepts; move it away to create a new one")
     write_bytes(public, kept.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
 
 

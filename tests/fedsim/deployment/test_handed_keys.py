@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from fedsim.deployment.certificates import make_client, make_server
 from fedsim.deployment.processes import is_healthy
@@ -78,6 +84,17 @@ def test_existing_files_are_kept_and_a_new_certificate_has_the_same_authority(tm
         make_server(tmp_path / "long", days=900)
 
 
+@pytest.mark.parametrize("moved", ["authority_key", "certificate", ""])
+def test_a_new_authority_does_not_replace_one_that_lacks_its_certificate(moved: str, tmp_path: Path) -> None:
+    made = make_server(tmp_path)
+    for name in filter(None, ("authority", moved)):
+        getattr(made, name).unlink()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"ca\.crt is missing, and a new authority would not fit to .*; restore it .* or delete"):
+        make_server(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_secrets_are_closed_to_other_users_and_lie_in_separate_folders(tmp_path: Path) -> None:
     made = make_server(tmp_path)
     make_client(tmp_path / "clients/0/key", tmp_path / "keys/0.pub")
@@ -112,6 +129,25 @@ def test_a_client_keeps_its_private_key_if_the_public_one_is_lost(tmp_path: Path
     key.write_text("no key")
     with pytest.raises(ValueError, match="is not a private key in OpenSSH's format"):
         make_client(key, public)
+
+
+def test_a_key_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    (tmp_path / "other").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    with pytest.raises(ValueError, match=r"other is not an ECDSA key, .*; move it away to create a new one"):
+        make_client(tmp_path / "other", tmp_path / "key.pub")
+    assert not (tmp_path / "key.pub").exists()
+
+
+def test_a_key_with_a_password_is_refused_by_name(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    try:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "password", "-f", key], check=True)
+    except FileNotFoundError:
+        pytest.skip("ssh-keygen is not installed")
+    with pytest.raises(ValueError, match=r"key has a password, .*; remove it with: ssh-keygen -p"):
+        make_client(key, tmp_path / "public")
+    assert not (tmp_path / "public").exists()
 
 
 def test_openssh_reads_a_clients_key(tmp_path: Path) -> None:
