@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.peeling.equations import Composed
+from attacker.attacks.closed_form.rgap.footprint import find_used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, broadcast_like, unfold
 from attacker.attacks.closed_form.rgap.walk import Point, build_equations, compute_offset, invert_lengths
 from attacker.attacks.networks.chain import Chain, Layer
@@ -22,7 +23,8 @@ def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low
     system, target = build_equations(chain, weights, gradient, point)
     layers = chain.layers[: point.at + 1]
     lengths = system.compute_norms()
-    system.scale = EquationValues(invert_lengths(lengths.weights), invert_lengths(lengths.gradients))
+    used = find_used_values(chain)[point.at + 1].to(target.weights.device)
+    system.scale = EquationValues(used * invert_lengths(lengths.weights), invert_lengths(lengths.gradients))
     below = layers[:-1]
     flat = tuple(gradient[layer.weight].reshape(len(system.k), layer.shape[0], -1) for layer in below)
     problem = Composed(

@@ -109,6 +109,19 @@ def test_true_input_satisfies_all_equations(seen: tuple[Seen, Tensor]) -> None:
     assert (missed <= 1e-18 * problem.sides.squared_norm()).all()
 
 
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_outputs_that_a_stride_skips_have_no_equations(activation: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), activation(), nn.Conv2d(4, 8, 3, stride=2), activation()]  # skips a row and a column of 6
+    x = photographs(1, 8).double()
+    problem = composed(see(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 10)), x, at=0, dtype=torch.float64))
+    used = torch.zeros(1, 4, 6, 6, dtype=torch.bool)
+    used[..., :5, :5] = True
+    assert torch.equal(problem.scale.weights > 0, used)
+    missed = problem.linearise(x, problem.whole).missed.squared_norm()
+    assert (missed <= 1e-18 * problem.sides.squared_norm()).all()
+
+
 def test_apply_is_minus_the_derivative_of_the_missed_part(seen: tuple[Seen, Tensor]) -> None:
     problem, x = composed(seen[0]), seen[1] + 0.01
     v, step = torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype), 1e-7
