@@ -31,7 +31,8 @@ class Places:
 
         With `public` only, as on a server, it has the public specification, no training examples, and held-out examples if they
         are public. With `data` only, it is the client's own data set. With both, it is that data set with the public
-        specification and class names; ValueError is raised if it does not fit them.
+        specification and class names; ValueError is raised if it does not fit them. Its classes are not renumbered, since scoring
+        loads the same data set without the public description, and compares the labels.
         """
         facts = None if self.public is None else datasets.load("public", path=str(self.public))
         if self.data is None:

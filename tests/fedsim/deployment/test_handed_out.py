@@ -139,7 +139,8 @@ def test_a_client_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_pat
     splitting.write_own_part(mine, tmp_path / "public", tmp_path / "part")
     own = datasets.load("part", path=str(tmp_path / "part")).train
     assert {(int(x[0, 0, 0]), int(y)) for x, y in zip(own.values, own.labels, strict=True)} == {(0, 1), (40, 2)}
-    with pytest.raises(ValueError, match=r"class 'cat' has another index than in public:.*; number the classes in its order"):
+    words = r"class 'cat' has another index than in public:.*; write your data with `fedsim part`, .*: ant, cat, dog"
+    with pytest.raises(ValueError, match=words):
         Places(data=mine, public=tmp_path / "public").load_dataset()
     with pytest.raises(ValueError, match="class 'eel' is not one of public:"):
         splitting.write_own_part(pictures(tmp_path / "other", "cat", "eel"), tmp_path / "public", tmp_path / "part")
