@@ -1,7 +1,7 @@
 """Properties of the output of a declared defense, measured by applying the defense to updates."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -40,7 +40,7 @@ class Signature:
 
 def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
     """Return the signature of a defense, measured on random updates as `draw_like` draws them."""
-    idempotent, additive, zeros, last = True, True, 1.0, DefenseSpec(spec.steps[-1:])
+    idempotent, additive, zeros, last = True, True, 1.0, take_last_step(spec)
     levels, sizes = dict[str, int](), dict[str, int]()
     for draw in range(NUM_RANDOM_UPDATES):
         before = draw_like(like, draw)
@@ -53,6 +53,15 @@ def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
             levels[name], sizes[name] = max(levels.get(name, 0), count), int((after[name] != 0).sum())
     few = {name: count for name, count in levels.items() if count <= MAX_LEVEL_SHARE * sizes[name]}
     return Signature(idempotent, zeros, few, additive and zeros == 0 and not few)
+
+
+def take_last_step(spec: DefenseSpec) -> DefenseSpec:
+    """Return the last step of a defense alone; a defense that is an argument of this step is reduced to its last step, too."""
+    if not spec.steps:
+        return spec
+    last = spec.steps[-1]
+    inner = tuple((key, take_last_step(value) if isinstance(value, DefenseSpec) else value) for key, value in last.arguments)
+    return DefenseSpec((replace(last, arguments=inner),))
 
 
 def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
@@ -70,7 +79,7 @@ def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[st
     their noise.
     seed: seed of these two draws. With different seeds for different updates, the errors of measurement are independent.
     """
-    last = DefenseSpec(spec.steps[-1:])
+    last = take_last_step(spec)
     first, second = apply(last, update, 2 * seed), apply(last, update, 2 * seed + 1)
     power = {name: float((first[name] - second[name]).double().square().sum()) / 2 for name in update}
     total = sum(power.values())
