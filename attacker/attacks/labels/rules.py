@@ -247,8 +247,8 @@ def _get_bias_gradient(evidence: Evidence) -> Tensor:
         return _add_negative_logit(evidence.gradient[evidence.bias])
     if evidence.head is None:
         raise ValueError(
-            "the last layer has no bias, or its gradient was not sent; set Evidence.head, which holds the layer's inputs for "
-            "random examples, so that the gradient that a bias would have can be estimated"
+            "the last layer has no bias, or its gradient was not sent; set Evidence.head, a Head of the layer's weight, its "
+            "bias and its inputs for random examples, so that the gradient that a bias would have can be estimated"
         )
     return estimate_bias_gradient(_add_negative_logit(evidence.gradient[evidence.weight]), evidence.head.features)
 
