@@ -67,10 +67,12 @@ class ObservationTold(TypedDict):
 
     client: name of the client; "sum" for the sum over the clients of a round under secure aggregation.
     status: "complete" if the server received an update, "masked" if it received the update only as part of that sum, "failed" if
-            the client sent an error or a malformed message, "late" if it sent nothing in time.
-    num_examples: as the client reported it. bytes: size of the client's reply.
-    time:   when the reply, or that there was none, was recorded, UTC.
-    reason: why the client failed or was late, also if this was after its update entered the sum; else empty.
+            the client sent an error or a malformed message, or if the round's sum could not be computed, "late" if an answer
+            did not come in time.
+    num_examples: number of distinct examples behind the update, derived from what the client reported; null if unknown.
+    bytes:  size of the client's reply. time: when the reply, or that there was none, was recorded, UTC.
+    reason: why the client failed or was late, or why the round has no sum; also if this was after its update entered the sum;
+            else empty.
     """
 
     round: int

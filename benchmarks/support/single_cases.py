@@ -68,6 +68,8 @@ def make_client(
 ) -> LocalClient:
     """Return a client whose network has random initial weights, drawn with `seed`.
 
+    data: shape, number of classes and normalisation of the examples. The client holds none; they are arguments of
+    `LocalClient.make_case`. loss: name of the loss function.
     name, arguments: name and arguments of the network's model. steps, batch: number of local steps, and the size of their
     batches. The client's learning rate is 1 for one step, and 0.01 for several.
     """

@@ -63,7 +63,7 @@ def parse(
     try:
         return reader.read_steps(ast.parse(masked, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError(f"cannot read {what} {text!r}: write it as 'clip(4) | gaussian(0.1)'") from None
+        raise ValueError(f"cannot read {what} {text!r}: write it as NAME(ARGUMENTS), and close every bracket and quote") from None
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,10 @@ def read_heads(
     Each entry of the list holds one solution for every problem. `valid` is false where there is none, or another one has a far
     smaller misfit. Where no example has exactly this gradient, the nearest possible solution counts as one, and `clamped` is set.
     With the gradient of the layer's bias, if it is not zero for all problems: the list has one entry, which is valid everywhere,
-    but has NaN features where that gradient is zero. Several logits without it: ordered by misfit for each problem. A single logit without a bias: one solution for each label, the likelier label first
-    (guessed from the gradient's sign), then their twins.
+    but has NaN features where that gradient is zero.
+    Several logits without it: ordered by misfit for each problem.
+    A single logit without a bias: one solution for each label, the likelier label first (guessed from the gradient's sign), then
+    their twins.
     Raises ValueError for a single logit with a bias whose gradient is zero or None.
     loss: name of the loss. weight, gradient: (1 or N, K, F) and (N, K, F) in float64. bias, bias_gradient: (1 or N, K) and
     (N, K), or None.

@@ -111,8 +111,12 @@ def _check_shapes(
 ) -> None:
     vectors = [t for t in (bias_gradient, bias) if t is not None]
     if weight_gradient.shape != weight.shape or any(v.shape != weight.shape[:1] for v in vectors):
-        shapes = [tuple(t.shape) for t in (weight_gradient, weight, *vectors)]
-        raise ValueError(f"gradients must have the shapes of weight {tuple(weight.shape)} and bias, got {shapes}")
+        of_bias = ", ".join(str(tuple(v.shape)) for v in vectors) or "none"
+        raise ValueError(
+            f"a weight of shape {tuple(weight.shape)} needs a weight gradient of the same shape, and a bias and a bias gradient "
+            f"of shape ({len(weight)},); got a weight gradient of shape {tuple(weight_gradient.shape)}, and of both others "
+            f"{of_bias}"
+        )
     if not len(labels) or not bool(((labels >= 0) & (labels < max(2, len(weight)))).all()):
         raise ValueError(f"at least one label is needed, each from 0 to {max(2, len(weight)) - 1}, got {labels.tolist()}")
     if not all(bool(t.isfinite().all()) for t in (weight_gradient, weight, *vectors)):

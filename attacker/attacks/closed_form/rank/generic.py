@@ -1,8 +1,10 @@
 """The generic rank of each layer's equations, by elimination modulo a prime.
 
-Weights, activation slopes and output gradient are random integers. The gradients k = dL/dz of a layer are computed from the
-layers behind it, up to the first one that is not eliminated. Dependencies between layers therefore count, such as those of two
-convolutions without an activation between them, or of values that a later layer does not use.
+Weights, activation slopes and output gradient are random integers. The gradients k = dL/dz of a layer are propagated back through
+the later layers whose rank is computed as well: from a random gradient at the nearest later layer whose rank is not (a linear
+layer, or one that is too large), or else from the network's output. Dependencies between these layers therefore count, such as
+those of two convolutions without an activation between them, or of values that a later layer does not use; those through other
+layers do not.
 """
 
 from dataclasses import replace
