@@ -50,9 +50,9 @@ class Curve:
             return f"its calibration curve needs the feature {missing[0]}, which was not computed"
         if wrong := [name for name in self.features if not bool(evidence[name].isfinite().all())]:
             return f"the feature {wrong[0]} of the answer is NaN or infinite"
-        return self.explain_other_facts(evidence)
+        return self.explain_unfitted_facts(evidence)
 
-    def explain_other_facts(self, evidence: Mapping[str, Tensor]) -> str:
+    def explain_unfitted_facts(self, evidence: Mapping[str, Tensor]) -> str:
         """Return which feature of `facts` is outside of its range, or "" if none is.
 
         `evidence` must hold these features; it needs no others.

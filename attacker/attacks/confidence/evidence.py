@@ -141,7 +141,7 @@ def judge_search(found: SearchAnswer, route: str) -> Judged:
     evidence = {name: value.cpu().float().expand(examples) for name, value in everywhere.items()}
     evidence |= _measure_appearance(x[:examples].cpu(), found.data) | {"linked": found.linked[:examples]}
     curve = find_curve(route, is_image=found.data.is_image)
-    if curve is not None and (reason := curve.explain_other_facts(evidence)):
+    if curve is not None and (reason := curve.explain_unfitted_facts(evidence)):
         return build_undecided(examples, reason, explained, evidence)
     try:
         error, step = (t[:examples] for t in _measure_curvature(found, torch.maximum(missed, noise)))
