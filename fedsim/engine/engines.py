@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import random
+import threading
 import uuid
 from collections.abc import Iterable
 from typing import Any, Literal, TypeGuard, get_args
@@ -174,7 +175,8 @@ def run_deployment(
 class LocalGrid(Grid):
     """A Flower grid, the server's connection to clients, that calls the clients in this process with copies of the messages.
 
-    Node ids are the same in every run.
+    Node ids are the same in every run. One client runs at a time: Flower's older interface sends messages from several threads,
+    in which clients would draw from the same random numbers, and CPython 3.11 at times fails to read arrays (SystemError).
     """
 
     def __init__(self, clients: ClientApp, count: int) -> None:
@@ -193,6 +195,7 @@ class LocalGrid(Grid):
             for partition in range(count)
         }
         self._answers: dict[str, Message] = {}
+        self._one_client = threading.Lock()
 
     def set_run(self, run: FlowerRun) -> None:
         self._run = run
@@ -212,7 +215,8 @@ class LocalGrid(Grid):
         for message in messages:
             identity = _identify(message)
             received = Message(copy.deepcopy(message.content), metadata=message.metadata)  # type: ignore[call-overload]
-            self._answers[identity] = self._answer(received)
+            with self._one_client:
+                self._answers[identity] = self._answer(received)
             pushed.append(identity)
         return pushed
 

@@ -1,6 +1,7 @@
 """Tests of apps with Flower's older interface, NumPyClient and flwr.server.strategy: recording does not change results."""
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -42,6 +43,7 @@ class OlderApp:
         self.returned: list[tuple[int, Weights]] = []
         self.broken: int | None = None
         self.raises = False
+        self.running, self.most_running = 0, 0
 
     def run(self, make_strategy: Callable[..., Strategy], *, rounds: int = ROUNDS) -> Weights:
         """Run the federation and return the server's last weights."""
@@ -63,6 +65,15 @@ class OlderApp:
 
         class OlderClient(NumPyClient):
             def fit(self, parameters: Weights, config: dict[str, Scalar]) -> tuple[Weights, int, dict[str, Scalar]]:
+                own.running += 1
+                own.most_running = max(own.most_running, own.running)
+                time.sleep(0.01)
+                try:
+                    return self.train(parameters)
+                finally:
+                    own.running -= 1
+
+            def train(self, parameters: Weights) -> tuple[Weights, int, dict[str, Scalar]]:
                 network = own.net()
                 own.sent.append((partition, parameters))
                 for target, values in zip(own.order(network).values(), parameters, strict=True):
@@ -109,6 +120,7 @@ def test_the_federation_is_unchanged_and_every_message_is_recorded(
     without = OlderApp(app, net, order).run(make)
     older = OlderApp(app, net, order)
     with_record = older.run(recorded(app, make, net))
+    assert older.most_running == 1  # although the server sends from several threads
     for found_array, expected_array in zip(with_record, without, strict=True):  # the order of answers changes rounding
         torch.testing.assert_close(torch.as_tensor(found_array), torch.as_tensor(expected_array), rtol=1e-5, atol=1e-7)
 
