@@ -66,7 +66,7 @@ def test_bound_follows_from_the_noise_and_grows_with_the_rounds(make_run: Any, r
     expected = [(n, pytest.approx(compute_bound(noise, prior=1 / (distinct + 1), times=n))) for n in SHARES]
     assert list_points(line.bound) == expected
     assert list(line.bound) == sorted(line.bound, key=lambda point: point.share)
-    assert "No attack on noise as declared may be above the bound" in report(run).text
+    assert "no attack can recover a larger share in expectation than the bound" in report(run).text
 
 
 def test_without_several_numbers_of_rounds_there_is_no_chart(make_run: Any, report: Any) -> None:
@@ -83,4 +83,4 @@ def test_damaged_counts_are_reported_and_the_rest_is_shown(make_run: Any, report
     (run.path / "growth.jsonl").write_text('{"source": 3}\n')
     page = report(run)
     assert "growth.jsonl: a row cannot be read" in page.text
-    assert "Rounds put together" in page.text
+    assert "Attacks on several rounds together" in page.text

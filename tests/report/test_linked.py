@@ -48,12 +48,12 @@ def test_table_of_linked_rounds_has_notes_and_omitted_rounds(make_run: Any, repo
     run = make_run()
     score_as(run, put_together(run), [1, 2], [1, 2])
     page = report(run)
-    assert "Rounds put together" in page.text
+    assert "Attacks on several rounds together" in page.text
     assert "AGIC agic()" in page.text
     for words in (*NOTES, "round 3 is left out: its update holds <NaN>"):
         assert page.text.count(words) == 1
     assert "ada 21 to 2 2 1 pass 1" in page.text
-    assert "Of the examples said to be in several rounds, 1 of 1 were in all of them" in page.text
+    assert "Of the examples that the attack assigns to several rounds, 1 of 1 were used in all of these rounds" in page.text
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_attack_on_single_rounds_has_no_table_of_linked_rounds(make_run: Any, re
     run = make_run()
     run.attack()
     page = report(run)
-    assert "Rounds put together" not in page.text
+    assert "Attacks on several rounds together" not in page.text
     assert "linked" not in page.text
 
 
@@ -119,7 +119,7 @@ def test_without_true_examples_captions_have_the_claimed_rounds(make_run: Any, r
     assert "seen in rounds 1, 2, ada" in page.text
     assert "round 2, ada, example 2" in page.text
     assert page.text.count(NOTES[0]) == 1
-    assert "Of the examples said to be" not in page.text
+    assert "Of the examples that the attack assigns" not in page.text
 
 
 def test_case_without_a_reconstruction_is_in_the_table(make_run: Any, report: Any) -> None:

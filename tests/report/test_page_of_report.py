@@ -42,7 +42,7 @@ def test_each_pair_has_psnr_and_label_of_the_null(make_run: Any, report: Any) ->
 def test_null_is_explained_before_the_word_is_used(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack("cpl", success=False)
-    explained = "Every attack also ran without the update. This second run is called its null"
+    explained = "The baseline of an attack is the same attack without the update. It is called the null"
     before, found, after = report(run).text.partition(explained)
     assert found
     assert "null" not in before
@@ -64,10 +64,10 @@ def test_headline_states_coverage_and_failures(make_run: Any, report: Any) -> No
 def test_headline_states_the_means_of_attack_and_null(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
-    assert "Mean PSNR of all 40.0 dB, null 10.0 dB." in report(run).text.partition("Contents")[0]
+    assert "Mean PSNR of all examples 40.0 dB, null 10.0 dB." in report(run).text.partition("Contents")[0]
     run.rewrite(lambda row: None if row["null"] else row)
     page = report(run)
-    assert "Mean PSNR of all 40.0 dB." in page.text
+    assert "Mean PSNR of all examples 40.0 dB." in page.text
     assert not any("The null" in str(attributes.get("alt")) for _, attributes in page.tags)
 
 
@@ -77,7 +77,7 @@ def test_every_table_is_stacked_on_a_narrow_screen(make_run: Any, report: Any, c
     run.attack()
     other.attack()
     tables = Tables(report(run, other).html)
-    assert sum("stacked" in one for one in tables.classes) == 1 + 2 * 4  # side by side; told, scores, growth and rounds of each
+    assert sum("stacked" in one for one in tables.classes) == 1 + 2 * 4  # comparison; knowledge, scores, growth, rounds of each
     assert all("stacked" in one or one == "cells" for one in tables.classes)
     assert tables.unlabelled == []
 

@@ -73,7 +73,7 @@ def test_without_true_examples_failures_and_damaged_files_are_named(
     other = make_run("second")
     other.attack()
     other.forget_truth()
-    assert "2 more of 4 are reconstructed and left out here" in report(other).text
+    assert "2 of 4 reconstructed examples are not shown" in report(other).text
 
 
 def test_unscored_reconstructions_are_shown_separately(make_run: Any, report: Any) -> None:
