@@ -130,7 +130,7 @@ def draw_growth(name: str, lines: Sequence[DrawnLine]) -> str | None:
                 axes.lines[-1].set_label(f"{line.label}, bound")
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel("recorded rounds")
-        axes.set_ylabel("examples recovered")
+        axes.set_ylabel("share of examples recovered")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return svg[0]

@@ -33,7 +33,7 @@ def draw_front(settings: Sequence[SettingResult]) -> str:
             axes.annotate(one.name, (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
         front = sorted((x, y) for x, y, one in points if one.on_front)
         axes.plot(*zip(*front, strict=True), color="tab:blue", linewidth=1)
-        axes.set(xlabel="RMSE of the strongest attack (right: less leaks)", ylabel="accuracy")
+        axes.set(xlabel="RMSE of the strongest attack (larger: less leaks)", ylabel="accuracy")
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
