@@ -1,4 +1,4 @@
-# Each command sets up what it needs in .venv: only Python 3.11 or newer and make are asked for.
+# Each target installs what it needs into .venv. Only Python 3.11 or newer and make must be there.
 PYTHON ?= python3
 BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED = 0
@@ -11,7 +11,7 @@ MINUTES ?= 360
 demo: .venv/.installed  ## four federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
 
-test: .venv/.installed-dev  ## all that a change must pass; three parts at a time, as federations often wait, longest first
+test: .venv/.installed-dev  ## every check that a change must pass; three parts run at a time, since federations often wait
 	$(MAKE) --no-print-directory --keep-going --jobs=3 test-fedsim check test-attacks test-others test-attacker test-service
 
 check: .venv/.installed-dev  ## style, types, import contracts, documentation
@@ -21,7 +21,7 @@ check: .venv/.installed-dev  ## style, types, import contracts, documentation
 	$(BIN)/lint-imports --no-logo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# One thread each: the tensors are small, and a second thread would only wait.
+# One PyTorch thread per process: the tensors are small, and a second thread would mostly wait.
 test-fedsim: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/fedsim
 test-others: .venv/.installed-dev
@@ -33,25 +33,26 @@ test-service: .venv/.installed-dev
 test-attacker: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/attacker --ignore=tests/attacker/attacks --ignore=tests/attacker/service
 
-fuzz: .venv/.installed-dev  ## ten minutes of random runs, as every night; the seed is the day's, or: make fuzz SEED=7 SECONDS=60
+# Without SEED, the seed is derived from the date: make fuzz SEED=7 SECONDS=60
+fuzz: .venv/.installed-dev  ## ten minutes of commands on randomly changed runs, then ten minutes of random requests
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/run_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/api_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
-test-page: .venv/.installed-dev  ## the web page in a headless Chromium, fetched where it can be; without one the tests say so and are skipped
+test-page: .venv/.installed-dev  ## the web page in a headless Chromium, which is downloaded if none is installed
 	command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install chromium || true
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/page -m page -rs
 
-test-deploy: .venv/.installed-dev  ## federations of separate processes, and on several hosts where the system allows it
+test-deploy: .venv/.installed-dev  ## federations of separate processes, and of several simulated hosts where the system allows it
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy tests/docs/test_deployment_commands.py -m 'deploy or not deploy' -rs
 
 docs: .venv/.installed-dev  ## the documentation as a site in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo build/site/index.html
 
-reference: .venv/.installed-dev  ## the pages that repeat what the code says: commands and names
+reference: .venv/.installed-dev  ## write docs/commands.md and docs/names.md anew from the code
 	$(BIN)/python docs/generate_reference.py
 
-bench-gpu: .venv/.installed-dev  ## CUDA tests and every benchmark's GPU table, in pieces that go on where they were; DRY=1 on a CPU
+bench-gpu: .venv/.installed-dev  ## CUDA tests and GPU benchmarks that are not done yet; DRY=1 checks on a CPU that they start
 	PYTHONPATH=benchmarks $(BIN)/python -m support.gpu.pieces $(if $(DRY),--dry-run) $(if $(DATA),--data $(DATA)) --minutes $(MINUTES)
 
 format: .venv/.installed-dev
@@ -61,7 +62,7 @@ format: .venv/.installed-dev
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
 
-# Without --no-compile half of the time goes into bytecode of modules that are never imported; Python compiles the others itself.
+# --no-compile halves the time: most modules are never imported, and Python compiles the others when it imports them.
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 
 $(BIN)/python:
