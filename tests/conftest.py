@@ -1,4 +1,4 @@
-"""A line on skipped tests at the end of every run, a lock for tests that start many processes, and a fixture for small models."""
+"""A line on skipped tests at the end of every run, locks for tests that start many processes, and a fixture for small models."""
 
 import fcntl
 import os
@@ -11,18 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-LOCK_FILE = Path(tempfile.gettempdir()) / f"fedleak-tests-{os.getuid()}.lock"
+LOCKS = Path(tempfile.gettempdir())
+SERIAL_MARKS = ("ray", "deploy")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Run at most one test that starts Ray or a deployment at a time, also across pytest processes that run in parallel.
+    """Run at most one test that starts Ray, and at most one that starts a deployment, at a time across all pytest processes.
 
     Ray and Flower give up on processes that do not answer in time. Two clusters at once on two cores would make each other fail.
+    A deployment mostly waits, so a cluster may run beside it.
     """
-    if not any(item.iter_markers("ray")) and not any(item.iter_markers("deploy")):
+    mark = next((mark for mark in SERIAL_MARKS if any(item.iter_markers(mark))), None)
+    if mark is None:
         return (yield)
-    with LOCK_FILE.open("a") as lock:
+    with (LOCKS / f"fedleak-tests-{os.getuid()}-{mark}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             return (yield)
