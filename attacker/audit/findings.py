@@ -18,7 +18,7 @@ class Finding:
     title:    one sentence on what leaks, or which setting is wrong.
     evidence: what was measured, with numbers and, for many checks, the rounds and clients concerned.
     advice:   what to change, as sentences.
-    picture:  path of a picture that shows the finding, relative to the run; "" if there is none.
+    picture:  path of a picture (PNG) or table row (JSON) that shows the finding, relative to the run; "" if there is none.
     """
 
     rule: str

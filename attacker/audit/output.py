@@ -10,6 +10,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from attacker.audit.audit import Audit
 from attacker.audit.findings import GRADES, Grade
 from attacker.audit.what_if import describe_change
+from attacker.report.pairs import ExamplePair, read_pair
+from fedsim.recording import Recording
 from fedsim.recording.files import write_bytes
 from fedsim.recording.safe_files import read_bytes
 
@@ -37,9 +39,14 @@ def render(found: Audit, run: Path) -> str:
     """Return the audit as one HTML page, which holds its pictures. run: folder of the run, where the pictures are."""
     loader = ChoiceLoader([PackageLoader("attacker.audit", package_path=""), PackageLoader("attacker.report", package_path="")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pictures = {one.picture: _data_uri(run, one.picture) for one in found.findings if one.picture}
+    shown = [one.picture for one in found.findings if one.picture]
     return environment.get_template("audit.html").render(
-        audit=found, describe_change=describe_change, meanings=GRADE_MEANINGS, grades=GRADES, pictures=pictures
+        audit=found,
+        describe_change=describe_change,
+        meanings=GRADE_MEANINGS,
+        grades=GRADES,
+        pictures={file: _data_uri(run, file) for file in shown if not file.endswith(".json")},
+        table_rows={file: _read_table_row(run, file) for file in shown if file.endswith(".json")},
     )
 
 
@@ -110,6 +117,10 @@ def to_junit(found: Audit) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname="audit", name=skipped.rule)
         ElementTree.SubElement(case, "skipped", message=skipped.reason)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _read_table_row(run: Path, file: str) -> ExamplePair:
+    return read_pair(run, file, Recording(run / "recording").manifest.data.columns)
 
 
 def _data_uri(run: Path, picture: str) -> str:

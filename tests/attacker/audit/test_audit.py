@@ -27,6 +27,9 @@ EXPERIMENT = {
 }
 
 
+TABLE = {**EXPERIMENT, "data": "breast_cancer", "clients": {"count": 2}}
+
+
 def call(*words: object) -> Result:
     return CliRunner().invoke(app, ["audit", *map(str, words)])
 
@@ -59,6 +62,17 @@ def test_undefended_federation_is_graded_severe_in_every_format(run: Path, tmp_p
     assert "Verdict: severe" in page
     assert "data:image/png;base64," in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_recovered_table_row_is_shown_with_its_columns(tmp_path: Path) -> None:
+    run = tmp_path / "table"
+    engines.run(FederationRun(experiment=validate(TABLE, source="test"), out=run, client_seed=1), engine="local")
+    assert json.loads(call(run, "--budget", "60s", "--json").stdout)["grade"] == "severe"
+    page = (run / "audit.html").read_text()
+    assert "data:image" not in page
+    assert '<th scope="row">mean radius</th>' in page
+    assert page.count('<th scope="row">') == 30  # the columns of the table
+    assert "class=wrong" not in page
 
 
 def test_a_second_audit_attacks_nothing_again(run: Path) -> None:
