@@ -147,7 +147,6 @@ def _measure_attack(
     """
     recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
     reported, tuning = choose_clients(recording, grid)
-    knows = attack.knows(federation.experiment)
 
     def score(spec: AttackSpec, clients: Sequence[str], out: str) -> list[ScoreRow]:
         rows: list[ScoreRow] = []
@@ -169,6 +168,7 @@ def _measure_attack(
         return AttackScores(spec=str(spec), knows=False, refused=str(error))
     (summary,) = summarise(rows)
     outcome = summary.verdict.outcome if summary.verdict else "no verdict"
+    knows = attack.knows(federation.experiment, spec)
     return AttackScores(spec=str(spec), knows=knows, outcome=outcome, examples=tuple(_list_examples(rows)))
 
 

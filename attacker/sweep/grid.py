@@ -74,13 +74,13 @@ class GridAttack:
     name: str
     candidates: tuple[AttackSpec, ...]
 
-    def knows(self, experiment: Experiment) -> bool:
-        """Return whether the attack models the defense of an experiment; of several candidates, whether the first one does.
+    def knows(self, experiment: Experiment, spec: AttackSpec | None = None) -> bool:
+        """Return whether the candidate `spec`, by default the first one, models the defense of an experiment.
 
         A search does if its argument `knows_defense` is true, unless the experiment transforms the inputs (key `inputs`), which
         no attack models. A closed form without a search does not, since it uses the update as it was received.
         """
-        spec = self.candidates[0]
+        spec = spec or self.candidates[0]
         return spec.knows_defense and estimate_effort(spec.build()).evaluations > 1 and not experiment.inputs
 
 

@@ -175,3 +175,17 @@ def test_failed_federation_is_named_and_others_are_measured(tmp_path: Path, monk
     assert result.exit_code == EXIT_FAILURES
     assert "sent 1 failed: no client answered" in result.stderr
     assert [row["defense"] for row in read_rows(tmp_path / "out") if row["counts"] == "True"] == ["none"]
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_knowledge_of_the_defense_is_that_of_the_chosen_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: int
+) -> None:
+    settings = "settings = [{ knows_defense = false }, { knows_defense = true }]"
+    text, _, _ = GRID.partition("exact =")
+    grid = read_grid(write(tmp_path, f"{text}inverting_gradients = {{ steps = 2, {settings} }}\n"))
+    errors = iter([chosen, 1 - chosen])
+    monkeypatch.setattr(federations, "_mean_error", lambda rows: next(errors))
+    scores = federations.measure_federation(grid, grid.federations[1], tmp_path / "out").attacks["inverting_gradients"]
+    assert scores.spec == str(grid.attacks[0].candidates[chosen])
+    assert scores.knows is bool(chosen)
