@@ -60,8 +60,13 @@ def _check_facts(told: Any) -> None:
         _check_text(key, told[key])
     for key in ("network_code", "attack_code"):
         _check_text(key, told.get(key, ""))
+    asked = told.get("asked_oracles", [])
+    if not isinstance(asked, list):
+        raise ValueError(f"asked_oracles must be a list of names, got {shorten(asked)}")
     for oracle in told["oracles"]:
         _check_text("oracles", oracle)
+    for oracle in asked:
+        _check_text("asked_oracles", oracle)
     run = told["run"]
     for key in RUN_TEXT_FIELDS:
         _check_text(f"run.{key}", run.get(key, ""))

@@ -20,7 +20,8 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
     """Write the file `path`, an `attack.json`: what scoring and report need to know about a replay.
 
     Its list of cases holds the cases of `plan`, the rows without a usable update, and all others that an existing file lists.
-    oracles: names of the oracles (information that no server has, such as true labels) that the attack was given.
+    oracles: names of the oracles (information that no server has, such as true labels) that the attack was given. A null is given
+    none of those that the user asked for, which the entry `asked_oracles` lists, so that the replay can be repeated.
     """
     spec = identity.spec
     told = [make_row_entry(recording, row) for row in plan.idle]
@@ -31,6 +32,7 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
         "null": spec.null,
         "knows_defense": spec.knows_defense,
         "oracles": list(oracles),
+        "asked_oracles": list(identity.oracles),
         "seed": identity.seed,
         "identity": identity.digest,
         "arguments": identity.arguments,

@@ -100,8 +100,9 @@ def make_replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> 
         words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
     if told["seed"]:
         words += ["--seed", str(told["seed"])]
+    asked = told.get("asked_oracles", told["oracles"])  # a null is told none, but its folder is that of a replay with oracles
     for oracle in ("labels", "logits"):  # others belong to the attack itself
-        if oracle in told["oracles"]:
+        if oracle in asked:
             words += ["--oracle", oracle]
     # code outside this project is imported only if the command names it
     if ":" in (model := str(told.get("run", {}).get("model", ""))):
