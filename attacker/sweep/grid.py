@@ -63,6 +63,14 @@ class _GridFile(_FrozenTable):
             raise ValueError(f"defenses.{empty[0]} lists no strength; give at least one")
         return self
 
+    @model_validator(mode="after")
+    def _lists_each_value_once(self) -> "_GridFile":
+        for key in ("seeds", "batch_sizes", "local_steps", "rounds"):
+            values = getattr(self, key) or []
+            if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+                raise ValueError(f"{key} lists {twice[0]} more than once; list each value once")
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class GridAttack:

@@ -31,6 +31,7 @@ sent = [{ defense = "top_k(0.5)" }]
 exact = { fallback = "none" }
 inverting_gradients = { steps = 2, settings = [{ tv = 0.0 }, { tv = 0.1 }] }
 """
+AXES = ("seeds", "batch_sizes", "local_steps", "rounds")
 
 
 def write(folder: Path, grid: str = GRID, experiment: str = EXPERIMENT) -> Path:
@@ -59,6 +60,7 @@ def read_rows(out: Path) -> list[dict[str, str]]:
         (GRID.replace("exact = ", "exakt = "), "exakt"),
         (GRID.replace('"base.toml"', '"other.toml"'), "other.toml: no such file"),
         (GRID.replace("steps = 2,", "steps = 0,"), "attacks.inverting_gradients"),
+        *((f"{key} = [2, 1, 2]\n{GRID}", f"{key} lists 2 more than once") for key in AXES),
     ],
 )
 def test_wrong_grid_is_refused_with_file_and_advice(tmp_path: Path, grid: str, advice: str) -> None:
