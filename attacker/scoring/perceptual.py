@@ -57,7 +57,9 @@ def explain_missing(net: str, shape: tuple[int, ...]) -> str | None:
     """Return why LPIPS with the backbone `net` is undefined for images of `shape` (C, H, W), or None if it is defined.
 
     Images that are too small are not enlarged, since the result would be another metric.
+    Raises ValueError for an unknown backbone.
     """
+    _check_known(net)
     backbone, least = BACKBONES[net], BACKBONES[net].smallest
     if shape[0] not in (1, 3):
         return f"LPIPS needs images of 1 or 3 channels, got {shape[0]}"
@@ -104,8 +106,7 @@ def load(net: str = "alex", weights: Path | None = None) -> Lpips:
     Raises ValueError for an unknown backbone and, naming the file, if it does not hold the expected weights, and
     FileNotFoundError if there is no file.
     """
-    if net not in BACKBONES:
-        raise ValueError(f"unknown LPIPS net {net!r}. Known: {', '.join(BACKBONES)}")
+    _check_known(net)
     path = weights or _find_cached(net)
     model = _build_without_weights(net)
     features = _check_weights(path, net, _read(path), model)
@@ -118,15 +119,20 @@ def load(net: str = "alex", weights: Path | None = None) -> Lpips:
 def load_or_explain(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
     """Return the LPIPS model that `load` returns, or as text the reason why there is none.
 
-    Reasons are images of an unsuitable shape, and a missing or wrong weight file. spec: specification of the data; the shape is
-    checked for images only. net: alex or vgg.
+    Reasons are an unknown backbone, images of an unsuitable shape, and a missing or wrong weight file. spec: specification of the
+    data; the shape is checked for images only. net: alex or vgg.
     """
-    if spec.is_image and (reason := explain_missing(net, spec.shape)):
-        return reason
     try:
+        if spec.is_image and (reason := explain_missing(net, spec.shape)):
+            return reason
         return load(net, weights)
     except (ValueError, FileNotFoundError) as error:
         return str(error)
+
+
+def _check_known(net: str) -> None:
+    if net not in BACKBONES:
+        raise ValueError(f"unknown LPIPS net {net!r}. Known: {', '.join(BACKBONES)}")
 
 
 def _find_cached(net: str) -> Path:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 
 from attacker.scoring import perceptual
-from attacker.scoring.perceptual import BACKBONES, explain_missing, load
+from attacker.scoring.perceptual import BACKBONES, explain_missing, load, load_or_explain
+from fedsim.recording import DataSpec
 
 FILES = {"alex": "alexnet_features.safetensors", "vgg": "vgg16_features.safetensors"}
 
@@ -179,6 +180,12 @@ def test_other_files_are_refused(tmp_path: Path, weights: Callable[[str], Path])
         load("squeeze")
     with pytest.raises(ValueError, match="not the weights of AlexNet"):
         load("alex", weights("vgg"))
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (5,)])
+def test_unknown_backbone_is_explained_with_the_known_ones(shape: tuple[int, ...]) -> None:
+    reason = load_or_explain(DataSpec(shape=shape, num_classes=2), "squeeze")
+    assert reason == "unknown LPIPS net 'squeeze'. Known: alex, vgg"
 
 
 def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
