@@ -72,6 +72,16 @@ def test_bound_of_a_linear_message_is_the_closed_form(max_dense: int) -> None:
     assert found.prior == pytest.approx(float(compute_covariance(prior).trace()) / 4)
 
 
+@pytest.mark.parametrize("probes", [0, 1])
+def test_fewer_than_two_probes_are_refused(probes: int) -> None:
+    """Their standard error would be NaN."""
+    message = NoisyMessage(lambda x: x[0], torch.tensor(0.3, dtype=torch.float64))
+    information, prior = FisherInformation([message], X[:1]), make_prior(6)
+    with pytest.raises(ValueError, match=f"probes must be at least 2.*got {probes}"):
+        bound_error(information, prior, max_dense=0, probes=probes)
+    assert bool(bound_error(information, prior, max_dense=0, probes=2).error.isfinite().all())
+
+
 def test_posterior_mean_reaches_the_bound() -> None:
     rng = torch.Generator().manual_seed(0)
     matrix, prior = torch.randn(5, 4, generator=rng, dtype=torch.float64), make_prior(4)
