@@ -277,21 +277,23 @@ class View(ObservedGradients):
             (slope,) = torch.autograd.grad(value.sum(), z)
         return slope, value.detach()
 
-    def compute_gradients(self, x: Tensor, y: Tensor, row: ProblemRow) -> GradientTensors:
+    def compute_gradients(self, x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
         """Return this observation's gradients for all problems, by parameter name, (P, *shape) each, as clients compute them.
 
         The effect of a defense on the finished update is not included.
-        x, y: all examples (P, V, *shape) and labels of the problems, of which those in this observation are used.
+        x, y: all examples (P, V, *shape) and labels of the problems, of which those in this observation are used. z: the latent
+        vectors (P, D), of which only the surrogate parameter is used.
         """
         if self.at_once is not None:
             found = self.at_once(self.weights, *self._select_placed(x, y, row), self.buffers)
             return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in found.items()}
 
-        def compute(x: Tensor, y: Tensor, row: ProblemRow) -> GradientTensors:
+        def compute(x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
             weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
-            return self.gradient(weights, x[row["places"]], y[row["places"]], buffers)
+            at = self._get_surrogate_weights(row, weights, z)
+            return self.gradient(at, x[row["places"]], y[row["places"]], buffers)
 
-        gradients: GradientTensors = map_problems(compute, x, y, row)
+        gradients: GradientTensors = map_problems(compute, x, y, z, row)
         return gradients
 
     def follow_round(self, gradient: GradientTensors, row: ProblemRow, state: ChannelState) -> tuple[Tensor, ChannelState]:

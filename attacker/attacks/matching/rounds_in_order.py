@@ -41,7 +41,7 @@ class RoundsInOrder:
         value = torch.zeros_like(z[:, 0])
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            gradients = self._compute_gradients(*decode(z, own), rows)
+            gradients = self._compute_gradients(*decode(z, own), z, rows)
             for view, row, gradient in zip(self.views, rows, gradients, strict=True):
                 distance, state = map_problems(view.follow_round, gradient, row, state)
                 value = value + view.weigh(distance, row, own)
@@ -50,10 +50,10 @@ class RoundsInOrder:
             (slope,) = torch.autograd.grad(value.sum(), z)
         return slope, value.detach()
 
-    def _compute_gradients(self, x: Tensor, y: Tensor, rows: Sequence[ProblemRow]) -> Sequence[GradientTensors]:
+    def _compute_gradients(self, x: Tensor, y: Tensor, z: Tensor, rows: Sequence[ProblemRow]) -> Sequence[GradientTensors]:
         """Return for each round a dict from name to gradients (P, *shape) of all problems, before the defense changes them."""
         if self.weights is None:
-            return [view.compute_gradients(x, y, row) for view, row in zip(self.views, rows, strict=True)]
+            return [view.compute_gradients(x, y, z, row) for view, row in zip(self.views, rows, strict=True)]
         compute = self.views[0].gradient
 
         def compute_round(weights: GradientTensors, buffers: GradientTensors, places: Tensor) -> GradientTensors:

@@ -128,6 +128,23 @@ def test_every_search_can_use_several_rounds(observe, search: str) -> None:
     assert null.x.shape == found.x.shape
 
 
+def test_surrogate_weights_are_used_in_order_as_in_separate_rounds(observe) -> None:
+    """Without a defense that keeps a state, both ways compute the same loss."""
+    y = torch.tensor([2])
+    case = replace(record(observe, make_example(), y, 2, "", rate=0.5), links=link_same([1, 1]))
+    z = torch.cat([make_example(1).flatten(), torch.tensor([0.3])])[None]
+    found = []
+    for residual in (True, False):
+        attack = accumulate(tv=0.0, decoder="pixels", residual=residual).matching.copy_with(surrogate=True)
+        batch = CaseBatch(attack, [case])
+        assert (batch.in_order is not None) is residual
+        found.append(batch.evaluate(z, batch.build_problem([0], z, y[None])))
+    (slope, loss), (expected_slope, expected_loss) = found
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(slope, expected_slope, rtol=1e-3, atol=1e-4 * float(expected_slope.abs().max()))
+    assert float(slope[0, -1].abs()) > 0
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown search 'dlg'"):
         accumulate(search="dlg")
