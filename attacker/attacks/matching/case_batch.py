@@ -41,6 +41,8 @@ class CaseBatch:
     told_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes; empty if
                the objective leaves them out.
     held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
+    coarse:    data type of large convolutions at the beginning of a search (`Search.coarse`); None for that of the weights, which
+               comparisons in order have from the beginning.
     told:      whether the loss uses logits of the true examples from an oracle (information that no server has).
     """
 
@@ -63,7 +65,7 @@ class CaseBatch:
         self.views = [self._build_view(o) for o in range(len(cases[0].observations))]
         self.defended = any(view.defended for view in self.views)
         self.in_order = RoundsInOrder(self.views) if attack.simulation.in_order and len(self.views) > 1 else None
-        self.coarse = get_fast_dtype(attack.device) if attack.search.coarse else None
+        self.coarse = get_fast_dtype(attack.device) if attack.search.coarse and self.in_order is None else None
         self.smoothing = self._compute_smoothing()
         told = [o for o, view in enumerate(self.views) if "statistics" in view.rows]
         self.told_statistics = told if attack.sees_gradient else []

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, accumulate
+from attacker.attacks.matching import case_batch, gradient_matching
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.multi_round.same_examples import link_same
 from defenses import DefenseSpec
@@ -143,6 +144,19 @@ def test_surrogate_weights_are_used_in_order_as_in_separate_rounds(observe) -> N
     torch.testing.assert_close(loss, expected_loss, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(slope, expected_slope, rtol=1e-3, atol=1e-4 * float(expected_slope.abs().max()))
     assert float(slope[0, -1].abs()) > 0
+
+
+@pytest.mark.parametrize(("residual", "anew"), [(True, 0.0), (False, 0.5)])
+def test_search_in_order_keeps_its_best_result_since_its_loss_is_never_coarse(
+    observe, monkeypatch: pytest.MonkeyPatch, residual: bool, anew: float
+) -> None:
+    given, descend = [], gradient_matching.descend
+    monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr(gradient_matching, "descend", lambda *a, **named: (given.append(a[1].anew), descend(*a, **named))[1])
+    case = replace(record(observe, make_example(), torch.tensor([2]), 2, ""), links=link_same([1, 1]))
+    attack = accumulate(search="inverting_gradients", steps=2, residual=residual).matching.copy_with(coarse=0.5)
+    attack([case], rng=torch.Generator())
+    assert given == [anew]
 
 
 def test_unknown_names_are_refused() -> None:
