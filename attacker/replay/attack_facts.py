@@ -92,14 +92,16 @@ def _check_case(case: Any) -> None:
 
 
 def _find_wrong_key(case: Mapping[str, Any]) -> str:
-    """Return the name of an invalid field of a case, or "" if there is none. "round" stands for `attempt` as well."""
+    """Return the name of an invalid field of a case, or "" if there is none."""
     client, examples, codec = case.get("client"), case.get("num_examples"), case.get("codec")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
         return "client"
     if case.get("status") not in OBSERVATION_STATUSES:
         return "status"
-    if not _is_count(case.get("round"), 1) or not _is_count(case.get("attempt", 1), 1):
+    if not _is_count(case.get("round"), 1):
         return "round"
+    if not _is_count(case.get("attempt", 1), 1):
+        return "attempt"
     if examples is not None and not _is_count(examples):
         return "num_examples"
     if codec is not None and (not isinstance(codec, str) or len(codec) > MAX_TEXT):

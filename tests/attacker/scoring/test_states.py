@@ -136,3 +136,12 @@ def test_invalid_facts_in_attack_json_are_refused(attacked: Path, where: str, ke
     with pytest.raises(DamagedFile, match=rf"attack\.json: .*{key}.*; replay the attack again") as error:
         rows_of(attacked)
     assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["round", "attempt"])
+def test_invalid_number_of_a_case_is_refused_by_its_own_name(attacked: Path, key: str) -> None:
+    facts = json.loads((attacked / "attack.json").read_text())
+    facts["cases"][0][key] = -7
+    (attacked / "attack.json").write_text(json.dumps(facts))
+    with pytest.raises(DamagedFile, match=f": -7 is not a valid value of {key}; replay"):
+        rows_of(attacked)
