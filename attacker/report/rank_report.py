@@ -112,7 +112,7 @@ def make_table(report: RankReport, chain: Chain) -> Table:
     If several layers lack equally many, the critical one has the largest index. The columns are the layer's name, its
     description, and fields of `LayerRank`: the number of unknowns (values of the layer's input), the numbers of gradient, weight
     and virtual constraints on them as R-GAP (Zhu and Blaschko 2021, section 4) counts them, R-GAP's index ("RA"), the rank ("≤"
-    marks one that is not proved), and the number of missing equations.
+    marks one that was counted, "~" one that depends on the data), and the number of missing equations.
     """
     made = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     made.add_column("layer", overflow="fold")
@@ -125,7 +125,7 @@ def make_table(report: RankReport, chain: Chain) -> Table:
             escape(one.name),
             escape(describe_layer(layer)),
             *(f"{number:,}" for number in numbers),
-            f"{one.rank:,}" if one.proved else f"≤{one.rank:,}",
+            f"{'' if one.proved else '≤' if one.counted else '~'}{one.rank:,}",
             Text(f"{one.missing:,}" if one.missing else "", style="bold red"),
             style="red" if i == report.critical else "",
         )

@@ -25,7 +25,7 @@ elimination, which takes seconds per layer."""
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRank:
-    """The analysis of one layer. All fields but `name` and `proved` are numbers of values or of equations.
+    """The analysis of one layer. All fields but `name`, `proved` and `counted` are numbers of values or of equations.
 
     unknowns:  |x|, values of the layer's input.
     gradients: |W|, gradient constraints K x = dL/dW, one per weight.
@@ -41,6 +41,7 @@ class LayerRank:
     proved:    whether `rank` holds for all generic data: computed by elimination, or that of a linear layer. Otherwise it was
                counted and may be too high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU
                that is pooled.
+    counted:   whether `rank` was found by counting, so that it is an upper bound.
     near:      independent equations for the layer's input from this and all later layers together, for inputs close to the true
                one, where the equations are linear. Counted, so that it may be off by a few.
     """
@@ -56,6 +57,7 @@ class LayerRank:
     rank: int
     alone: int
     proved: bool
+    counted: bool
     near: int
 
     @property
@@ -162,6 +164,7 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
             rank=ranks[i],
             alone=min(counts[i].gradients, ranks[i]),
             proved=layer.kernel is None or (found[i] is not None and not _depends_on_data(chain, i, dead)),
+            counted=layer.kernel is not None and found[i] is None,
             near=near[i],
         )
         for i, layer in enumerate(chain.layers)

@@ -1,5 +1,7 @@
 """The conclusions of a rank analysis as text."""
 
+from collections.abc import Sequence
+
 from attacker.attacks.closed_form.rank.analysis import RankReport
 
 
@@ -19,7 +21,7 @@ def write_verdict(report: RankReport) -> list[str]:
     """Return the reasons for the headline as a list of sentences.
 
     They say which layers lack how many equations, whether all layers together still determine the input, what was assumed, and
-    which ranks are not proved.
+    which ranks were only counted or depend on the data.
     """
     if report.full:
         said = ["Every layer has as many independent equations as unknowns: R-GAP computes the input "
@@ -31,10 +33,19 @@ def write_verdict(report: RankReport) -> list[str]:
         said.append(_describe_whole(report))
     if report.dead is not None:
         said.append(f"This assumes that {report.dead:.0%} of each ReLU's outputs are 0, each of which hides a pre-activation.")
-    if unproved := [str(i + 1) for i, layer in enumerate(report.layers) if not layer.proved]:
-        what = "layer" if len(unproved) == 1 else "layers"
-        said.append(f"The rank of {what} {', '.join(unproved)} is an upper bound, found by counting, and may be lower.")
+    if counted := [i for i, layer in enumerate(report.layers) if layer.counted]:
+        said.append(f"The rank of {_list_layers(counted)} is an upper bound, found by counting, and may be lower.")
+    if varying := [i for i, layer in enumerate(report.layers) if not layer.proved and not layer.counted]:
+        said.append(
+            f"The rank of {_list_layers(varying)} depends on which pre-activations are negative. It was computed for a random "
+            "choice of them, and may be another for other data."
+        )
     return said
+
+
+def _list_layers(positions: Sequence[int]) -> str:
+    """Return layers by number, from 1, such as "layer 2" or "layers 1, 3". positions: from 0."""
+    return f"layer{'s' * (len(positions) > 1)} {', '.join(str(position + 1) for position in positions)}"
 
 
 def _describe_lack(position: int, report: RankReport) -> str:

@@ -22,6 +22,7 @@ from attacker.attacks.closed_form.rgap.footprint import find_used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
 from attacker.attacks.closed_form.rgap.walk import Walk, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
+from attacker.report.rank_report import make_table
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -255,6 +256,17 @@ def test_verdict_states_equations_unknowns_and_undetermined_values() -> None:
     assert f"leave {lost.undetermined:,} of the input's 49,152 values undetermined" in " ".join(write_verdict(lost))
     relu = convolutions(nn.Conv2d(1, 8, 3), nn.ReLU(), shape=(1, 8, 8), dead=0.25)
     assert any("25% of each ReLU's outputs are 0" in sentence for sentence in write_verdict(relu))
+
+
+@pytest.mark.parametrize(("activation", "prove", "mark"), [(nn.ReLU(), 3000, "~"), (nn.ReLU(), 0, "≤"), (nn.Tanh(), 3000, "")])
+def test_verdict_tells_ranks_that_depend_on_the_data_from_counted_ones(activation: nn.Module, prove: int, mark: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), activation, nn.Flatten(), nn.Linear(288, 3))
+    chain = read_chain(model, (1, 8, 8))
+    report = analyse_rank(chain, dead=0.25, prove=prove)
+    words = " ".join(write_verdict(report))
+    assert ("The rank of layer 1 depends on which pre-activations are negative" in words) == (mark == "~")
+    assert ("The rank of layer 1 is an upper bound, found by counting" in words) == (mark == "≤")
+    assert list(make_table(report, chain).columns[7].cells) == [f"{mark}64", "288"]
 
 
 def test_convolution_as_the_last_layer_is_never_of_full_rank() -> None:
