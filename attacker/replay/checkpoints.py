@@ -174,8 +174,8 @@ def find_unfinished(
     wanted: keys of the cases of this replay; a checkpoint that holds any other case is ignored, without a note.
     most:   largest number of cases of a task; a checkpoint of more is left out, with a note. None for no limit.
 
-    No case is returned twice: a checkpoint whose cases are all part of a larger one is ignored, and of the others one that shares
-    a case with another whose file name comes earlier in alphabetical order.
+    No case is returned twice: of checkpoints that share a case, the one of most cases is used, or of equally many the one whose
+    file name comes first in alphabetical order. Another one is used if it shares no case with those that are used.
     """
     wanted, tasks, notes = set(wanted), [], []
     for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):
@@ -193,8 +193,11 @@ def find_unfinished(
             )
         else:
             tasks.append(found.cases)
-    largest = [task for task in tasks if not any(set(task) < set(other) for other in tasks)]
-    return [task for i, task in enumerate(largest) if not set(task) & {key for other in largest[:i] for key in other}], notes
+    chosen: list[tuple[str, ...]] = []
+    for task in sorted(tasks, key=len, reverse=True):
+        if all(set(task).isdisjoint(other) for other in chosen):
+            chosen.append(task)
+    return chosen, notes
 
 
 def _describe_cases(cases: Sequence[str]) -> str:

@@ -124,6 +124,14 @@ def test_unfinished_tasks_hold_wanted_cases_only_and_do_not_overlap(tmp_path: Pa
     assert "holds more cases than the chosen chunk of 2" in notes[0]
 
 
+def test_ends_of_a_chain_of_overlapping_checkpoints_are_both_used(tmp_path: Path) -> None:
+    chains = ([(f"a{n}", f"b{n}"), (f"b{n}", f"c{n}"), (f"c{n}", f"d{n}")] for n in range(100))
+    chain = next(one for one in chains if (paths := [FileMemory(tmp_path, t, ORIGIN).path for t in one]) == sorted(paths))
+    for cases in chain:
+        memory(tmp_path, *cases)
+    assert find_unfinished(tmp_path, ORIGIN, {case for cases in chain for case in cases})[0] == [chain[0], chain[2]]
+
+
 def test_damaged_checkpoint_is_noted_and_finished_ones_are_removed(tmp_path: Path) -> None:
     broken, left = memory(tmp_path, "a"), memory(tmp_path, "b", "c")
     broken.path.write_bytes(b"cut off")
