@@ -119,24 +119,31 @@ class Native:
         """Start a client again that was killed, and wait until the SuperLink accepts it.
 
         The SuperLink refuses the client's key for about a minute, until it notices that the old connection is lost; the client's
-        process then exits and is started again. Raises Ended if it still exits after
-        twice `START_SECONDS`.
+        process then exits and is started again. Raises Ended if it has not joined after twice `START_SECONDS`.
         """
         name = f"client-{party.number}"
-        before = self.processes.find_log(name).read_text(errors="replace").count(JOINED_LINE)
-        deadline = time.monotonic() + 2 * START_SECONDS
+        before, seconds = self._count_joins(name), 2 * START_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             self.start_client(party)
             while self.processes.find_status(name) is None:
-                if self.processes.find_log(name).read_text(errors="replace").count(JOINED_LINE) > before:
+                if self._count_joins(name) > before:
                     return
+                if time.monotonic() > deadline:
+                    raise Ended(
+                        f"{name} runs, but the SuperLink has not accepted it within {seconds:g} seconds; start the federation "
+                        f"again\n{self.processes.read_last_lines(name)}"
+                    )
                 time.sleep(0.2)
             if time.monotonic() > deadline:
                 raise Ended(
-                    f"{name} cannot join again within {2 * START_SECONDS:g} seconds, because the SuperLink still holds its old "
+                    f"{name} cannot join again within {seconds:g} seconds, because the SuperLink still holds its old "
                     f"connection; start the federation again\n{self.processes.read_last_lines(name)}"
                 )
             time.sleep(3)
+
+    def _count_joins(self, name: str) -> int:
+        return self.processes.find_log(name).read_text(errors="replace").count(JOINED_LINE)
 
     def kill(self, name: str) -> None:
         """Kill the process `name`, such as "client-0", and its child processes at once, like `kill -9`."""
