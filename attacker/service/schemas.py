@@ -425,7 +425,7 @@ class PreviewImage(TypedDict):
 class PreviewTold(TypedDict):
     """Preview of a running job: intermediate images of searches, each the best of its restart so far by the attack's own loss.
 
-    version: number of the preview, which increases while one attack or its null runs, and begins at 1 again for the next.
+    version: number of the preview, which increases with every preview of a job, also over its attacks, nulls and attempts.
     iteration: current iteration of the search within one restart. most: largest number of iterations of one restart. loss: median
     over the cases that are searched together; null if it is not finite. images: at most 48, those that changed last.
     """

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class Preview:
     of each image.
     iteration: current iteration of the search within one restart. most: largest number of iterations of one restart.
     loss: median over the cases that are searched together; None if it is not finite.
-    version: number of the preview, which increases while one attack or its null runs, and begins at 1 again for the next.
+    version: number of the preview, which increases with every preview of a job, also over its attacks, nulls and attempts.
     """
 
     images: NDArray[np.uint8]
@@ -90,7 +91,8 @@ class Painter:
             if sight.x.ndim == 4:
                 self._take(sight)
         if self._images:
-            self._version += 1
+            # begins at the time in microseconds, so that it is above those of earlier painters and attempts of the job
+            self._version = max(self._version + 1, time.time_ns() // 1000)
             self._write(iteration, most, float(np.median([sight.loss for sight in sights])))
 
     def _take(self, sight: Sight) -> None:

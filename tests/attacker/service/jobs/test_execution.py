@@ -259,16 +259,32 @@ def test_preview_holds_images_with_their_places(tmp_path: Path) -> None:
     assert (seen.images[0] == 255).all()
     assert seen.images[1, 0, 0].tolist() == [51, 51, 51]
     assert seen.images[1, 3, 4].tolist() == [51, 51, 0]
-    assert (seen.iteration, seen.most, seen.loss, seen.version) == (3, 10, 0.5, 1)
+    assert (seen.iteration, seen.most, seen.loss) == (3, 10, 0.5)
     painter([Sight(x[:1], torch.tensor([1]), (Slot(3, "b", 1, 0, 0),), float("inf"))], 4, 10)
     later = read_preview(tmp_path, JOB)
     assert later is not None
     assert [place.client for place in later.places] == ["a", "a", "b"]
-    assert (later.loss, later.version) == (None, 2)
+    assert later.loss is None
     assert make_preview_path(tmp_path, JOB).stat().st_mode & 0o077 == 0
     for wrong in ("../x", "", JOB.upper() + "G"):
         with pytest.raises(ValueError, match="not the id of a job"):
             read_preview(tmp_path, wrong)
+
+
+def test_versions_of_previews_increase_over_attacks_and_attempts(tmp_path: Path) -> None:
+    """Browsers keep an image by its address, which holds the version."""
+    (tmp_path / "previews").mkdir()
+    path, versions = make_preview_path(tmp_path, JOB), []
+    for _ in range(3):  # an attack, its null, and a second attempt
+        painter = Painter(path)
+        for _ in range(2):
+            painter([Sight(torch.rand(1, 3, 4, 5), torch.tensor([1]), (Slot(1, "a", 1, 0, 0),), 0.5)], 1, 2)
+            seen = read_preview(tmp_path, JOB)
+            assert seen is not None
+            versions.append(seen.version)
+        path.unlink()
+    assert versions == sorted(set(versions))
+    assert versions[-1] < 2**53  # the largest number that the page's JavaScript and the address accept
 
 
 def test_table_rows_have_no_preview(tmp_path: Path) -> None:
