@@ -136,7 +136,7 @@ def measure_column(tools: ColumnTools, column: DefendedColumn) -> ColumnResult:
     rows, plain, enhanced = [], {}, {}
     labels = share_of_labels(tools, case)
     for name, attack in attacks.items():
-        answer = tools.folder.attack(attack, case, tools.x, tools.asked, title=column.name)
+        answer = tools.folder.attack(attack, case, tools.x, tools.asked)
         plain[name] = tools.measure(answer.x)
         enhanced[name] = tools.measure(tools.enhancer(answer.x)) if tools.enhancer else plain[name]
         rows.append(
@@ -199,10 +199,10 @@ def measure_iterations(tools: ColumnTools) -> ResultRow:
     """
     case, attacks = make_case(tools, COLUMNS[0]), make_attacks(tools.scale, COLUMNS[0])
     own = attacks["Inverting Gradients"]
-    aim = tools.folder.attack(own, case, tools.x, tools.asked, title=COLUMNS[0].name).x
+    aim = tools.folder.attack(own, case, tools.x, tools.asked).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
     for steps in (*(() if tools.asked.quick else RATIO_STEPS), tools.scale.steps):
-        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.asked, title=COLUMNS[0].name).x
+        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.asked).x
         plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
         reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
         for name, is_reached in zip(ratios, reached, strict=True):

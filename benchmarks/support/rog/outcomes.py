@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,20 +63,28 @@ class AnswerFolder:
         self.path, self.fresh = path, fresh
         path.mkdir(parents=True, exist_ok=True)
 
-    def attack(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options, *, title: str) -> Answer:
+    def make_path(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options) -> Path:
+        """Return the path of an answer, named by a hash of what it depends on.
+
+        That is the attack's settings, the settings of the case's observations (network, data, training and defenses), the known
+        labels, the originals x, the name of the case, and the seed of `asked`, from which the initial weights are drawn.
+        """
+        parts = [attack.objective, attack.simulation, attack.parametrisation, attack.prior, attack.labels, attack.search]
+        own = [attack.name, describe_settings(attack), attack.sees_gradient, attack.enhancer, *parts]
+        seen = [(one.model, one.data, one.training, one.defenses, one.gradient, one.inputs) for one in case.observations]
+        labels = None if case.known_labels is None else case.known_labels.tolist()
+        text = re.sub(" at 0x[0-9a-f]+", "", repr([own, seen, labels, case.key, tuple(x.shape), asked.seed]))
+        digest = hashlib.sha256(text.encode() + x.contiguous().numpy().tobytes()).hexdigest()[:16]
+        return self.path / f"{digest}.safetensors"
+
+    def attack(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options) -> Answer:
         """Return what `attack` reconstructs from `case`, in the order of the originals x (N, *shape).
 
         If this folder holds the answer and `fresh` is not set, that answer is returned. Otherwise the attack runs, and its answer
-        is stored.
+        is stored. Stored answers are distinguished as `make_path` says.
         attack: an attack, or its null (the same attack without the client's message).
-        title: name of the table's column that `case` belongs to. Stored answers are distinguished by it, the attack's settings,
-               the name of the case, the seed of `asked` and the shape of x, but not by the contents of the case.
         """
-        said = f"{title}; {attack.name}; {describe_settings(attack)}; null {not attack.sees_gradient}; {asked.seed}; {len(x)}"
-        said += (
-            f"; {attack.parametrisation.boxed}; {case.key}; {tuple(x.shape)}; {attack.search.stop}; {attack.parametrisation.init}"
-        )
-        file = self.path / f"{hashlib.sha256(said.split(' at 0x')[0].encode()).hexdigest()[:16]}.safetensors"
+        file = self.make_path(attack, case, x, asked)
         cost = file.with_suffix(".json")
         if self.fresh or not cost.exists():
             with measure_cpu() as clock:
