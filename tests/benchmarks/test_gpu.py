@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,11 @@ def test_piece_of_another_commit_is_done_again(pieces: Path, monkeypatch: pytest
     call(monkeypatch, "--dry-run", "--out", str(pieces), "--only", "first")
     monkeypatch.setattr(gpu, "read_commit", lambda: "another commit")
     assert gpu.find_state(pieces, gpu.PIECES[0], dry=True) == "other code"
+
+
+def test_without_git_the_version_stands_for_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu.read_commit() == f"fedleak {version('fedleak')}"
 
 
 def test_a_dry_run_does_not_count_as_a_run(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,9 +330,11 @@ def read_versions() -> dict[str, str]:
 
 
 def read_commit() -> str:
-    """Return the short hash of this checkout's commit; outside of a git checkout, the name and version of the package."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
-    return done.stdout.strip() or f"fedleak {version('fedleak')}"
+    """Return the short hash of this checkout's commit; without git or a git checkout, name and version of the package."""
+    found = ""
+    with suppress(OSError):  # git is not installed
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    return found or f"fedleak {version('fedleak')}"
 
 
 if __name__ == "__main__":
