@@ -1,10 +1,13 @@
-"""Tests of the service benchmark: which jobs count as lost, and which workers it may kill."""
+"""Tests of the service benchmark: which jobs count as lost, which workers it may kill, and errors of its clients."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import service
+from support.service.client import load
 
 
 def job(id: str, state: str, crashes: int = 0) -> dict[str, Any]:
@@ -56,6 +59,33 @@ def test_measurement_ends_when_no_job_can_change() -> None:
     row = service.measure_durability(FakeService(), 5, seed=0)  # type: ignore[arg-type]
     assert row["seconds"] < 5
     assert (row["set_aside"], row["lost"]) == (4, 1)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that answers every path but /good with status 500."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/good" else 500)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_load_reports_an_error_of_any_client() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}"
+        try:
+            assert load(place, "", ["/good"], seconds=0.2, rate=None)[0]
+            with pytest.raises(RuntimeError, match="answered /bad with status 500"):
+                load(place, "", ["/good", "/good", "/good", "/bad"], seconds=0.2, rate=None)
+        finally:
+            server.shutdown()
 
 
 def test_output_of_a_failed_federation_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -108,7 +109,8 @@ def load(
 ) -> tuple[list[float], float]:
     """Send GET requests to each of `paths` in turn, from `clients` connections at the same time.
 
-    Returns the duration of each request in seconds, and the wall time of all of them together in seconds.
+    Returns the duration of each request in seconds, and the wall time of all of them together in seconds. Raises the first error
+    of a connection, once all have ended: RuntimeError if an answer has another status than 200.
 
     seconds: time in which requests are started or, with `rate`, become due; each of these is completed, even if it is late.
     rate:    requests per second of all connections together. The duration of a request begins when it was due, so that the time
@@ -119,28 +121,26 @@ def load(
     start = time.perf_counter() + 0.05
 
     def send_requests(number: int) -> None:
-        connection, own, count = http.client.HTTPConnection(place, timeout=60), list[float](), 0
-        while True:
-            due = start + (count * clients + number) / rate if rate else time.perf_counter()
-            if due > start + seconds:
-                break
-            time.sleep(max(0.0, due - time.perf_counter()))
-            path = paths[(count * clients + number) % len(paths)]
-            connection.request("GET", path, headers=make_headers(token))
-            answer = connection.getresponse()
-            answer.read()
-            if answer.status != 200:
-                raise RuntimeError(f"the service answered {path} with status {answer.status}; see its log")
-            own.append(time.perf_counter() - due)
-            count += 1
-        connection.close()
+        own, count = list[float](), 0
+        with closing(http.client.HTTPConnection(place, timeout=60)) as connection:
+            while True:
+                due = start + (count * clients + number) / rate if rate else time.perf_counter()
+                if due > start + seconds:
+                    break
+                time.sleep(max(0.0, due - time.perf_counter()))
+                path = paths[(count * clients + number) % len(paths)]
+                connection.request("GET", path, headers=make_headers(token))
+                answer = connection.getresponse()
+                answer.read()
+                if answer.status != 200:
+                    raise RuntimeError(f"the service answered {path} with status {answer.status}; see its log")
+                own.append(time.perf_counter() - due)
+                count += 1
         taken.extend(own)
 
-    threads = [threading.Thread(target=send_requests, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        for done in [pool.submit(send_requests, number) for number in range(clients)]:
+            done.result()
     return taken, time.perf_counter() - start
 
 
