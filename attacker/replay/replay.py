@@ -355,7 +355,7 @@ class Replay:
             return
         count = self.workers or process_pool.choose_workers(self._estimate_seconds(tasks), len(tasks), self.device, self.threads)
         if self.ray is not None:
-            results = ray_cluster.run_tasks(self._job, tasks, self.ray, meter.record_progress)
+            results = ray_cluster.run_tasks(self._job, tasks, self.ray)
         elif count > 1:
             results = process_pool.run_tasks(self._job, tasks, count, meter.record_progress)
         else:

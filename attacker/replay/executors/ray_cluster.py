@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.replay.checkpoints import run_of
-from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES, OnProgress
+from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES
 from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, TaskRunner, write_failures
 from defenses._registry import references
 from fedsim.models.source_code import find_code_to_ship
@@ -25,18 +25,18 @@ Parcel = Mapping[str, bytes]
 """Dict from the name of a file to its content."""
 
 
-def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
+def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str) -> Iterator[tuple[int, TaskOutcome]]:
     """Run tasks on a Ray cluster, and yield each task's index in `tasks` and its outcome when it finishes.
 
     address: address of a running cluster, or `local`, which starts one on this machine and stops it at the end. If this process
     is connected to a cluster already, that one is used instead.
-    told: not used, since Ray reports no progress within a task.
+    Ray reports no progress within a task.
     After Ctrl-C, tasks are cancelled: running ones write their best results so far, the outcomes of those that end within
     `INTERRUPT_SECONDS` are yielded, and KeyboardInterrupt is raised.
     Raises RuntimeError if no cluster can be reached or started.
     """
     with join_cluster(address):
-        yield from _Cluster(replace(job, threads=job.threads or 1), tasks, told).iterate_outcomes()
+        yield from _Cluster(replace(job, threads=job.threads or 1), tasks).iterate_outcomes()
 
 
 @contextmanager
@@ -108,10 +108,10 @@ def _check_address(address: str) -> None:
 
 
 class _Cluster:
-    def __init__(self, job: ReplayJob, tasks: Sequence[Task], told: OnProgress) -> None:
+    def __init__(self, job: ReplayJob, tasks: Sequence[Task]) -> None:
         import ray
 
-        self.job, self.tasks, self.told = job, tasks, told
+        self.job, self.tasks = job, tasks
         self.recording = Recording(job.recording)
         self.fingerprint = self.recording.compute_fingerprint()
         resources = {"num_cpus": job.threads, **({"num_gpus": 1} if job.device.startswith("cuda") else {})}
