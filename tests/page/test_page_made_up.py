@@ -285,8 +285,8 @@ def test_colours_of_leakage_are_monotonic(scheme: Any, fake: Fake, opened: Openi
     page = opened(fake.address)
     shades = page.evaluate(
         """async (theme) => {
-          const { colour } = await import('/page/scale.js');
-          return Array.from({ length: 41 }, (_, i) => colour(i / 40, theme).match(/\\d+/g).map(Number));
+          const { getColour } = await import('/page/scale.js');
+          return Array.from({ length: 41 }, (_, i) => getColour(i / 40, theme).match(/\\d+/g).map(Number));
         }""",
         scheme,
     )

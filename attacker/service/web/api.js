@@ -1,6 +1,6 @@
 /* The service's JSON. Every failure becomes a `Problem` that says what is wrong in words. */
 
-const ROOT = new URL("api/v1/", document.baseURI);
+const API_ROOT = new URL("api/v1/", document.baseURI);
 
 export class Problem extends Error {
   constructor(message, { status = 0, field = null, known = null } = {}) {
@@ -14,13 +14,13 @@ export class Problem extends Error {
 let askForToken = null;
 
 /** What is called, and waited for, where the service asks for its token. */
-export function onLocked(ask) {
+export function setTokenPrompt(ask) {
   askForToken = ask;
 }
 
 /** The address of `path` below the API, with those of `query` that are set. */
-export function address(path, query = {}) {
-  const url = new URL(path.split("/").map(encodeURIComponent).join("/"), ROOT);
+export function makeUrl(path, query = {}) {
+  const url = new URL(path.split("/").map(encodeURIComponent).join("/"), API_ROOT);
   for (const [key, value] of Object.entries(query)) {
     if (value !== null && value !== undefined && value !== "") url.searchParams.set(key, value);
   }
@@ -28,27 +28,27 @@ export function address(path, query = {}) {
 }
 
 /** An address that the service gave, or null where it does not lead back to the service. */
-export function own(url) {
+export function resolveOwnUrl(url) {
   if (!url) return null;
   const full = new URL(url, document.baseURI);
-  return full.origin === ROOT.origin ? full.href : null;
+  return full.origin === API_ROOT.origin ? full.href : null;
 }
 
 export async function get(path, query, options) {
-  return ask(address(path, query), { method: "GET" }, options);
+  return ask(makeUrl(path, query), { method: "GET" }, options);
 }
 
 export async function post(path, body, options) {
   const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body ?? {}) };
-  return ask(address(path), request, options);
+  return ask(makeUrl(path), request, options);
 }
 
 export async function remove(path) {
-  return ask(address(path), { method: "DELETE" });
+  return ask(makeUrl(path), { method: "DELETE" });
 }
 
 /** All pages of a list, at most `most` items; `seen` is called with each page. */
-export async function all(path, query = {}, most = 2000, seen = () => {}) {
+export async function getAll(path, query = {}, most = 2000, seen = () => {}) {
   const items = [];
   let after = null;
   do {

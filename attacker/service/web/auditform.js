@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { h } from "./dom.js";
-import { field, submitJob } from "./fields.js";
+import { makeField, wireJobForm } from "./fields.js";
 
 const BUDGETS = [
   [60, "1 minute"],
@@ -11,7 +11,7 @@ const BUDGETS = [
   [3600, "1 hour"],
   [8 * 3600, "8 hours"],
 ];
-const USUAL = 600;
+const DEFAULT_SECONDS = 600;
 
 /** Opens the dialog for an audit of `recording`; goes to the job that comes of it. */
 export function openAuditForm(store, recording) {
@@ -22,7 +22,7 @@ export function openAuditForm(store, recording) {
     { name: "seconds" },
     BUDGETS.map(([value, words]) => h("option", { value }, words)),
   );
-  seconds.value = String(USUAL);
+  seconds.value = String(DEFAULT_SECONDS);
   const problem = h("p.wrong", { role: "alert" });
   const send = h("button.strong", { type: "submit" }, "Start");
   const form = h(
@@ -33,14 +33,22 @@ export function openAuditForm(store, recording) {
       {},
       "An audit checks what was recorded, runs the attacks that fit into the budget, each with its null, and grades what leaks.",
     ),
-    field("seconds", seconds, { label: "Budget", help: "Processor time of the attacks on one core. Checks and bounds are extra." }),
+    makeField("seconds", seconds, {
+      label: "Budget",
+      help: "Processor time of the attacks on one core. Checks and bounds are extra.",
+    }),
     problem,
     h("div.actions", {}, h("button.quiet", { type: "button", onclick: close }, "Cancel"), send),
   );
   const request = () => post(`recordings/${recording}/audit`, { seconds: Number(seconds.value) });
-  submitJob({ form, dialog, problem, send, store, request });
+  wireJobForm({ form, dialog, problem, send, store, request });
   dialog.append(
-    h("div.dialog-head", {}, h("h2", { id: "audit-title" }, "Audit"), h("button.quiet", { type: "button", onclick: close }, "Close")),
+    h(
+      "div.dialog-head",
+      {},
+      h("h2", { id: "audit-title" }, "Audit"),
+      h("button.quiet", { type: "button", onclick: close }, "Close"),
+    ),
     form,
   );
   document.body.append(dialog);

@@ -1,19 +1,19 @@
 /* A line chart: axes with units, a legend by name, and the numbers at a place by pointer or arrow keys. */
 
 import { h, svg } from "./dom.js";
-import { tooltip } from "./tooltip.js";
-import { axis, decades, extent, ticks } from "./ticks.js";
-import { number } from "./words.js";
+import { makeTooltip } from "./tooltip.js";
+import { chooseDecades, chooseTicks, computeExtent, makeAxis } from "./ticks.js";
+import { formatNumber } from "./words.js";
 
-const EDGE = { left: 52, right: 14, top: 12, bottom: 38 };
-const HEIGHT = 190;
+const MARGIN = { left: 52, right: 14, top: 12, bottom: 38 };
+const DEFAULT_HEIGHT = 190;
 
 /**
  * title: said above; height: in pixels; x: {label, whole}; y: {label, domain, format, log};
  * series: [{name, points: [[x, y]], null: boolean, ink: 1 to 6}]. Points of an axis by powers of ten must be positive.
  */
-export function chart({ title, note = "", x, y, series, height = HEIGHT }) {
-  const tip = tooltip();
+export function makeChart({ title, note = "", x, y, series, height = DEFAULT_HEIGHT }) {
+  const tip = makeTooltip();
   const frame = h("div.chart-frame", {}, tip.element);
   const element = h(
     "figure.chart",
@@ -27,39 +27,39 @@ export function chart({ title, note = "", x, y, series, height = HEIGHT }) {
   }));
   if (series.length > 1) {
     element.classList.add("several"); // then dashes tell the lines apart too
-    element.append(legend(drawn));
+    element.append(makeLegend(drawn));
   }
   let width = 0;
   new ResizeObserver(([{ contentRect }]) => {
     if (Math.abs(contentRect.width - width) < 1) return;
     width = contentRect.width;
     frame.querySelector("svg")?.remove();
-    frame.prepend(picture(Math.max(220, width), { x, y, series: drawn, height, tip, frame, title }));
+    frame.prepend(makePicture(Math.max(220, width), { x, y, series: drawn, height, tip, frame, title }));
   }).observe(frame);
   return element;
 }
 
-function legend(series) {
+function makeLegend(series) {
   return h(
     "ul.legend",
     {},
     series.map((one) =>
-      h("li", {}, svg("svg.key", { viewBox: "0 0 26 10", "aria-hidden": "true" }, line(one, "M1 5H25")), one.name),
+      h("li", {}, svg("svg.key", { viewBox: "0 0 26 10", "aria-hidden": "true" }, makeLine(one, "M1 5H25")), one.name),
     ),
   );
 }
 
-function line(one, d) {
+function makeLine(one, d) {
   return svg(`path.curve.ink-${one.null ? "null" : one.ink}`, { d });
 }
 
-function picture(width, { x, y, series, height, tip, frame, title }) {
+function makePicture(width, { x, y, series, height, tip, frame, title }) {
   const xs = [...new Set(series.flatMap((one) => one.points.map(([at]) => at)))].sort((a, b) => a - b);
   const ys = series.flatMap((one) => one.points.map(([, value]) => value));
-  const [xd, yd] = [extent(xs), y.domain ?? extent(ys, y.log)];
-  const [sx, sy] = [axis(xd, [EDGE.left, width - EDGE.right]), axis(yd, [height - EDGE.bottom, EDGE.top], y.log)];
-  const format = y.format ?? number;
-  const cross = svg("line.cross", { y1: EDGE.top, y2: height - EDGE.bottom, visibility: "hidden" });
+  const [xd, yd] = [computeExtent(xs), y.domain ?? computeExtent(ys, y.log)];
+  const [sx, sy] = [makeAxis(xd, [MARGIN.left, width - MARGIN.right]), makeAxis(yd, [height - MARGIN.bottom, MARGIN.top], y.log)];
+  const format = y.format ?? formatNumber;
+  const cross = svg("line.cross", { y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden" });
   const root = svg(
     "svg",
     {
@@ -68,51 +68,52 @@ function picture(width, { x, y, series, height, tip, frame, title }) {
       height,
       tabindex: 0,
       role: "img",
-      "aria-label": `${title}. ${summary(series, format, x)}`,
+      "aria-label": `${title}. ${summarise(series, format, x)}`,
     },
-    scales({ xd, yd, sx, sy, x, y, width, height, format }),
-    series.map((one) => curve(one, sx, sy)),
+    makeAxes({ xd, yd, sx, sy, x, y, width, height, format }),
+    series.map((one) => makeCurve(one, sx, sy)),
     cross,
   );
-  reading(root, { xs, series, sx, cross, tip, frame, format, x });
+  showValuesOnInput(root, { xs, series, sx, cross, tip, frame, format, x });
   return root;
 }
 
-function scales({ xd, yd, sx, sy, x, y, width, height, format }) {
-  const below = height - EDGE.bottom;
-  const across = (y.log ? decades(...yd) : ticks(...yd, 4)).map((value) => [
-    svg("line.rule", { x1: EDGE.left, x2: width - EDGE.right, y1: sy(value), y2: sy(value) }),
-    svg("text.tick", { x: EDGE.left - 8, y: sy(value) + 4, "text-anchor": "end" }, format(value)),
+function makeAxes({ xd, yd, sx, sy, x, y, width, height, format }) {
+  const below = height - MARGIN.bottom;
+  const across = (y.log ? chooseDecades(...yd) : chooseTicks(...yd, 4)).map((value) => [
+    svg("line.rule", { x1: MARGIN.left, x2: width - MARGIN.right, y1: sy(value), y2: sy(value) }),
+    svg("text.tick", { x: MARGIN.left - 8, y: sy(value) + 4, "text-anchor": "end" }, format(value)),
   ]);
-  const along = ticks(...xd, Math.max(2, Math.min(8, Math.floor(width / 90))), x.whole).map((value) =>
-    svg("text.tick", { x: sx(value), y: below + 17, "text-anchor": "middle" }, number(value)),
+  const along = chooseTicks(...xd, Math.max(2, Math.min(8, Math.floor(width / 90))), x.whole).map((value) =>
+    svg("text.tick", { x: sx(value), y: below + 17, "text-anchor": "middle" }, formatNumber(value)),
   );
-  const middle = (EDGE.left + width - EDGE.right) / 2;
+  const middle = (MARGIN.left + width - MARGIN.right) / 2;
   return [
     across,
     along,
     svg("text.axis", { x: middle, y: height - 4, "text-anchor": "middle" }, x.label),
-    svg("text.axis", { transform: `translate(11 ${(EDGE.top + below) / 2}) rotate(-90)`, "text-anchor": "middle" }, y.label),
+    svg("text.axis", { transform: `translate(11 ${(MARGIN.top + below) / 2}) rotate(-90)`, "text-anchor": "middle" }, y.label),
   ];
 }
 
-function curve(one, sx, sy) {
+function makeCurve(one, sx, sy) {
   const d = one.points.map(([x, y], i) => `${i ? "L" : "M"}${sx(x).toFixed(1)} ${sy(y).toFixed(1)}`).join("");
   const dots = one.points.length <= 30 ? one.points.map(([x, y]) => svg("circle", { cx: sx(x), cy: sy(y), r: 2.75 })) : [];
-  return svg(`g.series.dot-${one.null ? "null" : one.ink}`, {}, line(one, d || "M0 0"), dots);
+  return svg(`g.series.dot-${one.null ? "null" : one.ink}`, {}, makeLine(one, d || "M0 0"), dots);
 }
 
-function summary(series, format, x) {
+function summarise(series, format, x) {
   const said = series
     .filter((one) => one.points.length)
     .map(({ name, points }) => {
       const [first, last] = [points[0], points.at(-1)];
-      return `${name}: ${format(first[1])} at ${x.label} ${number(first[0])}, ${format(last[1])} at ${number(last[0])}`;
+      const start = `${format(first[1])} at ${x.label} ${formatNumber(first[0])}`;
+      return `${name}: ${start}, ${format(last[1])} at ${formatNumber(last[0])}`;
     });
   return said.length ? `${said.join("; ")}. Arrow keys read the numbers.` : "Nothing to draw.";
 }
 
-function reading(root, { xs, series, sx, cross, tip, frame, format, x }) {
+function showValuesOnInput(root, { xs, series, sx, cross, tip, frame, format, x }) {
   let at = null;
   const show = (index) => {
     if (!xs.length) return;
@@ -125,8 +126,8 @@ function reading(root, { xs, series, sx, cross, tip, frame, format, x }) {
       const point = one.points.find(([value]) => value === xs[at]);
       return point ? [`${one.name}: ${format(point[1])}`] : [];
     });
-    tip.show([`${x.label} ${number(xs[at])}`, ...lines], place, EDGE.top + 6, frame);
-    root.setAttribute("aria-label", [`${x.label} ${number(xs[at])}`, ...lines].join(", "));
+    tip.show([`${x.label} ${formatNumber(xs[at])}`, ...lines], place, MARGIN.top + 6, frame);
+    root.setAttribute("aria-label", [`${x.label} ${formatNumber(xs[at])}`, ...lines].join(", "));
   };
   const hide = () => {
     cross.setAttribute("visibility", "hidden");

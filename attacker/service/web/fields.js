@@ -1,10 +1,10 @@
 /* Labelled inputs, and the service's complaints shown at the one they are about. */
 
-import { fresh, h, put } from "./dom.js";
+import { h, makeId, put } from "./dom.js";
 
 /** A label, an input, help below it and room for what is wrong. */
-export function field(name, input, { label = name.charAt(0).toUpperCase() + name.slice(1), help = "" } = {}) {
-  const id = fresh("field");
+export function makeField(name, input, { label = name.charAt(0).toUpperCase() + name.slice(1), help = "" } = {}) {
+  const id = makeId("field");
   input.id = id;
   const described = [input.getAttribute("aria-describedby"), help && `${id}-help`, `${id}-wrong`].filter(Boolean);
   input.setAttribute("aria-describedby", described.join(" "));
@@ -19,7 +19,7 @@ export function field(name, input, { label = name.charAt(0).toUpperCase() + name
 }
 
 /** The input of one argument of an attack, by the type of its default. */
-export function argument(name, value) {
+export function makeArgumentField(name, value) {
   if (typeof value === "boolean") {
     const box = h("input", { type: "checkbox", checked: value });
     const element = h(
@@ -28,7 +28,7 @@ export function argument(name, value) {
       h("label.check", {}, box, h("code", {}, name)),
       h("small.wrong"),
     );
-    return { name, element, changed: () => box.checked !== value, value: () => box.checked };
+    return { name, element, isChanged: () => box.checked !== value, getValue: () => box.checked };
   }
   const text = value === null ? "" : String(value);
   const numeric = typeof value === "number";
@@ -39,27 +39,27 @@ export function argument(name, value) {
     spellcheck: "false",
     placeholder: value === null ? "none" : null,
   });
-  const element = field(`arguments.${name}`, input, { label: h("code", {}, name) });
-  return { name, element, changed: () => input.value.trim() !== text, value: () => parsed(input.value.trim(), value) };
+  const element = makeField(`arguments.${name}`, input, { label: h("code", {}, name) });
+  return { name, element, isChanged: () => input.value.trim() !== text, getValue: () => parseValue(input.value.trim(), value) };
 }
 
 /** A number where the default is no text; what is no number then goes as text, for the service to refuse. */
-function parsed(text, value) {
+function parseValue(text, value) {
   if (text === "" && value === null) return null;
   if (typeof value === "string") return text;
   return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
 }
 
 /** Submits the job of a dialog's form: `request` returns it, the page goes to it, and a problem is shown in the form. */
-export function submitJob({ form, dialog, problem, send, store, request }) {
+export function wireJobForm({ form, dialog, problem, send, store, request }) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    said(form);
+    clearMessages(form);
     put(problem);
     send.disabled = true;
     try {
       const job = await request();
-      store.job(job);
+      store.setJob(job);
       dialog.close();
       location.hash = `#/job/${encodeURIComponent(job.id)}`;
     } catch (wrong) {
@@ -71,7 +71,7 @@ export function submitJob({ form, dialog, problem, send, store, request }) {
 }
 
 /** Takes back what was said before. */
-function said(form) {
+function clearMessages(form) {
   for (const one of form.querySelectorAll("[aria-invalid]")) one.removeAttribute("aria-invalid");
   for (const one of form.querySelectorAll(".field .wrong")) put(one);
 }
@@ -79,7 +79,7 @@ function said(form) {
 /** Puts a problem at the field it names, opens what hides it and goes there; else below the form. */
 function showProblem(form, place, problem) {
   const words = problem.known?.length ? `${problem.message} Known: ${problem.known.slice(0, 12).join(", ")}.` : problem.message;
-  const target = problem.field ? find(form, problem.field) : null;
+  const target = problem.field ? findField(form, problem.field) : null;
   if (!target) {
     put(place, words);
     return;
@@ -91,7 +91,7 @@ function showProblem(form, place, problem) {
   input.focus();
 }
 
-function find(form, name) {
+function findField(form, name) {
   const parts = name.split(".").filter((part) => part !== "spec" && part !== "body");
   for (let length = parts.length; length > 0; length -= 1) {
     const element = form.querySelector(`[data-field="${CSS.escape(parts.slice(0, length).join("."))}"]`);

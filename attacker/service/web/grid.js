@@ -1,15 +1,15 @@
 /* Clients by rounds, coloured by leakage: a canvas as large as its frame, scrolled through, read and walked by keyboard. */
 
 import { h } from "./dom.js";
-import { cellAt, geometry, paint } from "./gridpaint.js";
-import { cellWords } from "./gridwords.js";
-import { current } from "./theme.js";
-import { tooltip } from "./tooltip.js";
+import { computeGeometry, findCell, paint } from "./gridpaint.js";
+import { describeCell } from "./gridwords.js";
+import { getTheme } from "./theme.js";
+import { makeTooltip } from "./tooltip.js";
 
-const COLOURS = ["ink", "soft", "rule", "accent", "red", "focus", "card", "mono", "sans"];
+const THEME_PROPERTIES = ["ink", "soft", "rule", "accent", "red", "focus", "card", "mono", "sans"];
 
 /** onSelect: called with the chosen cell. The element has `show(model)`, `select(client, round)`, `redraw()`, `focusFrame()`. */
-export function leakageGrid({ label, onSelect }) {
+export function makeLeakageGrid({ label, onSelect }) {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const spacer = h("div.grid-space", { role: "presentation" });
   const spoken = h("div", { role: "gridcell", id: "grid-cell" });
@@ -20,11 +20,11 @@ export function leakageGrid({ label, onSelect }) {
     spacer,
     row,
   );
-  const tip = tooltip();
+  const tip = makeTooltip();
   const element = h("div.grid", {}, canvas, frame, tip.element);
   const marks = { hover: null, focus: null, selected: null };
   let model = { clients: [], rounds: [], at: () => undefined, faded: () => false };
-  let g = geometry(0, 0, 300);
+  let g = computeGeometry(0, 0, 300);
   let cursor = { row: 0, column: 0 };
   let queued = false;
   let chosen = null;
@@ -44,12 +44,12 @@ export function leakageGrid({ label, onSelect }) {
       }
       const context = canvas.getContext("2d");
       context.setTransform(scale, 0, 0, scale, 0, 0);
-      paint(context, g, model, { x: frame.scrollLeft, y: frame.scrollTop }, size, marks, inks(element));
+      paint(context, g, model, { x: frame.scrollLeft, y: frame.scrollTop }, size, marks, readThemeColours(element));
     });
   }
 
-  function layout() {
-    g = geometry(model.clients.length, model.rounds.length, element.clientWidth);
+  function fitToWidth() {
+    g = computeGeometry(model.clients.length, model.rounds.length, element.clientWidth);
     spacer.style.width = `${g.width}px`;
     spacer.style.height = `${g.height}px`;
     const bar = g.width > element.clientWidth ? 16 : 2;
@@ -63,10 +63,10 @@ export function leakageGrid({ label, onSelect }) {
     frame.setAttribute("aria-rowcount", model.clients.length);
     frame.setAttribute("aria-colcount", model.rounds.length);
     cursor = { row: clamp(cursor.row, model.clients.length), column: clamp(cursor.column, model.rounds.length) };
-    layout();
+    fitToWidth();
     if (atEnd) frame.scrollLeft = frame.scrollWidth;
     if (chosen) select(chosen.client, chosen.round);
-    speak();
+    announceCursor();
   }
 
   function select(client, round) {
@@ -84,37 +84,37 @@ export function leakageGrid({ label, onSelect }) {
     onSelect(cell);
   }
 
-  function speak() {
+  function announceCursor() {
     const client = model.clients[cursor.row];
     const round = model.rounds[cursor.column];
     if (client === undefined || round === undefined) return;
     row.setAttribute("aria-rowindex", cursor.row + 1);
     spoken.setAttribute("aria-colindex", cursor.column + 1);
-    spoken.textContent = cellWords(model.at(cursor.row, cursor.column), client, round).join(", ");
+    spoken.textContent = describeCell(model.at(cursor.row, cursor.column), client, round).join(", ");
     frame.setAttribute("aria-activedescendant", spoken.id);
   }
 
-  function point(at) {
+  function showTooltip(at) {
     const x = g.left + (at.column + 0.5) * g.column - frame.scrollLeft;
     const y = g.top + (at.row + 1) * g.row - frame.scrollTop;
-    const lines = cellWords(model.at(at.row, at.column), model.clients[at.row], model.rounds[at.column]);
+    const lines = describeCell(model.at(at.row, at.column), model.clients[at.row], model.rounds[at.column]);
     tip.show(lines, x, y, element);
   }
 
-  function walk(event) {
-    const step = steps(event, cursor, model, Math.floor((frame.clientHeight - g.top) / g.row));
+  function moveCursor(event) {
+    const step = findTarget(event, cursor, model, Math.floor((frame.clientHeight - g.top) / g.row));
     if (!step) return;
     event.preventDefault();
     cursor = { row: clamp(step.row, model.clients.length), column: clamp(step.column, model.rounds.length) };
     marks.focus = cursor;
     marks.hover = null;
-    reveal();
-    speak();
-    point(cursor);
+    scrollToCursor();
+    announceCursor();
+    showTooltip(cursor);
     draw();
   }
 
-  function reveal() {
+  function scrollToCursor() {
     const x = cursor.column * g.column;
     const y = cursor.row * g.row;
     const [wide, high] = [frame.clientWidth - g.left, frame.clientHeight - g.top];
@@ -122,16 +122,16 @@ export function leakageGrid({ label, onSelect }) {
     frame.scrollTop = Math.min(y, Math.max(frame.scrollTop, y + g.row - high));
   }
 
-  function under(event) {
+  function findCellUnder(event) {
     const box = frame.getBoundingClientRect();
     const scroll = { x: frame.scrollLeft, y: frame.scrollTop };
-    return cellAt(g, event.clientX - box.left, event.clientY - box.top, scroll, model.clients.length, model.rounds.length);
+    return findCell(g, event.clientX - box.left, event.clientY - box.top, scroll, model.clients.length, model.rounds.length);
   }
 
   frame.addEventListener("scroll", draw, { passive: true });
   frame.addEventListener("pointermove", (event) => {
-    marks.hover = under(event);
-    if (marks.hover && model.at(marks.hover.row, marks.hover.column)) point(marks.hover);
+    marks.hover = findCellUnder(event);
+    if (marks.hover && model.at(marks.hover.row, marks.hover.column)) showTooltip(marks.hover);
     else tip.hide();
     draw();
   });
@@ -141,11 +141,11 @@ export function leakageGrid({ label, onSelect }) {
     draw();
   });
   frame.addEventListener("click", (event) => {
-    const at = under(event);
+    const at = findCellUnder(event);
     if (at) {
       cursor = at;
       choose(at);
-      speak();
+      announceCursor();
     }
   });
   frame.addEventListener("keydown", (event) => {
@@ -153,13 +153,13 @@ export function leakageGrid({ label, onSelect }) {
       event.preventDefault();
       choose(cursor);
     } else if (event.key === "Escape") tip.hide();
-    else walk(event);
+    else moveCursor(event);
   });
   frame.addEventListener("focus", () => {
     if (!frame.matches(":focus-visible")) return;
     marks.focus = cursor;
-    speak();
-    if (model.clients.length) point(cursor);
+    announceCursor();
+    if (model.clients.length) showTooltip(cursor);
     draw();
   });
   frame.addEventListener("blur", () => {
@@ -169,14 +169,14 @@ export function leakageGrid({ label, onSelect }) {
   });
   let width = 0;
   new ResizeObserver(() => {
-    if (element.clientWidth !== width) layout();
+    if (element.clientWidth !== width) fitToWidth();
     width = element.clientWidth;
   }).observe(element);
 
   return Object.assign(element, { show, select, redraw: draw, focusFrame: () => frame.focus() });
 }
 
-function steps(event, { row, column }, model, page) {
+function findTarget(event, { row, column }, model, page) {
   const far = event.ctrlKey || event.metaKey;
   switch (event.key) {
     case "ArrowLeft":
@@ -205,10 +205,10 @@ function clamp(value, count) {
 }
 
 /** The theme's colours, as a canvas takes them. */
-export function inks(element) {
+export function readThemeColours(element) {
   const style = getComputedStyle(element);
-  const found = { theme: current() };
-  for (const name of COLOURS) found[name] = resolve(style.getPropertyValue(`--${name}`), found.theme);
+  const found = { theme: getTheme() };
+  for (const name of THEME_PROPERTIES) found[name] = resolve(style.getPropertyValue(`--${name}`), found.theme);
   return found;
 }
 

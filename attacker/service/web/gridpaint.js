@@ -1,10 +1,10 @@
 /* Paints the part of the grid of clients by rounds that is on the screen. Knows geometry and colours, no events. */
 
-import { colour } from "./scale.js";
-import { short } from "./words.js";
+import { getColour } from "./scale.js";
+import { shorten } from "./words.js";
 
 /** Sizes in CSS pixels for so many clients and rounds in so much width. */
-export function geometry(clients, rounds, width) {
+export function computeGeometry(clients, rounds, width) {
   const left = width < 480 ? 84 : 118;
   const top = 26;
   const row = clients <= 12 ? 30 : clients <= 40 ? 18 : 13;
@@ -13,7 +13,7 @@ export function geometry(clients, rounds, width) {
 }
 
 /** Which cell lies at a point of the frame, or null. */
-export function cellAt(g, x, y, scroll, clients, rounds) {
+export function findCell(g, x, y, scroll, clients, rounds) {
   if (x < g.left || y < g.top) return null;
   const column = Math.floor((x - g.left + scroll.x) / g.column);
   const row = Math.floor((y - g.top + scroll.y) / g.row);
@@ -26,8 +26,8 @@ export function cellAt(g, x, y, scroll, clients, rounds) {
  */
 export function paint(context, g, model, scroll, size, marks, ink) {
   context.clearRect(0, 0, size.width, size.height);
-  const columns = seen(scroll.x, size.width - g.left, g.column, model.rounds.length);
-  const rows = seen(scroll.y, size.height - g.top, g.row, model.clients.length);
+  const columns = findVisible(scroll.x, size.width - g.left, g.column, model.rounds.length);
+  const rows = findVisible(scroll.y, size.height - g.top, g.row, model.clients.length);
   const place = (row, column) => [g.left + column * g.column - scroll.x, g.top + row * g.row - scroll.y];
   context.save();
   context.beginPath();
@@ -43,53 +43,53 @@ export function paint(context, g, model, scroll, size, marks, ink) {
     }
   }
   context.globalAlpha = 1;
-  ring(context, marks.hover, place, g, ink.soft, 1);
-  ring(context, marks.selected, place, g, ink.ink, 2, ink.card);
-  ring(context, marks.focus, place, g, ink.focus, 3, ink.card);
+  paintRing(context, marks.hover, place, g, ink.soft, 1);
+  paintRing(context, marks.selected, place, g, ink.ink, 2, ink.card);
+  paintRing(context, marks.focus, place, g, ink.focus, 3, ink.card);
   context.restore();
-  labels(context, g, model, scroll, columns, rows, marks, ink);
+  paintLabels(context, g, model, scroll, columns, rows, marks, ink);
 }
 
-function seen(offset, room, step, count) {
+function findVisible(offset, room, step, count) {
   return { from: Math.max(0, Math.floor(offset / step)), to: Math.min(count, Math.ceil((offset + room) / step)) };
 }
 
 /** One cell, also used by the legend: filled by what leaked, a sign where nothing is known. */
 export function paintCell(context, cell, x, y, w, h, ink) {
   if (typeof cell.leak === "number") {
-    context.fillStyle = colour(cell.leak, ink.theme);
+    context.fillStyle = getColour(cell.leak, ink.theme);
     context.fillRect(x, y, w, h);
-    unfinished(context, cell.state, x, y, w, h, ink);
+    paintUnfinished(context, cell.state, x, y, w, h, ink);
     return;
   }
   context.strokeStyle = ink.rule;
   context.lineWidth = 1;
   context.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
-  if (cell.state === "failed") cross(context, x, y, w, h, ink.red);
-  else if (unfinished(context, cell.state, x, y, w, h, ink)) return;
+  if (cell.state === "failed") paintCross(context, x, y, w, h, ink.red);
+  else if (paintUnfinished(context, cell.state, x, y, w, h, ink)) return;
   else if (cell.state === "done") {
     context.fillStyle = ink.rule;
     context.fillRect(x, y, w, h);
-  } else if (cell.status !== "complete" && cell.status !== "masked") dash(context, x, y, w, h, ink.soft);
+  } else if (cell.status !== "complete" && cell.status !== "masked") paintDash(context, x, y, w, h, ink.soft);
 }
 
 /** The sign of a case that is still to come to its end; false where it has. */
-function unfinished(context, state, x, y, w, h, ink) {
-  if (state === "running" || state === "waiting") dot(context, x, y, w, h, ink, state === "running");
-  else if (state === "interrupted") pause(context, x, y, w, h, ink.accent);
+function paintUnfinished(context, state, x, y, w, h, ink) {
+  if (state === "running" || state === "waiting") paintDot(context, x, y, w, h, ink, state === "running");
+  else if (state === "interrupted") paintPause(context, x, y, w, h, ink.accent);
   else return false;
   return true;
 }
 
 /** Two bars. */
-function pause(context, x, y, w, h, colour) {
+function paintPause(context, x, y, w, h, colour) {
   const r = Math.max(2, Math.min(w, h) / 4);
   context.fillStyle = colour;
   context.fillRect(x + w / 2 - r, y + h / 2 - r, r * 0.7, 2 * r);
   context.fillRect(x + w / 2 + r * 0.3, y + h / 2 - r, r * 0.7, 2 * r);
 }
 
-function dot(context, x, y, w, h, ink, filled) {
+function paintDot(context, x, y, w, h, ink, filled) {
   context.beginPath();
   context.arc(x + w / 2, y + h / 2, Math.max(2, Math.min(w, h) / 4.5), 0, 7);
   context.fillStyle = ink.accent;
@@ -99,7 +99,7 @@ function dot(context, x, y, w, h, ink, filled) {
   else context.stroke();
 }
 
-function cross(context, x, y, w, h, colour) {
+function paintCross(context, x, y, w, h, colour) {
   const r = Math.min(w, h) / 4;
   context.strokeStyle = colour;
   context.lineWidth = 1.5;
@@ -111,13 +111,13 @@ function cross(context, x, y, w, h, colour) {
   context.stroke();
 }
 
-function dash(context, x, y, w, h, colour) {
+function paintDash(context, x, y, w, h, colour) {
   context.fillStyle = colour;
   context.fillRect(x + w / 2 - Math.min(4, w / 4), y + h / 2 - 0.5, Math.min(8, w / 2), 1);
 }
 
 /** A frame, and one of the paper's colour within it: it shows on every colour of a cell. */
-function ring(context, mark, place, g, colour, width, within) {
+function paintRing(context, mark, place, g, colour, width, within) {
   if (!mark) return;
   const [x, y] = place(mark.row, mark.column);
   context.strokeStyle = colour;
@@ -129,7 +129,7 @@ function ring(context, mark, place, g, colour, width, within) {
   context.strokeRect(x + 1 + width / 2, y + 1 + width / 2, g.column - 2 - width, g.row - 2 - width);
 }
 
-function labels(context, g, model, scroll, columns, rows, marks, ink) {
+function paintLabels(context, g, model, scroll, columns, rows, marks, ink) {
   const at = marks.hover ?? marks.focus ?? marks.selected;
   context.textBaseline = "middle";
   context.font = `11.5px ${ink.mono}`;
@@ -141,7 +141,7 @@ function labels(context, g, model, scroll, columns, rows, marks, ink) {
   const most = Math.floor((g.left - 10) / 7);
   for (let row = rows.from; row < rows.to; row += 1) {
     context.fillStyle = at?.row === row ? ink.ink : ink.soft;
-    context.fillText(short(model.clients[row], most), 0, g.top + (row + 0.5) * g.row - scroll.y + 0.5);
+    context.fillText(shorten(model.clients[row], most), 0, g.top + (row + 0.5) * g.row - scroll.y + 0.5);
   }
   context.restore();
   context.textAlign = "center";

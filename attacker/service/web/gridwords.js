@@ -1,8 +1,8 @@
 /* What a cell of the grid says on hover, on focus and to a screen reader. */
 
-import { counted, decibel, known, number, percent } from "./words.js";
+import { formatCount, formatDecibels, formatNumber, formatPercent, isKnown } from "./words.js";
 
-const STATE = {
+const STATE_TEXTS = {
   none: "not attacked",
   waiting: "attack waiting",
   running: "attack running",
@@ -12,21 +12,24 @@ const STATE = {
 };
 
 /** The name of a cell's state. */
-export function stateOf(cell) {
+export function describeState(cell) {
   if (cell.status === "masked" && cell.state === "none") return "masked";
-  return cell.status !== "complete" && cell.state === "none"
-    ? `no update: ${cell.status}`
-    : STATE[cell.state];
+  return cell.status !== "complete" && cell.state === "none" ? `no update: ${cell.status}` : STATE_TEXTS[cell.state];
 }
 
 /** Lines: who and when, then the numbers there are. */
-export function cellWords(cell, client, round) {
+export function describeCell(cell, client, round) {
   const lines = [`round ${round}, ${client}`];
   if (!cell) return [...lines, "did not take part"];
-  if (known(cell.success)) lines.push(`recovered ${percent(cell.success)}${known(cell.null_success) ? `, its null ${percent(cell.null_success)}` : ""}`);
-  if (known(cell.psnr)) lines.push(`${decibel(cell.psnr)}${known(cell.null_psnr) ? `, its null ${decibel(cell.null_psnr)}` : ""}`);
-  if (known(cell.confidence)) lines.push(`confidence ${number(cell.confidence)}`);
+  if (isKnown(cell.success))
+    lines.push(`recovered ${formatPercent(cell.success)}${describeNull(cell.null_success, formatPercent)}`);
+  if (isKnown(cell.psnr)) lines.push(`${formatDecibels(cell.psnr)}${describeNull(cell.null_psnr, formatDecibels)}`);
+  if (isKnown(cell.confidence)) lines.push(`confidence ${formatNumber(cell.confidence)}`);
   const cases = cell.cases?.length ?? 0;
-  lines.push(`${stateOf(cell)}${cases > 1 ? `, ${counted(cases, "case")}` : ""}`);
+  lines.push(`${describeState(cell)}${cases > 1 ? `, ${formatCount(cases, "case")}` : ""}`);
   return lines;
+}
+
+function describeNull(value, format) {
+  return isKnown(value) ? `, its null ${format(value)}` : "";
 }

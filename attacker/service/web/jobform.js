@@ -2,13 +2,13 @@
 
 import { get, post } from "./api.js";
 import { h, put } from "./dom.js";
-import { argument, field, submitJob } from "./fields.js";
-import { attackName } from "./words.js";
+import { makeArgumentField, makeField, wireJobForm } from "./fields.js";
+import { formatAttackName } from "./words.js";
 
-const NUMBERS = { seed: [0, "Random seed of the attack."], priority: [0, "From -10 to 10; higher goes first."] };
+const NUMBER_FIELDS = { seed: [0, "Random seed of the attack."], priority: [0, "From -10 to 10; higher goes first."] };
 
 /** Opens the dialog, filled with `preset` {recording, attack, rounds, clients}; goes to the job that comes of it. */
-export async function openForm(store, preset = {}) {
+export async function openAttackForm(store, preset = {}) {
   const dialog = h("dialog", { "aria-labelledby": "form-title" });
   const close = () => dialog.close();
   const head = h(
@@ -25,29 +25,29 @@ export async function openForm(store, preset = {}) {
   try {
     const attacks = await get("attacks");
     if (!store.loaded) await store.refresh();
-    put(body, build(store, listed(attacks), preset, dialog));
+    put(body, buildForm(store, listItems(attacks), preset, dialog));
     body.querySelector("select, input")?.focus();
   } catch (problem) {
     put(body, h("p.state.failure", { role: "alert" }, problem.message));
   }
 }
 
-function listed(answer) {
+function listItems(answer) {
   return Array.isArray(answer) ? answer : answer.items;
 }
 
-function build(store, attacks, preset, dialog) {
+function buildForm(store, attacks, preset, dialog) {
   const runs = [...store.recordings.values()].sort((a, b) => a.id.localeCompare(b.id));
   if (!runs.length)
     return h("p.state", {}, "There is no run to attack yet. Record one below the service's folder; it shows up by itself.");
-  const run = select(
+  const run = makeSelect(
     "recording",
     runs.map((one) => [one.id, one.name === one.id ? one.name : `${one.name} (${one.id})`]),
     preset.recording,
   );
-  const attack = select(
+  const attack = makeSelect(
     "attack",
-    attacks.map((one) => [one.name, attackName(one.name)]),
+    attacks.map((one) => [one.name, formatAttackName(one.name)]),
     preset.attack,
   );
   const about = h("p.soft", { id: "about-attack", "aria-live": "polite" });
@@ -62,37 +62,37 @@ function build(store, attacks, preset, dialog) {
     placeholder: "all",
   });
   const isNull = h("input", { type: "checkbox", name: "null", checked: true });
-  const numbers = Object.entries(NUMBERS).map(([name, [value, help]]) =>
-    field(name, h("input", { name, value, inputmode: "numeric" }), { help }),
+  const numbers = Object.entries(NUMBER_FIELDS).map(([name, [value, help]]) =>
+    makeField(name, h("input", { name, value, inputmode: "numeric" }), { help }),
   );
   const problem = h("p.wrong", { role: "alert" });
   const send = h("button.strong", { type: "submit" }, "Start");
   let knobsOf = [];
 
-  const about_ = () => {
+  const showAttack = () => {
     const chosen = attacks.find((one) => one.name === attack.value);
     put(
       about,
       chosen?.summary,
       chosen?.needs?.length ? h("span.needs", {}, ` Needs: ${chosen.needs.join(", ").replaceAll("_", " ")}.`) : null,
     );
-    knobsOf = Object.entries(chosen?.arguments ?? {}).map(([name, value]) => argument(name, value));
+    knobsOf = Object.entries(chosen?.arguments ?? {}).map(([name, value]) => makeArgumentField(name, value));
     put(knobs, knobsOf.length ? knobsOf.map((knob) => knob.element) : h("p.soft", {}, "It takes none."));
   };
-  attack.addEventListener("change", about_);
-  about_();
+  attack.addEventListener("change", showAttack);
+  showAttack();
 
   const form = h(
     "form",
     { novalidate: true },
-    field("recording", run, { label: "Run" }),
-    field("attack", attack, { label: "Attack" }),
+    makeField("recording", run, { label: "Run" }),
+    makeField("attack", attack, { label: "Attack" }),
     about,
     h(
       "div.two",
       {},
-      field("rounds", rounds, { help: "all, 1-20 or 1-3,7" }),
-      field("clients", clients, { help: "Names, separated by commas; leave empty for all." }),
+      makeField("rounds", rounds, { help: "all, 1-20 or 1-3,7" }),
+      makeField("clients", clients, { help: "Names, separated by commas; leave empty for all." }),
     ),
     h("details", {}, h("summary", {}, "Arguments of the attack"), knobs),
     h("details", {}, h("summary", {}, "Seed and place in the queue"), h("div.two", {}, numbers)),
@@ -100,12 +100,13 @@ function build(store, attacks, preset, dialog) {
     problem,
     h("div.actions", {}, h("button.quiet", { type: "button", onclick: () => dialog.close() }, "Cancel"), send),
   );
-  const request = () => post("jobs", { ...values({ run, attack, rounds, clients, isNull, form }), arguments: given(knobsOf) });
-  submitJob({ form, dialog, problem, send, store, request });
+  const request = () =>
+    post("jobs", { ...readValues({ run, attack, rounds, clients, isNull, form }), arguments: readArguments(knobsOf) });
+  wireJobForm({ form, dialog, problem, send, store, request });
   return form;
 }
 
-function select(name, options, chosen) {
+function makeSelect(name, options, chosen) {
   const element = h(
     "select",
     { name },
@@ -115,9 +116,9 @@ function select(name, options, chosen) {
   return element;
 }
 
-function values({ run, attack, rounds, clients, isNull, form }) {
+function readValues({ run, attack, rounds, clients, isNull, form }) {
   const names = clients.value.split(",").map((name) => name.trim());
-  const whole = (name) => {
+  const parseWhole = (name) => {
     const text = form.elements[name].value.trim();
     return /^-?\d+$/.test(text) ? Number(text) : text;
   };
@@ -127,12 +128,12 @@ function values({ run, attack, rounds, clients, isNull, form }) {
     rounds: rounds.value.trim() || "all",
     clients: names.filter(Boolean),
     null: isNull.checked,
-    seed: whole("seed"),
-    priority: whole("priority"),
+    seed: parseWhole("seed"),
+    priority: parseWhole("priority"),
   };
 }
 
 /** Of the attack's arguments those that were changed: defaults stay the attack's own. */
-function given(knobs) {
-  return Object.fromEntries(knobs.filter((knob) => knob.changed()).map((knob) => [knob.name, knob.value()]));
+function readArguments(knobs) {
+  return Object.fromEntries(knobs.filter((knob) => knob.isChanged()).map((knob) => [knob.name, knob.getValue()]));
 }

@@ -2,8 +2,8 @@
 
 import { h } from "./dom.js";
 import { paintCell } from "./gridpaint.js";
-import { colour } from "./scale.js";
-import { current } from "./theme.js";
+import { getColour } from "./scale.js";
+import { getTheme } from "./theme.js";
 
 const SIGNS = [
   ["waiting", { state: "waiting", status: "complete" }],
@@ -15,7 +15,7 @@ const SIGNS = [
 ];
 
 /** Has `redraw(inks, words)`: the theme's colours, and what the share is one of. */
-export function gridLegend() {
+export function makeGridLegend() {
   const bar = h("canvas.scale", { width: 132, height: 12, "aria-hidden": "true" });
   const name = h("span");
   const signs = SIGNS.map(([words, cell]) => ({
@@ -34,7 +34,7 @@ export function gridLegend() {
     name.textContent = words;
     const context = bar.getContext("2d");
     for (let i = 0; i < bar.width; i += 1) {
-      context.fillStyle = colour(i / (bar.width - 1), current());
+      context.fillStyle = getColour(i / (bar.width - 1), getTheme());
       context.fillRect(i, 0, 1, bar.height);
     }
     for (const { cell, canvas } of signs) {

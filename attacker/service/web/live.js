@@ -1,7 +1,7 @@
 /* Server-sent events, opened again after any break. A hidden tab holds no connection: browsers allow six per host. */
 
-const SHORTEST = 500;
-const LONGEST = 8000;
+const MIN_WAIT_MS = 500;
+const MAX_WAIT_MS = 8000;
 
 /**
  * Listens at `url` until the returned function is called.
@@ -12,7 +12,7 @@ const LONGEST = 8000;
 export function listen(url, handlers, { opened = () => {}, status = () => {}, refused = async () => {} } = {}) {
   let source = null;
   let timer = null;
-  let wait = SHORTEST;
+  let wait = MIN_WAIT_MS;
   let ended = false;
 
   function open() {
@@ -20,17 +20,17 @@ export function listen(url, handlers, { opened = () => {}, status = () => {}, re
     if (ended || source || document.hidden) return;
     source = new EventSource(url, { withCredentials: false });
     source.onopen = () => {
-      wait = SHORTEST;
+      wait = MIN_WAIT_MS;
       status("live");
       opened();
     };
-    source.onerror = again;
+    source.onerror = reconnect;
     for (const [name, handler] of Object.entries(handlers)) {
       source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
     }
   }
 
-  async function again() {
+  async function reconnect() {
     close();
     if (ended) return;
     status("waiting");
@@ -38,7 +38,7 @@ export function listen(url, handlers, { opened = () => {}, status = () => {}, re
     if (ended || source) return;
     clearTimeout(timer);
     timer = setTimeout(open, wait);
-    wait = Math.min(2 * wait, LONGEST);
+    wait = Math.min(2 * wait, MAX_WAIT_MS);
   }
 
   function close() {
@@ -47,7 +47,7 @@ export function listen(url, handlers, { opened = () => {}, status = () => {}, re
     source = null;
   }
 
-  function watch() {
+  function followVisibility() {
     if (document.hidden) {
       close();
       status("resting");
@@ -57,13 +57,13 @@ export function listen(url, handlers, { opened = () => {}, status = () => {}, re
     }
   }
 
-  document.addEventListener("visibilitychange", watch);
-  window.addEventListener("online", watch);
-  watch();
+  document.addEventListener("visibilitychange", followVisibility);
+  window.addEventListener("online", followVisibility);
+  followVisibility();
   return () => {
     ended = true;
-    document.removeEventListener("visibilitychange", watch);
-    window.removeEventListener("online", watch);
+    document.removeEventListener("visibilitychange", followVisibility);
+    window.removeEventListener("online", followVisibility);
     close();
   };
 }

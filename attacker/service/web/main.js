@@ -1,47 +1,47 @@
 /* Starts the page: live data, the views by address, the token where the service asks for one. */
 
-import { address, get, onLocked } from "./api.js";
+import { get, makeUrl, setTokenPrompt } from "./api.js";
 import { announce, h, put } from "./dom.js";
 import { openAuditForm } from "./auditform.js";
-import { openForm } from "./jobform.js";
+import { openAttackForm } from "./jobform.js";
 import { listen } from "./live.js";
-import { parse } from "./route.js";
+import { parseHash } from "./route.js";
 import { Store } from "./store.js";
 import * as theme from "./theme.js";
-import { askToken, logOut, useLink } from "./token.js";
-import { caseView } from "./views/case.js";
-import { jobView } from "./views/job.js";
-import { jobsView } from "./views/jobs.js";
-import { runView } from "./views/run.js";
-import { runsView } from "./views/runs.js";
-import { jobName } from "./words.js";
+import { askToken, logOut, openSessionFromLink } from "./token.js";
+import { makeCaseView } from "./views/case.js";
+import { makeJobView } from "./views/job.js";
+import { makeJobsView } from "./views/jobs.js";
+import { makeRunView } from "./views/run.js";
+import { makeRunsView } from "./views/runs.js";
+import { formatJobName } from "./words.js";
 
 const main = document.getElementById("main");
 const store = new Store();
 const app = {
   store,
-  openForm: (preset) => openForm(store, preset),
+  openAttackForm: (preset) => openAttackForm(store, preset),
   openAuditForm: (recording) => openAuditForm(store, recording),
 };
 let shown = null;
 
-function choose(path) {
+function makeView(path) {
   const [first, id, second, source, name] = path;
-  if (first === undefined) return runsView(app);
-  if (first === "run" && id && second === "case" && source && name) return caseView(app, id, source, name);
-  if (first === "run" && id && second === undefined) return runView(app, id);
-  if (first === "jobs" && id === undefined) return jobsView(app);
-  if (first === "job" && id) return jobView(app, id);
-  return lost();
+  if (first === undefined) return makeRunsView(app);
+  if (first === "run" && id && second === "case" && source && name) return makeCaseView(app, id, source, name);
+  if (first === "run" && id && second === undefined) return makeRunView(app, id);
+  if (first === "jobs" && id === undefined) return makeJobsView(app);
+  if (first === "job" && id) return makeJobView(app, id);
+  return makeLostView();
 }
 
-function lost() {
+function makeLostView() {
   const element = h("p.state", {}, "There is nothing at this address. ", h("a", { href: "#/" }, "All runs"));
   return { element, title: "Nothing here", place: "" };
 }
 
 function render() {
-  const { path, query } = parse(location.hash);
+  const { path, query } = parseHash(location.hash);
   const key = path.join("/");
   if (shown?.key === key) {
     shown.view.refine?.(query);
@@ -49,7 +49,7 @@ function render() {
   }
   const first = shown === null;
   shown?.view.stop?.();
-  const view = choose(path);
+  const view = makeView(path);
   shown = { key, view };
   view.refine?.(query);
   put(main, view.element);
@@ -64,14 +64,14 @@ function render() {
   announce(view.title);
 }
 
-function showBusy() {
+function showJobCount() {
   const busy = [...store.jobs.values()].filter((job) => job.state === "running" || job.state === "queued").length;
   const count = document.getElementById("busy");
   count.hidden = busy === 0;
   put(count, String(busy), h("span.unseen", {}, " waiting or running"));
 }
 
-function showLink(state) {
+function showConnection(state) {
   const words = { live: "live", waiting: "not connected, trying again", resting: "paused while hidden" };
   const link = document.getElementById("link");
   link.dataset.state = state;
@@ -83,23 +83,23 @@ function showLink(state) {
       "The service does not answer. What you see is from before; it goes on by itself when the service is back.";
 }
 
-function news({ recording, job, before }) {
+function announceChange({ recording, job, before }) {
   if (recording && before && recording.last_round > before.last_round)
     announce(`${recording.name}: round ${recording.last_round} arrived`);
   if (recording && !before) announce(`A new run: ${recording.name}`);
   if (job && before && before.state !== job.state)
-    announce(`${jobName(job.spec)} on ${job.spec.recording}: ${job.state.replace("_", " ")}`);
+    announce(`${formatJobName(job.spec)} on ${job.spec.recording}: ${job.state.replace("_", " ")}`);
 }
 
-onLocked(askToken);
+setTokenPrompt(askToken);
 theme.wire(document.getElementById("theme"));
-document.getElementById("new-job").addEventListener("click", () => app.openForm(shown?.view.preset?.() ?? {}));
+document.getElementById("new-job").addEventListener("click", () => app.openAttackForm(shown?.view.getPreset?.() ?? {}));
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
 window.addEventListener("hashchange", async () => {
-  await useLink();
+  await openSessionFromLink();
   render();
 });
 const leave = document.getElementById("leave");
@@ -108,28 +108,28 @@ get("health").then(
   ({ token }) => (leave.hidden = !token),
   () => {},
 );
-await useLink();
-store.on(showBusy);
-store.on(news);
+await openSessionFromLink();
+store.subscribe(showJobCount);
+store.subscribe(announceChange);
 render();
-showLink("waiting");
+showConnection("waiting");
 listen(
-  address("events"),
+  makeUrl("events"),
   {
-    recording: (one) => store.recording(one),
-    job: (one) => store.job(one),
-    removed: ({ id }) => store.removed(id),
+    recording: (one) => store.setRecording(one),
+    job: (one) => store.setJob(one),
+    removed: ({ id }) => store.removeRecording(id),
   },
   {
     opened: () => store.refresh(),
-    status: showLink,
+    status: showConnection,
     refused: () =>
       get("recordings", { limit: 1 }).then(
         () => {},
         (problem) => {
           if (!store.loaded) {
             store.problem = problem;
-            store.tell({ all: true });
+            store.notify({ all: true });
           }
         },
       ),

@@ -1,29 +1,29 @@
 /* Original beside reconstruction, image or table row, with what is said of them. */
 
-import { own } from "./api.js";
+import { resolveOwnUrl } from "./api.js";
 import { h } from "./dom.js";
-import { decibel, known, number } from "./words.js";
+import { formatDecibels, formatNumber, isKnown } from "./words.js";
 
 /** One example of a case, with what the null made of it where there is one. whose: words on where it comes from. */
-export function pair(example, { whose = null } = {}) {
+export function makePair(example, { whose = null } = {}) {
   const beside = example.null ?? null;
   return h(
     beside ? "figure.pair.with-null" : "figure.pair",
     {},
-    example.values ? cells(example, beside) : images(example, beside),
-    h("figcaption", {}, label(example), mark(example), beside ? guess(example, beside) : null, whose),
+    example.values ? makeTable(example, beside) : makeImages(example, beside),
+    h("figcaption", {}, makeLabelLine(example), makeScoreLine(example), beside ? makeNullLine(example, beside) : null, whose),
   );
 }
 
-function images(example, beside) {
+function makeImages(example, beside) {
   const shown = [
     [
       "private original",
-      own(example.original),
+      resolveOwnUrl(example.original),
       `Private original${example.label_true === null || example.label_true === undefined ? "" : `: ${example.label_true}`}`,
     ],
-    ["what the server got", own(example.image), `Reconstruction: ${example.label ?? "no label"}`],
-    ["the null", own(beside?.image), "The null: the same attack without the update"],
+    ["what the server got", resolveOwnUrl(example.image), `Reconstruction: ${example.label ?? "no label"}`],
+    ["the null", resolveOwnUrl(beside?.image), "The null: the same attack without the update"],
   ];
   const there = shown.filter(([, source], i) => source || i === 1);
   return h(
@@ -42,7 +42,7 @@ function images(example, beside) {
   );
 }
 
-function cells(example, beside) {
+function makeTable(example, beside) {
   const truth = example.values.some((value) => value.original !== null);
   const nothing = beside?.values ?? null;
   const titles = ["column", ...(truth ? ["private original"] : []), "what the server got", ...(nothing ? ["the null"] : [])];
@@ -75,7 +75,7 @@ function cells(example, beside) {
   );
 }
 
-function label(example) {
+function makeLabelLine(example) {
   const got = example.label ?? null;
   const truth = example.label_true ?? null;
   if (got === null && truth === null) return null;
@@ -86,22 +86,22 @@ function label(example) {
 }
 
 /** "null: dog ✗, 8.3 dB": what the attack guesses without the update. */
-function guess(example, { label: got, psnr, success }) {
-  const right = known(example.label_true) || example.label_true ? String(example.label_true) === String(got) : null;
+function makeNullLine(example, { label: got, psnr, success }) {
+  const right = isKnown(example.label_true) || example.label_true ? String(example.label_true) === String(got) : null;
   const name = got === null || got === undefined ? "no label" : `label ${got}${right === null ? "" : right ? " ✓" : " ✗"}`;
-  const near = known(psnr) ? decibel(psnr) : success === true ? "recovered" : success === false ? "not recovered" : null;
+  const near = isKnown(psnr) ? formatDecibels(psnr) : success === true ? "recovered" : success === false ? "not recovered" : null;
   return h("span.line.soft", {}, `null: ${[name, near].filter(Boolean).join(", ")}`);
 }
 
 /** Of an answer that nothing was compared with. */
-function undecided(example) {
-  return (example.image || example.values) && !known(example.psnr) ? "confidence undecided" : null;
+function describeMissingConfidence(example) {
+  return (example.image || example.values) && !isKnown(example.psnr) ? "confidence undecided" : null;
 }
 
-function mark(example) {
+function makeScoreLine(example) {
   const numbers = [
-    known(example.psnr) ? decibel(example.psnr) : null,
-    known(example.confidence) ? `confidence ${number(example.confidence)}` : undecided(example),
+    isKnown(example.psnr) ? formatDecibels(example.psnr) : null,
+    isKnown(example.confidence) ? `confidence ${formatNumber(example.confidence)}` : describeMissingConfidence(example),
   ];
   const tail = numbers.filter(Boolean).join(", ");
   if (example.failure) return h("span.line", {}, `– ${example.failure}`);

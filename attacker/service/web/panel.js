@@ -3,7 +3,7 @@
 import { h, put } from "./dom.js";
 
 /** Grey bars where words will stand, and "Loading." for those who do not see them. */
-export function skeleton(lines = 3) {
+export function makeSkeleton(lines = 3) {
   const bars = Array.from({ length: lines }, () => h("span.bar"));
   return [h("span.unseen", {}, "Loading."), h("span.skeleton", { "aria-hidden": "true" }, bars)];
 }
@@ -13,9 +13,9 @@ export function skeleton(lines = 3) {
  * Returns the element with `refresh()`, `redraw()` and `stop()`. What is the same as before is not drawn again; of several
  * readings the last counts.
  */
-export function panel({ load, draw, empty = () => null, className = "panel" }) {
+export function makePanel({ load, draw, explainEmpty = () => null, className = "panel" }) {
   const body = h("div.panel-body");
-  const said = h("div.state", { role: "status" }, skeleton());
+  const said = h("div.state", { role: "status" }, makeSkeleton());
   const element = h(`section.${className}`, {}, said, body);
   let shown = null;
   let asked = 0;
@@ -34,19 +34,19 @@ export function panel({ load, draw, empty = () => null, className = "panel" }) {
       shown = text;
       show(next);
     } catch (problem) {
-      if (turn === asked) fail(problem);
+      if (turn === asked) showProblem(problem);
     }
   }
 
   function show(next) {
-    const nothing = empty(next);
+    const nothing = explainEmpty(next);
     const before = data;
     data = next;
     if (nothing) put(body, h("p.state", {}, nothing));
     else draw(body, next, before);
   }
 
-  function fail(problem) {
+  function showProblem(problem) {
     said.hidden = false;
     said.classList.add("failure");
     element.classList.add("old");
@@ -55,7 +55,7 @@ export function panel({ load, draw, empty = () => null, className = "panel" }) {
 
   function retry() {
     said.classList.remove("failure");
-    put(said, skeleton());
+    put(said, makeSkeleton());
     refresh();
   }
 

@@ -1,13 +1,13 @@
 /* The address: #/run/ID?attack=...&cell=... names what is on the screen, so that it can be kept and sent. */
 
 /** {path: ["run", "photos"], query: {attack: "cpl-1"}} of a hash. */
-export function parse(hash) {
+export function parseHash(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
-  return { path: path.split("/").filter(Boolean).map(decode), query: Object.fromEntries(new URLSearchParams(query)) };
+  return { path: path.split("/").filter(Boolean).map(decodePart), query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 /** The hash of a path and a query; what is empty is left out. */
-export function link(path, query = {}) {
+export function makeLink(path, query = {}) {
   const set = new URLSearchParams();
   for (const [key, value] of Object.entries(query))
     if (value !== null && value !== undefined && value !== "") set.set(key, value);
@@ -16,12 +16,12 @@ export function link(path, query = {}) {
 }
 
 /** Changes the query of the current address in place: the back button leads out of the view, not through its filters. */
-export function refine(changes) {
-  const { path, query } = parse(location.hash);
-  history.replaceState(null, "", link(path, { ...query, ...changes }));
+export function changeQuery(changes) {
+  const { path, query } = parseHash(location.hash);
+  history.replaceState(null, "", makeLink(path, { ...query, ...changes }));
 }
 
-function decode(part) {
+function decodePart(part) {
   try {
     return decodeURIComponent(part);
   } catch {

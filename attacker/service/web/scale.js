@@ -1,6 +1,6 @@
 /* Colours of leakage: lightness alone carries the order (OKLCH, evenly spaced), so that it survives any colour blindness. */
 
-const STOPS = {
+const COLOUR_STOPS = {
   light: [
     [0.94, 0.025, 75],
     [0.66, 0.15, 50],
@@ -12,37 +12,37 @@ const STOPS = {
     [0.93, 0.09, 88],
   ],
 };
-const STEPS = 64;
-const tables = { light: table(STOPS.light), dark: table(STOPS.dark) };
+const NUM_COLOURS = 64;
+const colours = { light: makeTable(COLOUR_STOPS.light), dark: makeTable(COLOUR_STOPS.dark) };
 
 /** The colour of a share from 0 to 1, as "rgb(r, g, b)". */
-export function colour(share, theme) {
-  const at = Math.round(Math.min(1, Math.max(0, share)) * (STEPS - 1));
-  return tables[theme][at];
+export function getColour(share, theme) {
+  const at = Math.round(Math.min(1, Math.max(0, share)) * (NUM_COLOURS - 1));
+  return colours[theme][at];
 }
 
 /** Series of a chart, told apart by lightness too and by their dashes. */
-export const SERIES = 6;
+export const NUM_LINE_STYLES = 6;
 
-function table(stops) {
-  return Array.from({ length: STEPS }, (_, i) => {
-    const place = (i / (STEPS - 1)) * (stops.length - 1);
+function makeTable(stops) {
+  return Array.from({ length: NUM_COLOURS }, (_, i) => {
+    const place = (i / (NUM_COLOURS - 1)) * (stops.length - 1);
     const low = Math.min(Math.floor(place), stops.length - 2);
     const part = place - low;
     const [l, c, hue] = stops[low].map((value, k) => value + part * (stops[low + 1][k] - value));
-    return rgb(l, c * Math.cos((hue * Math.PI) / 180), c * Math.sin((hue * Math.PI) / 180));
+    return convertToRgb(l, c * Math.cos((hue * Math.PI) / 180), c * Math.sin((hue * Math.PI) / 180));
   });
 }
 
 /** OKLab to sRGB (Ottosson 2020), clipped to the gamut. */
-function rgb(l, a, b) {
+function convertToRgb(l, a, b) {
   const long = (l + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const medium = (l - 0.1055613458 * a - 0.0638541728 * b) ** 3;
-  const brief = (l - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  const short = (l - 0.0894841775 * a - 1.291485548 * b) ** 3;
   const linear = [
-    4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * brief,
-    -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * brief,
-    -0.0041960863 * long - 0.7034186147 * medium + 1.707614701 * brief,
+    4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+    -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+    -0.0041960863 * long - 0.7034186147 * medium + 1.707614701 * short,
   ];
   const bytes = linear.map((v) => {
     const clipped = Math.min(1, Math.max(0, v));

@@ -1,9 +1,9 @@
 /* What the page knows of runs and jobs: read once, kept up to date by the service's events. */
 
-import { all } from "./api.js";
+import { getAll } from "./api.js";
 
 /** Of two states of a job, the one that came later. */
-export function newer(one, other) {
+export function chooseNewer(one, other) {
   return one && one.version > other.version ? one : other;
 }
 
@@ -20,7 +20,7 @@ export class Store {
   }
 
   /** Calls `listener(change)` after every change {recording | job | removed | all}; returns what ends that. */
-  on(listener) {
+  subscribe(listener) {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
   }
@@ -31,55 +31,55 @@ export class Store {
     this.meanwhile = meanwhile;
     try {
       const [recordings, jobs] = await Promise.all([
-        all("recordings", {}, 2000, (page) => {
+        getAll("recordings", {}, 2000, (page) => {
           this.trouble = page.trouble ?? [];
           this.root = page.root ?? this.root;
         }),
-        all("jobs", {}, 500),
+        getAll("jobs", {}, 500),
       ]);
       if (this.meanwhile !== meanwhile) return; // it was asked for once more
       this.recordings = new Map([...recordings.map((one) => [one.id, one]), ...meanwhile.recordings]);
       for (const [id, one] of meanwhile.recordings) if (one === null) this.recordings.delete(id);
       const before = this.jobs;
-      this.jobs = new Map([...meanwhile.jobs, ...jobs.map((one) => [one.id, newer(before.get(one.id), one)])]);
+      this.jobs = new Map([...meanwhile.jobs, ...jobs.map((one) => [one.id, chooseNewer(before.get(one.id), one)])]);
       this.loaded = true;
       this.problem = null;
     } catch (problem) {
       this.problem = problem;
     }
     if (this.meanwhile === meanwhile) this.meanwhile = null;
-    this.tell({ all: true });
+    this.notify({ all: true });
   }
 
-  recording(one) {
+  setRecording(one) {
     const before = this.recordings.get(one.id) ?? null;
     this.meanwhile?.recordings.set(one.id, one);
     this.recordings.set(one.id, one);
-    this.tell({ recording: one, before });
+    this.notify({ recording: one, before });
   }
 
   /** An answer may be overtaken by an event that is newer. */
-  job(one) {
+  setJob(one) {
     const before = this.jobs.get(one.id) ?? null;
-    if (newer(before, one) !== one) return;
+    if (chooseNewer(before, one) !== one) return;
     this.meanwhile?.jobs.set(one.id, one);
     this.jobs.set(one.id, one);
-    this.tell({ job: one, before });
+    this.notify({ job: one, before });
   }
 
-  removed(id) {
+  removeRecording(id) {
     this.meanwhile?.recordings.set(id, null);
     this.recordings.delete(id);
-    this.tell({ removed: id });
+    this.notify({ removed: id });
   }
 
   /** Jobs newest first, of one recording where it is named. */
-  newest(recording = null) {
+  listJobs(recording = null) {
     const jobs = [...this.jobs.values()].filter((job) => recording === null || job.spec.recording === recording);
     return jobs.sort((a, b) => Date.parse(b.created) - Date.parse(a.created) || (a.id < b.id ? 1 : -1));
   }
 
-  tell(change) {
+  notify(change) {
     for (const listener of [...this.listeners]) listener(change);
   }
 }

@@ -1,7 +1,7 @@
 /* Axes: round numbers within a range, linear or by powers of ten, and where a value falls. */
 
 /** At most about `most` round numbers that span [low, high]. */
-export function ticks(low, high, most = 5, whole = false) {
+export function chooseTicks(low, high, most = 5, whole = false) {
   if (!(high > low)) return [low];
   const raw = (high - low) / most;
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -14,24 +14,24 @@ export function ticks(low, high, most = 5, whole = false) {
 }
 
 /** Powers of ten within [low, high], thinned to about `most`. */
-export function decades(low, high, most = 5) {
+export function chooseDecades(low, high, most = 5) {
   const from = Math.ceil(Math.log10(low) - 1e-9);
   const to = Math.floor(Math.log10(high) + 1e-9);
   const every = Math.max(1, Math.ceil((to - from + 1) / most));
   const found = [];
   for (let k = from; k <= to; k += every) found.push(10 ** k);
-  return found.length > 1 ? found : ticks(low, high, 3);
+  return found.length > 1 ? found : chooseTicks(low, high, 3);
 }
 
 /** A function from values to pixels. Of a logarithmic axis the domain must be positive. */
-export function axis([low, high], [from, to], log = false) {
+export function makeAxis([low, high], [from, to], log = false) {
   const f = log ? Math.log10 : (v) => v;
   const [a, b] = [f(low), f(high)];
   return (value) => from + ((f(value) - a) / (b - a || 1)) * (to - from);
 }
 
 /** [least, largest] of values, widened where they are all the same. */
-export function extent(values, log = false) {
+export function computeExtent(values, log = false) {
   const low = Math.min(...values);
   const high = Math.max(...values);
   if (high > low) return [low, high];

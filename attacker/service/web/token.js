@@ -1,18 +1,18 @@
 /* The service's token: taken from the link that the service prints, or else asked for once however many requests were refused.
    It is traded for a cookie that scripts cannot read, and kept nowhere in the page. */
 
-import { Problem, post, remove } from "./api.js";
+import { post, Problem, remove } from "./api.js";
 import { h, put } from "./dom.js";
 
-const LINK = "#token=";
+const TOKEN_LINK_START = "#token=";
 let asking = null;
 
 /** Opens a session with the token in the address, as the printed link has it, and takes the token out of the address. */
-export async function useLink() {
-  if (!location.hash.startsWith(LINK)) return;
-  const token = decodeURIComponent(location.hash.slice(LINK.length));
+export async function openSessionFromLink() {
+  if (!location.hash.startsWith(TOKEN_LINK_START)) return;
+  const token = decodeURIComponent(location.hash.slice(TOKEN_LINK_START.length));
   history.replaceState(null, "", `${location.pathname}${location.search}#/`);
-  await tried(token).catch(() => null); // a wrong one is asked for again, as soon as a request is refused
+  await tryToken(token).catch(() => null); // a wrong one is asked for again, as soon as a request is refused
 }
 
 /** Ends the session on the service; the page then asks for the token. */
@@ -23,11 +23,11 @@ export async function logOut() {
 
 /** Resolves when the service has taken a token. */
 export function askToken() {
-  asking ??= ask().finally(() => (asking = null));
+  asking ??= showTokenDialog().finally(() => (asking = null));
   return asking;
 }
 
-function ask() {
+function showTokenDialog() {
   const input = h("input", {
     id: "token",
     type: "password",
@@ -58,7 +58,7 @@ function ask() {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       button.disabled = true;
-      const problem = await tried(input.value.trim());
+      const problem = await tryToken(input.value.trim());
       button.disabled = false;
       if (problem) {
         put(wrong, problem);
@@ -74,7 +74,7 @@ function ask() {
   });
 }
 
-async function tried(token) {
+async function tryToken(token) {
   if (!token) return "Give the token.";
   try {
     await post("session", { token }, { locked: false });

@@ -2,7 +2,7 @@
 
 import { h, put } from "./dom.js";
 
-export function tooltip() {
+export function makeTooltip() {
   const element = h("div.tip", { role: "presentation", hidden: true });
 
   /** Below (x, y) of `frame`, moved to stay inside it. */

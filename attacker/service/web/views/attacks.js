@@ -1,12 +1,12 @@
 /* The attacks on a run, each with its null beside it. */
 
 import { h } from "../dom.js";
-import { base, counted, decibel, known, percent, specName } from "../words.js";
+import { formatCount, formatDecibels, formatPercent, formatSpecName, isKnown, removeNullSuffix } from "../words.js";
 
 /** choose: called with the source of the attack whose grid is wanted. */
-export function attacksTable(items, choose) {
+export function makeAttacksTable(items, choose) {
   const heads = ["Attack", "Cases finished", "Recovered", "Labels read", "PSNR", "Verdict", ""];
-  const rows = items.filter((one) => !one.null || !items.some((other) => !other.null && beside(other, one)));
+  const rows = items.filter((one) => !one.null || !items.some((other) => !other.null && haveSameSettings(other, one)));
   return h(
     "div.scroll",
     { tabindex: 0, role: "region", "aria-label": "Attacks" },
@@ -28,9 +28,9 @@ export function attacksTable(items, choose) {
         "tbody",
         {},
         rows.map((one) =>
-          row(
+          makeRow(
             one,
-            items.find((other) => other.null && beside(one, other)),
+            items.find((other) => other.null && haveSameSettings(one, other)),
             choose,
           ),
         ),
@@ -40,7 +40,7 @@ export function attacksTable(items, choose) {
 }
 
 /** "2 waiting, 1 interrupted", or nothing where all cases are finished. */
-function unfinished(one) {
+function describeUnfinished(one) {
   return [
     [one.waiting, "waiting"],
     [one.interrupted, "interrupted"],
@@ -51,37 +51,41 @@ function unfinished(one) {
 }
 
 /** The outcome, with what it rests on below. */
-function verdict(one) {
+function makeVerdictCell(one) {
   if (!one.outcome) return h("td.whole", { "data-label": "Verdict" }, "–");
   const rest = one.verdict.startsWith(one.outcome) ? one.verdict.slice(one.outcome.length).replace(/^: /, "") : one.verdict;
   return h("td.verdict.whole", { "data-label": "Verdict" }, h("b", {}, one.outcome), rest ? h("small", {}, rest) : null);
 }
 
-function ofHowMany(one) {
-  if (known(one.success)) return `of ${counted(one.examples, "example")}`;
+function describeDenominator(one) {
+  if (isKnown(one.success)) return `of ${formatCount(one.examples, "example")}`;
   return one.done + one.failed ? "not scored" : "nothing finished yet";
 }
 
 /** What the null comes to in the same score. */
-function guessed(one, nothing, key, format) {
-  if (one.null || !known(one[key])) return null;
-  return h("small", {}, known(nothing?.[key]) ? `its null ${format(nothing[key])}` : "no null was run");
+function makeNullLine(one, nothing, key, format) {
+  if (one.null || !isKnown(one[key])) return null;
+  return h("small", {}, isKnown(nothing?.[key]) ? `its null ${format(nothing[key])}` : "no null was run");
 }
 
-function beside(one, other) {
-  return base(one.spec) === base(other.spec) && one.seed === other.seed && one.knows_defense === other.knows_defense;
+function haveSameSettings(one, other) {
+  return (
+    removeNullSuffix(one.spec) === removeNullSuffix(other.spec) &&
+    one.seed === other.seed &&
+    one.knows_defense === other.knows_defense
+  );
 }
 
-function row(one, nothing, choose) {
+function makeRow(one, nothing, choose) {
   return h(
     "tr",
     {},
     h(
       "th",
       { scope: "row" },
-      specName(one.spec),
+      formatSpecName(one.spec),
       one.null ? ", the null" : "",
-      h("code.spec", {}, base(one.spec)),
+      h("code.spec", {}, removeNullSuffix(one.spec)),
       one.knows_defense === false ? h("small", {}, "ignores the defense") : null,
       one.oracles?.map((oracle) => h("b.oracle", {}, `oracle: ${oracle}`)),
     ),
@@ -90,18 +94,23 @@ function row(one, nothing, choose) {
       { "data-label": "Cases finished" },
       String(one.done + one.failed),
       h("small", {}, `of ${one.cases}, ${one.failed || "none"} failed`),
-      h("small", {}, unfinished(one)),
+      h("small", {}, describeUnfinished(one)),
     ),
     h(
       "td.number",
       { "data-label": "Recovered" },
-      h("b", {}, percent(one.success)),
-      h("small", {}, ofHowMany(one)),
-      guessed(one, nothing, "success", percent),
+      h("b", {}, formatPercent(one.success)),
+      h("small", {}, describeDenominator(one)),
+      makeNullLine(one, nothing, "success", formatPercent),
     ),
-    h("td.number", { "data-label": "Labels read" }, percent(one.labels), guessed(one, nothing, "labels", percent)),
-    h("td.number", { "data-label": "PSNR" }, decibel(one.psnr), guessed(one, nothing, "psnr", decibel)),
-    verdict(one),
+    h(
+      "td.number",
+      { "data-label": "Labels read" },
+      formatPercent(one.labels),
+      makeNullLine(one, nothing, "labels", formatPercent),
+    ),
+    h("td.number", { "data-label": "PSNR" }, formatDecibels(one.psnr), makeNullLine(one, nothing, "psnr", formatDecibels)),
+    makeVerdictCell(one),
     h(
       "td.whole",
       {},

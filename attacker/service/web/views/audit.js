@@ -1,26 +1,26 @@
 /* The verdict of an audit: its grade, its findings, and the way to the whole page. */
 
-import { get, own } from "../api.js";
+import { get, resolveOwnUrl } from "../api.js";
 import { h, put } from "../dom.js";
-import { panel } from "../panel.js";
-import { counted } from "../words.js";
+import { makePanel } from "../panel.js";
+import { formatCount } from "../words.js";
 
 /** A panel with the verdict of the audit that job `id` made. */
-export function verdictOf(id) {
-  return panel({
+export function makeVerdictPanel(id) {
+  return makePanel({
     load: () => get(`jobs/${id}/audit`),
     draw: (body, told) =>
       put(
         body,
         h("h2", {}, told.grade === "none found" ? "No leak found" : `Verdict: ${told.grade}`),
-        h("p.soft", {}, rested(told)),
-        told.findings.length ? h("div.view", {}, told.findings.map(finding)) : null,
+        h("p.soft", {}, describeBasis(told)),
+        told.findings.length ? h("div.view", {}, told.findings.map(makeFinding)) : null,
         h(
           "div.actions",
           {},
           h(
             "a.button",
-            { href: own(told.page), target: "_blank", rel: "noopener", "data-key": "verdict" },
+            { href: resolveOwnUrl(told.page), target: "_blank", rel: "noopener", "data-key": "verdict" },
             "The whole verdict",
           ),
         ),
@@ -28,11 +28,12 @@ export function verdictOf(id) {
   });
 }
 
-function rested({ scored, passed, not_checked }) {
+function describeBasis({ scored, passed, not_checked }) {
   const truth = scored ? "" : " No true examples were given: what attacks returned is not compared with anything.";
-  return `${counted(passed, "check or attack", "checks and attacks")} found nothing, ${counted(not_checked, "other")} ${not_checked === 1 ? "was" : "were"} not made.${truth}`;
+  const made = `${formatCount(passed, "check or attack", "checks and attacks")} found nothing`;
+  return `${made}, ${formatCount(not_checked, "other")} ${not_checked === 1 ? "was" : "were"} not made.${truth}`;
 }
 
-function finding({ grade, title, evidence, advice }) {
+function makeFinding({ grade, title, evidence, advice }) {
   return h("article", {}, h("b", {}, `${grade}: ${title}`), h("p.soft", {}, evidence), h("p", {}, advice));
 }

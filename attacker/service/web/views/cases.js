@@ -2,60 +2,60 @@
 
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
-import { panel } from "../panel.js";
-import { link } from "../route.js";
-import { counted, decibel, inRounds, known, number, percent, specName } from "../words.js";
-import { matches, within } from "./filters.js";
+import { makePanel } from "../panel.js";
+import { makeLink } from "../route.js";
+import { formatCount, formatDecibels, formatNumber, formatPercent, formatRounds, formatSpecName, isKnown } from "../words.js";
+import { isWithin, matches } from "./filters.js";
 
-const PAGE = 200;
-const STEP = 25;
+const PAGE_SIZE = 200;
+const ROWS_PER_STEP = 25;
 
 /** now: () => {query, sources}. */
-export function caseList(id, now) {
-  let most = STEP;
+export function makeCaseList(id, now) {
+  let most = ROWS_PER_STEP;
 
   /** Nulls stand beside their attacks, and in rows of their own only where they are asked for. */
   async function read() {
     const { query } = now();
+    const isWanted = (one) =>
+      (query.attack || !one.null) &&
+      matches(one, query) &&
+      one.rounds.some((round) => isWithin({ round }, { from: query.from, to: query.to }));
     const found = [];
     let after = null;
     do {
-      const page = await get(`recordings/${id}/cases`, { attack: query.attack, client: query.client, limit: PAGE, after });
-      found.push(
-        ...page.items.filter(
-          (one) => (query.attack || !one.null) && matches(one, query) && one.rounds.some((round) => within({ round }, { from: query.from, to: query.to })),
-        ),
-      );
+      const page = await get(`recordings/${id}/cases`, { attack: query.attack, client: query.client, limit: PAGE_SIZE, after });
+      found.push(...page.items.filter(isWanted));
       after = page.next;
     } while (found.length <= most && after !== null && after !== undefined);
     return { found: found.slice(0, most), more: found.length > most };
   }
 
-  const element = panel({
+  const element = makePanel({
     load: read,
     draw: (body, { found, more }) =>
       put(
         body,
         h("h2", {}, "Cases"),
-        table(id, found, now().sources),
+        makeTable(id, found, now().sources),
         more
           ? h(
               "p.more",
               {},
               h(
                 "button.small",
-                { type: "button", "data-key": "more", onclick: () => ((most += STEP), element.refresh()) },
+                { type: "button", "data-key": "more", onclick: () => ((most += ROWS_PER_STEP), element.refresh()) },
                 "More",
               ),
             )
           : null,
       ),
-    empty: ({ found }) => (found.length ? null : "No case passes the filters."),
+    explainEmpty: ({ found }) => (found.length ? null : "No case passes the filters."),
   });
   return { element, refresh: () => element.refresh() };
 }
 
-function table(id, cases, sources) {
+function makeTable(id, cases, sources) {
   const heads = ["Rounds", "Client", "Attack", "State", "Recovered", "PSNR", "Own loss", "Answered by"];
   return h(
     "div.scroll",
@@ -76,7 +76,7 @@ function table(id, cases, sources) {
         "tbody",
         {},
         cases.map((one) =>
-          row(
+          makeRow(
             id,
             one,
             sources.find((each) => each.source === one.attack),
@@ -87,31 +87,36 @@ function table(id, cases, sources) {
   );
 }
 
-function row(id, one, attack) {
-  const name = inRounds(one.rounds);
-  const where = link(["run", id, "case", one.attack, one.case]);
+function makeRow(id, one, attack) {
+  const name = formatRounds(one.rounds);
+  const where = makeLink(["run", id, "case", one.attack, one.case]);
   const there = ["done", "failed", "interrupted"].includes(one.status);
   return h(
     "tr",
     {},
     h("th", { scope: "row" }, there ? h("a", { href: where, "data-key": where }, name) : name),
     h("td", { "data-label": "Client" }, h("code", {}, one.client)),
-    h("td", { "data-label": "Attack" }, attack ? specName(attack.spec) : one.attack, attack?.null ? h("small", {}, "the null") : null),
+    h(
+      "td",
+      { "data-label": "Attack" },
+      attack ? formatSpecName(attack.spec) : one.attack,
+      attack?.null ? h("small", {}, "the null") : null,
+    ),
     h("td", { "data-label": "State" }, one.status, one.reason ? h("small", {}, one.reason) : null),
     h(
       "td.number",
       { "data-label": "Recovered" },
-      percent(one.success),
-      known(one.null_success) ? h("small", {}, `null ${percent(one.null_success)}`) : null,
-      one.examples > 1 ? h("small", {}, counted(one.examples, "example")) : null,
+      formatPercent(one.success),
+      isKnown(one.null_success) ? h("small", {}, `null ${formatPercent(one.null_success)}`) : null,
+      one.examples > 1 ? h("small", {}, formatCount(one.examples, "example")) : null,
     ),
     h(
       "td.number",
       { "data-label": "PSNR" },
-      decibel(one.psnr),
-      known(one.null_psnr) ? h("small", {}, `null ${decibel(one.null_psnr)}`) : null,
+      formatDecibels(one.psnr),
+      isKnown(one.null_psnr) ? h("small", {}, `null ${formatDecibels(one.null_psnr)}`) : null,
     ),
-    h("td.number", { "data-label": "Own loss" }, number(one.loss)),
+    h("td.number", { "data-label": "Own loss" }, formatNumber(one.loss)),
     h("td", { "data-label": "Answered by" }, one.route ?? ""),
   );
 }

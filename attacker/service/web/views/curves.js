@@ -1,35 +1,35 @@
 /* Charts of a run over its rounds: what leaks, with the null beside it, and how training goes. */
 
-import { chart } from "../chart.js";
+import { makeChart } from "../chart.js";
 import { h } from "../dom.js";
-import { SERIES } from "../scale.js";
-import { base, decibel, known, percent, specName } from "../words.js";
+import { NUM_LINE_STYLES } from "../scale.js";
+import { formatDecibels, formatPercent, formatSpecName, isKnown, removeNullSuffix } from "../words.js";
 
 const MEASURES = [
-  { key: "success", label: "recovered", domain: [0, 1], format: percent },
-  { key: "psnr", label: "PSNR, dB", format: decibel },
-  { key: "confidence", label: "confidence", domain: [0, 1], format: percent },
+  { key: "success", label: "recovered", domain: [0, 1], format: formatPercent },
+  { key: "psnr", label: "PSNR, dB", format: formatDecibels },
+  { key: "confidence", label: "confidence", domain: [0, 1], format: formatPercent },
 ];
 
-let chosen = "success";
+let chosenMeasure = "success";
 
 /** items: of /leakage; attack: only this one and its null, where one is chosen. */
-export function leakageChart(items, attack) {
-  const wanted = items.filter((one) => !attack || base(one.spec) === base(attack.spec));
-  const there = MEASURES.filter(({ key }) => wanted.some((one) => known(one[key])));
+export function makeLeakageChart(items, attack) {
+  const wanted = items.filter((one) => !attack || removeNullSuffix(one.spec) === removeNullSuffix(attack.spec));
+  const there = MEASURES.filter(({ key }) => wanted.some((one) => isKnown(one[key])));
   const title = "Leakage over rounds";
   if (!there.length) return [h("h2", {}, title), h("p.state", {}, "Nothing has been attacked yet.")];
   const body = h("div");
   const draw = () => {
-    const measure = there.find(({ key }) => key === chosen) ?? there[0];
+    const measure = there.find(({ key }) => key === chosenMeasure) ?? there[0];
     body.replaceChildren(
-      chart({
+      makeChart({
         title,
         note: "with the null beside it",
         height: 300,
         x: { label: "round", whole: true },
         y: measure,
-        series: leakageSeries(wanted, measure.key),
+        series: listSeries(wanted, measure.key),
       }),
     );
     for (const button of buttons.children) button.setAttribute("aria-pressed", button.dataset.key === `measure-${measure.key}`);
@@ -38,44 +38,44 @@ export function leakageChart(items, attack) {
     "div.switch",
     { role: "group", "aria-label": "Measure" },
     there.map(({ key, label }) =>
-      h("button.small", { type: "button", "data-key": `measure-${key}`, onclick: () => ((chosen = key), draw()) }, label),
+      h("button.small", { type: "button", "data-key": `measure-${key}`, onclick: () => ((chosenMeasure = key), draw()) }, label),
     ),
   );
   draw();
   return [buttons, body];
 }
 
-function leakageSeries(items, key) {
+function listSeries(items, key) {
   const groups = new Map();
   for (const one of items) {
-    const spec = base(one.spec);
+    const spec = removeNullSuffix(one.spec);
     const name = `${spec}${one.null ? " null" : ""}`;
     if (!groups.has(name)) groups.set(name, { spec, null: one.null, points: [] });
-    if (known(one[key])) groups.get(name).points.push([one.round, one[key]]);
+    if (isKnown(one[key])) groups.get(name).points.push([one.round, one[key]]);
   }
-  const specs = [...new Set(items.map((one) => base(one.spec)))];
-  const alike = (spec) => specs.filter((other) => specName(other) === specName(spec)).length > 1;
+  const specs = [...new Set(items.map((one) => removeNullSuffix(one.spec)))];
+  const alike = (spec) => specs.filter((other) => formatSpecName(other) === formatSpecName(spec)).length > 1;
   return [...groups.values()]
     .filter((one) => one.points.length)
     .sort((a, b) => a.null - b.null)
     .map((one) => ({
-      name: `${alike(one.spec) ? one.spec : specName(one.spec)}${one.null ? ", the null" : ""}`,
+      name: `${alike(one.spec) ? one.spec : formatSpecName(one.spec)}${one.null ? ", the null" : ""}`,
       points: one.points.sort(([a], [b]) => a - b),
       null: one.null,
-      ink: (specs.indexOf(one.spec) % SERIES) + 1,
+      ink: (specs.indexOf(one.spec) % NUM_LINE_STYLES) + 1,
     }));
 }
 
 /** rows: of /training. */
-export function trainingCharts(rows) {
-  const points = (key) => rows.filter((row) => known(row[key])).map((row) => [row.round, row[key]]);
+export function makeTrainingCharts(rows) {
+  const listPoints = (key) => rows.filter((row) => isKnown(row[key])).map((row) => [row.round, row[key]]);
   const x = { label: "round", whole: true };
-  const [loss, accuracy] = [points("loss"), points("accuracy")];
+  const [loss, accuracy] = [listPoints("loss"), listPoints("accuracy")];
   if (!loss.length && !accuracy.length)
     return [h("h2", {}, "Training"), h("p.state", {}, "The server measured neither loss nor accuracy.")];
   return [
     loss.length
-      ? chart({
+      ? makeChart({
           title: "Loss of the global model",
           note: "on held-out data",
           x,
@@ -84,11 +84,11 @@ export function trainingCharts(rows) {
         })
       : null,
     accuracy.length
-      ? chart({
+      ? makeChart({
           title: "Accuracy of the global model",
           note: "on held-out data",
           x,
-          y: { label: "accuracy", domain: [0, 1], format: percent },
+          y: { label: "accuracy", domain: [0, 1], format: formatPercent },
           series: [{ name: "accuracy", points: accuracy, ink: 2 }],
         })
       : null,

@@ -2,44 +2,44 @@
 
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
-import { panel } from "../panel.js";
-import { amount, counted } from "../words.js";
-import { modelName } from "./runs.js";
+import { makePanel } from "../panel.js";
+import { formatBytes, formatCount } from "../words.js";
+import { formatModelName } from "./runs.js";
 
-const MISSING = 100;
+const MAX_MISSING = 100;
 
 /** Read when it is opened. */
-export function federation(app, id) {
+export function makeFederationDetails(app, id) {
   const body = h("div");
   const details = h("details.panel", {}, h("summary", {}, "The federation, as the server knows it"), body);
   details.addEventListener("toggle", () => {
     if (!details.open) return;
     put(
       body,
-      panel({
+      makePanel({
         className: "bare",
         load: () => get(`recordings/${id}`),
-        draw: (place, run) => put(place, h("dl.facts", {}, facts(run))),
+        draw: (place, run) => put(place, h("dl.facts", {}, listFacts(run))),
       }),
-      panel({ className: "bare", load: () => missing(id), draw: (place, rows) => put(place, absent(rows)) }),
+      makePanel({ className: "bare", load: () => readMissing(id), draw: (place, rows) => put(place, makeMissingList(rows)) }),
     );
   });
   return details;
 }
 
-function facts(run) {
-  const fact = (label, ...value) => h("div", {}, h("dt", {}, label), h("dd", {}, ...value));
+function listFacts(run) {
+  const makeFact = (label, ...value) => h("div", {}, h("dt", {}, label), h("dd", {}, ...value));
   const t = run.training ?? {};
-  const often = t.steps ? counted(t.steps, "step") : t.epochs ? counted(t.epochs, "epoch") : "";
+  const often = t.steps ? formatCount(t.steps, "step") : t.epochs ? formatCount(t.epochs, "epoch") : "";
   const on = run.secure_aggregation
     ? typeof run.secure_aggregation === "object"
-      ? settings(run.secure_aggregation)
+      ? formatSettings(run.secure_aggregation)
       : "on"
     : "off";
   return [
-    fact("Model", h("code", {}, modelName(run))),
-    fact("Data", run.data ? `${run.data.shape.join(" × ")}, ${run.data.num_classes} classes` : "not known"),
-    fact(
+    makeFact("Model", h("code", {}, formatModelName(run))),
+    makeFact("Data", run.data ? `${run.data.shape.join(" × ")}, ${run.data.num_classes} classes` : "not known"),
+    makeFact(
       "Schedule",
       [
         often && `${often} a round`,
@@ -50,38 +50,41 @@ function facts(run) {
         .filter(Boolean)
         .join(", "),
     ),
-    fact("Updates", String(run.observations)),
-    fact("defense", h("code", {}, run.defense || "none")),
-    fact("gradient", run.gradient || "plain"),
-    fact("network", run.network || "unchanged"),
-    fact("inputs", run.inputs || "unchanged"),
-    fact("secure_aggregation", on),
-    fact("Truth", run.truth ? "given to this service" : "not given: nothing is scored here"),
+    makeFact("Updates", String(run.observations)),
+    makeFact("defense", h("code", {}, run.defense || "none")),
+    makeFact("gradient", run.gradient || "plain"),
+    makeFact("network", run.network || "unchanged"),
+    makeFact("inputs", run.inputs || "unchanged"),
+    makeFact("secure_aggregation", on),
+    makeFact("Truth", run.truth ? "given to this service" : "not given: nothing is scored here"),
   ];
 }
 
-function settings(found) {
+function formatSettings(found) {
   return Object.entries(found)
     .map(([key, value]) => `${key} ${value}`)
     .join(", ");
 }
 
-async function missing(id) {
+async function readMissing(id) {
   const answers = await Promise.all(
-    ["failed", "late"].map((status) => get(`recordings/${id}/observations`, { status, limit: MISSING })),
+    ["failed", "late"].map((status) => get(`recordings/${id}/observations`, { status, limit: MAX_MISSING })),
   );
   return answers.flatMap((answer) => answer.items);
 }
 
-function absent(rows) {
+function makeMissingList(rows) {
   if (!rows.length) return h("p.soft", {}, "Every reply held an update.");
-  const line = (row) =>
+  const makeLine = (row) =>
     h(
       "li",
       {},
       `round ${row.round}, `,
       h("code", {}, row.client),
-      `: ${row.status}${row.reason ? `, ${row.reason}` : ""}, ${amount(row.bytes)}`,
+      `: ${row.status}${row.reason ? `, ${row.reason}` : ""}, ${formatBytes(row.bytes)}`,
     );
-  return [h("h3", {}, `${counted(rows.length, "reply", "replies")} without an update`), h("ul.plain", {}, rows.map(line))];
+  return [
+    h("h3", {}, `${formatCount(rows.length, "reply", "replies")} without an update`),
+    h("ul.plain", {}, rows.map(makeLine)),
+  ];
 }

@@ -1,10 +1,10 @@
 /* What of a run is looked at: attack, client, rounds, state, success. Kept in the address. */
 
 import { h } from "../dom.js";
-import { options } from "./jobs.js";
-import { base, specName } from "../words.js";
+import { fillSelect } from "./jobs.js";
+import { formatSpecName, removeNullSuffix } from "../words.js";
 
-const STATES = [
+const STATE_OPTIONS = [
   ["", "any"],
   ["done", "attacked"],
   ["running", "running"],
@@ -13,7 +13,7 @@ const STATES = [
   ["failed", "failed"],
   ["none", "not attacked"],
 ];
-const SUCCESS = [
+const SUCCESS_OPTIONS = [
   ["", "any"],
   ["some", "recovered"],
   ["none", "not recovered"],
@@ -21,18 +21,18 @@ const SUCCESS = [
 ];
 
 /** onChange: called with the changes of the query. The fields follow the address by `set(query)`. */
-export function filters({ onChange }) {
-  const input = (name, element) => {
+export function makeFilters({ onChange }) {
+  const wireInput = (name, element) => {
     element.id = `filter-${name}`;
     element.addEventListener("change", () => onChange({ [name]: element.value }));
     return element;
   };
-  const attack = input("attack", h("select"));
-  const client = input("client", h("select"));
-  const from = input("from", h("input", { type: "number", min: 1, inputmode: "numeric", placeholder: "first" }));
-  const to = input("to", h("input", { type: "number", min: 1, inputmode: "numeric", placeholder: "last" }));
-  const state = input("state", h("select"));
-  const success = input("success", h("select"));
+  const attack = wireInput("attack", h("select"));
+  const client = wireInput("client", h("select"));
+  const from = wireInput("from", h("input", { type: "number", min: 1, inputmode: "numeric", placeholder: "first" }));
+  const to = wireInput("to", h("input", { type: "number", min: 1, inputmode: "numeric", placeholder: "last" }));
+  const state = wireInput("state", h("select"));
+  const success = wireInput("success", h("select"));
   const clear = h(
     "button.small",
     {
@@ -42,23 +42,28 @@ export function filters({ onChange }) {
     },
     "Clear",
   );
-  const field = (name, words, element) => h("div.field", {}, h("label", { for: `filter-${name}` }, words), element);
+  const makeField = (name, words, element) => h("div.field", {}, h("label", { for: `filter-${name}` }, words), element);
   const element = h(
     "form.filters",
     { "aria-label": "Filters", onsubmit: (event) => event.preventDefault() },
-    field("attack", "Attack", attack),
-    field("client", "Client", client),
-    h("div.range", { role: "group", "aria-label": "Rounds" }, field("from", "From round", from), field("to", "to round", to)),
-    field("state", "State", state),
-    field("success", "Success", success),
+    makeField("attack", "Attack", attack),
+    makeField("client", "Client", client),
+    h(
+      "div.range",
+      { role: "group", "aria-label": "Rounds" },
+      makeField("from", "From round", from),
+      makeField("to", "to round", to),
+    ),
+    makeField("state", "State", state),
+    makeField("success", "Success", success),
     clear,
   );
 
   function set(query) {
     from.value = query.from ?? "";
     to.value = query.to ?? "";
-    options(state, STATES, query.state);
-    options(success, SUCCESS, query.success);
+    fillSelect(state, STATE_OPTIONS, query.state);
+    fillSelect(success, SUCCESS_OPTIONS, query.success);
     for (const [name, select] of [
       ["attack", attack],
       ["client", client],
@@ -70,25 +75,27 @@ export function filters({ onChange }) {
   return {
     element,
     set,
-    attacks: (items, query) =>
-      options(attack, [["", "the worst of all"], ...items.map((one) => [one.source, attackWords(one, items)])], query.attack),
-    clients: (names, query) => options(client, [["", "all"], ...names.map((name) => [name, name])], query.client),
+    setAttacks: (items, query) => {
+      const choices = items.map((one) => [one.source, describeAttack(one, items)]);
+      fillSelect(attack, [["", "the worst of all"], ...choices], query.attack);
+    },
+    setClients: (names, query) => fillSelect(client, [["", "all"], ...names.map((name) => [name, name])], query.client),
   };
 }
 
 /** An attack's name, with its specification where several share the name. */
-function attackWords(one, items) {
-  const alike = items.filter((other) => other.null === one.null && specName(other.spec) === specName(one.spec));
-  const spec = base(one.spec);
+function describeAttack(one, items) {
+  const alike = items.filter((other) => other.null === one.null && formatSpecName(other.spec) === formatSpecName(one.spec));
+  const spec = removeNullSuffix(one.spec);
   const name =
     alike.length > 1
       ? `${spec}${alike.some((other) => other !== one && other.spec === one.spec) ? ` ${one.source.split("-").at(-1)}` : ""}`
-      : specName(one.spec);
+      : formatSpecName(one.spec);
   return one.null ? `${name}, the null` : name;
 }
 
 /** Whether something of a round and a client lies within the rounds and the client that are looked at. */
-export function within({ round, client }, { from, to, client: wanted }) {
+export function isWithin({ round, client }, { from, to, client: wanted }) {
   return (
     (!from || round >= Number(from)) && (!to || round <= Number(to)) && (!wanted || client === undefined || client === wanted)
   );

@@ -2,16 +2,16 @@
 
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
-import { stateOf } from "../gridwords.js";
-import { pair } from "../pairs.js";
-import { panel } from "../panel.js";
-import { link } from "../route.js";
-import { counted, duration, percent, specName } from "../words.js";
+import { describeState } from "../gridwords.js";
+import { makePair } from "../pairs.js";
+import { makePanel } from "../panel.js";
+import { makeLink } from "../route.js";
+import { formatCount, formatDuration, formatPercent, formatSpecName } from "../words.js";
 
-const SHOWN = 4;
+const MAX_EXAMPLES = 4;
 
 /** onClose: called by its button and by Escape. */
-export function inspector(id, { onClose }) {
+export function makeInspector(id, { onClose }) {
   const element = h("aside.panel.inspector", { "aria-label": "The chosen cell", tabindex: -1 });
   let sources = [];
   let shown = null;
@@ -28,21 +28,21 @@ export function inspector(id, { onClose }) {
   function show(cell, attack) {
     const key = `${cell.round}@${cell.client}@${attack ?? ""}`;
     if (shown === key) {
-      put(element.querySelector(".cell-state"), stateOf(cell));
+      put(element.querySelector(".cell-state"), describeState(cell));
       part.refresh();
       return;
     }
     shown = key;
     part?.stop();
-    part = panel({
+    part = makePanel({
       className: "bare",
-      load: () => read(id, cell, attack),
+      load: () => readCases(id, cell, attack),
       draw: (body, found) =>
         put(
           body,
-          found.map((one) => answer(id, one, sources)),
+          found.map((one) => makeAnswer(id, one, sources)),
         ),
-      empty: (found) => (found.length ? null : nothing(cell)),
+      explainEmpty: (found) => (found.length ? null : explainEmpty(cell)),
     });
     put(
       element,
@@ -52,7 +52,7 @@ export function inspector(id, { onClose }) {
         h("h2", {}, `Round ${cell.round}`),
         h("button.quiet", { type: "button", "data-key": "close", onclick: onClose }, "Close"),
       ),
-      h("p", {}, h("code", {}, cell.client), h("span.soft", {}, " · ", h("span.cell-state", {}, stateOf(cell)))),
+      h("p", {}, h("code", {}, cell.client), h("span.soft", {}, " · ", h("span.cell-state", {}, describeState(cell)))),
       part,
     );
   }
@@ -66,16 +66,16 @@ export function inspector(id, { onClose }) {
     show,
     clear,
     refresh: () => part?.refresh(),
-    sources: (items) => {
+    setSources: (items) => {
       sources = items;
       part?.redraw();
     },
     /** Puts the focus here, and on a phone the view too. */
-    arrive: () => element.focus({ preventScroll: window.matchMedia("(min-width: 900px)").matches }),
+    takeFocus: () => element.focus({ preventScroll: window.matchMedia("(min-width: 900px)").matches }),
   };
 }
 
-async function read(id, cell, attack) {
+async function readCases(id, cell, attack) {
   const { items } = await get(`recordings/${id}/cases`, { client: cell.client, round: cell.round, attack, limit: 12 });
   return Promise.all(
     items
@@ -84,7 +84,7 @@ async function read(id, cell, attack) {
   );
 }
 
-function nothing(cell) {
+function explainEmpty(cell) {
   if (cell.state === "waiting") return "An attack on it waits for its turn.";
   if (cell.state === "running") return "It is being attacked now.";
   if (cell.status === "masked") return "It is masked: the server can read only the sum of all clients of this round.";
@@ -92,36 +92,36 @@ function nothing(cell) {
   return "No attack has been run on this update.";
 }
 
-function answer(id, one, sources) {
+function makeAnswer(id, one, sources) {
   const attack = sources.find((each) => each.source === one.attack);
   const isNull = one.null ?? attack?.null;
   const examples = one.examples ?? [];
-  const where = link(["run", id, "case", one.attack, one.case]);
+  const where = makeLink(["run", id, "case", one.attack, one.case]);
   return h(
     "section.answer",
     {},
     h(
       "h3",
       {},
-      h("a", { href: where, "data-key": where }, specName(one.spec ?? attack?.spec ?? one.attack)),
+      h("a", { href: where, "data-key": where }, formatSpecName(one.spec ?? attack?.spec ?? one.attack)),
       isNull ? h("span.soft", {}, ", the null") : null,
     ),
-    h("p.soft", {}, summary(one)),
+    h("p.soft", {}, summarise(one)),
     one.reason ? h("p.failure", {}, one.reason) : null,
     h(
       "div.gallery",
       {},
-      examples.slice(0, SHOWN).map((example) => pair(example)),
+      examples.slice(0, MAX_EXAMPLES).map((example) => makePair(example)),
     ),
-    examples.length > SHOWN ? h("p", {}, h("a", { href: where }, `All ${counted(examples.length, "example")}`)) : null,
+    examples.length > MAX_EXAMPLES ? h("p", {}, h("a", { href: where }, `All ${formatCount(examples.length, "example")}`)) : null,
   );
 }
 
-function summary(one) {
+function summarise(one) {
   const parts = [];
-  if (typeof one.success === "number") parts.push(`${percent(one.success)} recovered`);
+  if (typeof one.success === "number") parts.push(`${formatPercent(one.success)} recovered`);
   if (one.route) parts.push(`by ${one.route}`);
-  if (typeof one.seconds === "number") parts.push(duration(one.seconds));
-  if (one.rounds.length > 1) parts.push(`with ${counted(one.rounds.length, "round")} together`);
+  if (typeof one.seconds === "number") parts.push(formatDuration(one.seconds));
+  if (one.rounds.length > 1) parts.push(`with ${formatCount(one.rounds.length, "round")} together`);
   return parts.join(", ");
 }

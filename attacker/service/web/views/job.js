@@ -1,60 +1,61 @@
 /* One job: what was asked, how far it is, the images as they emerge, and what came of it. */
 
-import { address, get, own } from "../api.js";
-import { chart } from "../chart.js";
-import { h, put, throttled } from "../dom.js";
+import { get, makeUrl, resolveOwnUrl } from "../api.js";
+import { makeChart } from "../chart.js";
+import { h, put, throttle } from "../dom.js";
 import { listen } from "../live.js";
-import { panel } from "../panel.js";
-import { link } from "../route.js";
-import { newer } from "../store.js";
-import { counted, duration, elapsed, jobName, number, short } from "../words.js";
-import { jobParts } from "./jobrow.js";
-import { verdictOf } from "./audit.js";
-import { casesOf } from "./reconstructed.js";
+import { makePanel } from "../panel.js";
+import { makeLink } from "../route.js";
+import { chooseNewer } from "../store.js";
+import { computeElapsed, formatCount, formatDuration, formatJobName, formatNumber, shorten } from "../words.js";
+import { makeJobParts } from "./jobrow.js";
+import { makeVerdictPanel } from "./audit.js";
+import { makeGallery } from "./reconstructed.js";
 
-export function jobView(app, id) {
+export function makeJobView(app, id) {
   const head = h("header.head");
-  const parts = jobParts(app);
+  const parts = makeJobParts(app);
   const facts = h("dl.facts");
-  const emerging = emergence(id);
+  const emerging = makePreview(id);
   const outcome = h("div");
   let job = app.store.jobs.get(id) ?? null;
   let results = null;
   let galleries = [];
 
-  const first = panel({
+  const first = makePanel({
     className: "bare",
     load: () => get(`jobs/${id}`),
     draw: (_, found) => {
       first.hidden = true;
-      take(found);
+      show(found);
     },
   });
   const element = h("div.view", {}, head, first, facts, emerging.element, outcome);
 
-  function take(next) {
-    job = newer(job, next);
-    if (!head.contains(parts.mark)) put(head, ...heading(job), h("div.status-line", {}, parts.mark, parts.progress, parts.acts));
+  function show(next) {
+    job = chooseNewer(job, next);
+    if (!head.contains(parts.mark))
+      put(head, ...makeHeading(job), h("div.status-line", {}, parts.mark, parts.progress, parts.acts));
     parts.update(job);
-    document.title = `${jobName(job.spec)} on ${job.spec.recording} · What leaks`;
-    put(facts, ...asked(job));
-    emerging.running(job.state === "running");
+    document.title = `${formatJobName(job.spec)} on ${job.spec.recording} · What leaks`;
+    put(facts, ...listFacts(job));
+    emerging.setRunning(job.state === "running");
     const text = JSON.stringify([job.state, job.error, job.result]);
     if (text === results) return;
     results = text;
     galleries.forEach((one) => one.stop());
-    const came = cameOf(job);
-    galleries = came.galleries;
-    put(outcome, came.elements);
+    const outcomeParts = makeOutcome(job);
+    galleries = outcomeParts.galleries;
+    put(outcome, outcomeParts.elements);
   }
 
   let streaming = null;
   function follow() {
     const live = job === null || job.state === "queued" || job.state === "running";
     if (live && !streaming) {
-      streaming = listen(address(`jobs/${id}/events`), {
+      streaming = listen(makeUrl(`jobs/${id}/events`), {
         job: (next) => {
-          app.store.job(next);
+          app.store.setJob(next);
         },
         preview: () => emerging.refresh(),
       });
@@ -64,22 +65,22 @@ export function jobView(app, id) {
     }
   }
 
-  const seen = throttled(() => galleries.forEach((one) => one.refresh()), 1500);
-  const end = app.store.on((change) => {
-    if (change.all || (change.recording && change.recording.id === job?.spec.recording)) seen();
-    if (change.job?.id === id) take(change.job);
-    else if (change.all && app.store.jobs.has(id)) take(app.store.jobs.get(id));
+  const refreshGalleries = throttle(() => galleries.forEach((one) => one.refresh()), 1500);
+  const end = app.store.subscribe((change) => {
+    if (change.all || (change.recording && change.recording.id === job?.spec.recording)) refreshGalleries();
+    if (change.job?.id === id) show(change.job);
+    else if (change.all && app.store.jobs.has(id)) show(app.store.jobs.get(id));
     follow();
   });
-  const timer = setInterval(() => job?.state === "running" && put(facts, ...asked(job)), 1000);
-  if (job) take(job);
+  const timer = setInterval(() => job?.state === "running" && put(facts, ...listFacts(job)), 1000);
+  if (job) show(job);
   else put(head, h("h1", {}, "Job"));
   follow();
   return {
     element,
-    title: job ? `${jobName(job.spec)} on ${job.spec.recording}` : "Job",
+    title: job ? `${formatJobName(job.spec)} on ${job.spec.recording}` : "Job",
     place: "jobs",
-    preset: () =>
+    getPreset: () =>
       job ? { recording: job.spec.recording, attack: job.spec.attack, rounds: job.spec.rounds, clients: job.spec.clients } : {},
     stop: () => {
       end();
@@ -87,44 +88,44 @@ export function jobView(app, id) {
       streaming?.();
       emerging.stop();
       first.stop();
-      seen.stop();
+      refreshGalleries.stop();
       galleries.forEach((one) => one.stop());
     },
   };
 }
 
-function heading(job) {
+function makeHeading(job) {
   return [
     h("p.eyebrow", {}, h("a", { href: "#/jobs", "data-key": "up" }, "Jobs"), h("span", {}, job.id)),
     h(
       "h1",
       {},
-      jobName(job.spec),
+      formatJobName(job.spec),
       " on ",
-      h("a", { href: link(["run", job.spec.recording]), "data-key": "run" }, job.spec.recording),
+      h("a", { href: makeLink(["run", job.spec.recording]), "data-key": "run" }, job.spec.recording),
     ),
   ];
 }
 
-function asked({ spec, ...job }) {
-  const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+function listFacts({ spec, ...job }) {
+  const makeFact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   const set = Object.entries(spec.arguments ?? {}).map(([key, value]) => `${key}=${value}`);
   return [
     spec.attack
       ? [
-          fact("Rounds", spec.rounds),
-          fact("Clients", spec.clients?.length ? spec.clients.join(", ") : "all"),
-          fact("Arguments", set.length ? h("code", {}, set.join(", ")) : "its defaults"),
-          fact("Null beside it", spec.null === false ? "no" : "yes"),
+          makeFact("Rounds", spec.rounds),
+          makeFact("Clients", spec.clients?.length ? spec.clients.join(", ") : "all"),
+          makeFact("Arguments", set.length ? h("code", {}, set.join(", ")) : "its defaults"),
+          makeFact("Null beside it", spec.null === false ? "no" : "yes"),
         ]
-      : fact("Budget of its attacks", duration(spec.seconds)),
-    fact("Asked by", job.origin ?? "request"),
-    fact("Time", job.started ? duration(elapsed(job)) : "not started"),
-    job.attempts > 1 ? fact("Starts", `${job.attempts}, ${counted(job.crashes ?? 0, "crash", "crashes")}`) : null,
+      : makeFact("Budget of its attacks", formatDuration(spec.seconds)),
+    makeFact("Asked by", job.origin ?? "request"),
+    makeFact("Time", job.started ? formatDuration(computeElapsed(job)) : "not started"),
+    job.attempts > 1 ? makeFact("Starts", `${job.attempts}, ${formatCount(job.crashes ?? 0, "crash", "crashes")}`) : null,
   ];
 }
 
-function cameOf(job) {
+function makeOutcome(job) {
   const parts = [];
   const galleries = [];
   if (job.error)
@@ -137,13 +138,13 @@ function cameOf(job) {
       ),
     );
   if (!job.spec.attack) {
-    if (job.state === "done") parts.push(verdictOf(job.id));
+    if (job.state === "done") parts.push(makeVerdictPanel(job.id));
     if (job.result?.score_note) parts.push(h("p.soft", {}, job.result.score_note));
     return { elements: parts, galleries };
   }
   for (const one of job.result?.attacks ?? []) {
     const failed = Object.entries(one.failed ?? {});
-    const gallery = one.null ? null : casesOf(job.spec, one.source, 12);
+    const gallery = one.null ? null : makeGallery(job.spec, one.source, 12);
     if (gallery) galleries.push(gallery);
     parts.push(
       h(
@@ -154,14 +155,14 @@ function cameOf(job) {
           "p.soft",
           {},
           [
-            counted(one.done, "case"),
+            formatCount(one.done, "case"),
             one.skipped ? `${one.skipped} were there before` : null,
             failed.length ? `${failed.length} failed` : null,
           ]
             .filter(Boolean)
             .join(", "),
           ". ",
-          h("a", { href: link(["run", job.spec.recording], { attack: one.source }) }, "In the run's grid"),
+          h("a", { href: makeLink(["run", job.spec.recording], { attack: one.source }) }, "In the run's grid"),
         ),
         one.notes?.length
           ? h(
@@ -191,7 +192,7 @@ function cameOf(job) {
 }
 
 /** The best images so far of a running job, drawn in place, and the loss since this page looks. */
-function emergence(id) {
+function makePreview(id) {
   const said = h("p.soft", { role: "status" });
   const images = h("div.emerging");
   const curve = h("div");
@@ -209,27 +210,27 @@ function emergence(id) {
       return; // the job has just ended
     }
     if (!preview?.images || !active) return;
-    put(said, words(preview));
-    preview.images.forEach((image, n) => place(image, n));
+    put(said, describePreview(preview));
+    preview.images.forEach((image, n) => placeImage(image, n));
     for (const [n, figure] of figures) if (n >= preview.images.length) (figure.remove(), figures.delete(n));
-    trace(preview);
+    drawLoss(preview);
   }
 
-  function place(image, n) {
+  function placeImage(image, n) {
     if (!figures.has(n)) {
       const figure = h("figure", {}, h("img", { alt: "" }), h("figcaption"));
       figures.set(n, figure);
       images.append(figure);
     }
     const [picture, caption] = figures.get(n).children;
-    const source = own(image.url ?? image.image);
+    const source = resolveOwnUrl(image.url ?? image.image);
     if (source && picture.src !== source) picture.src = source;
-    const whose = `round ${image.round}, ${short(image.client, 9)}`;
+    const whose = `round ${image.round}, ${shorten(image.client, 9)}`;
     picture.alt = `Emerging image, round ${image.round}, ${image.client}`;
     if (caption.textContent !== whose) caption.textContent = whose;
   }
 
-  function trace(preview) {
+  function drawLoss(preview) {
     if (typeof preview.loss !== "number" || typeof preview.iteration !== "number") return;
     if (losses.length && losses.at(-1)[0] >= preview.iteration) losses.length = 0; // the next chunk has begun
     losses.push([preview.iteration, preview.loss]);
@@ -241,14 +242,14 @@ function emergence(id) {
       x: { label: "iteration", whole: true },
       y: { label: "loss", log },
     };
-    put(curve, chart({ ...shape, series: [{ name: "loss", points: [...losses], ink: 1 }] }));
+    put(curve, makeChart({ ...shape, series: [{ name: "loss", points: [...losses], ink: 1 }] }));
   }
 
-  const refresh = throttled(read, 900);
+  const refresh = throttle(read, 900);
   return {
     element,
     refresh,
-    running: (now) => {
+    setRunning: (now) => {
       active = now;
       element.hidden = !now;
     },
@@ -259,10 +260,10 @@ function emergence(id) {
   };
 }
 
-function words(preview) {
+function describePreview(preview) {
   const parts = [];
   if (typeof preview.iteration === "number")
-    parts.push(`iteration ${number(preview.iteration)}${preview.most ? ` of ${number(preview.most)}` : ""}`);
-  if (typeof preview.loss === "number") parts.push(`loss ${number(preview.loss)}`);
+    parts.push(`iteration ${formatNumber(preview.iteration)}${preview.most ? ` of ${formatNumber(preview.most)}` : ""}`);
+  if (typeof preview.loss === "number") parts.push(`loss ${formatNumber(preview.loss)}`);
   return parts.join(", ");
 }

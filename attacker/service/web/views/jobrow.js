@@ -1,34 +1,34 @@
 /* One job on a line: what, how far, and what can be done about it. */
 
-import { Problem, post } from "../api.js";
-import { announce, arrange, h, kept, put } from "../dom.js";
-import { link } from "../route.js";
-import { ago, duration, elapsed, jobName, percent, STATES } from "../words.js";
+import { post, Problem } from "../api.js";
+import { announce, arrange, drawOnChange, h, put } from "../dom.js";
+import { makeLink } from "../route.js";
+import { computeElapsed, formatAge, formatDuration, formatJobName, formatPercent, JOB_STATES } from "../words.js";
 
 /** A line that follows its job by `update(job)`; its buttons stay the same while the state does. */
-function jobLine(app, first) {
+function makeJobLine(app, first) {
   const { id, spec, origin } = first;
   const name = h(
     "div.job-name",
     {},
-    h("a.strong-link", { href: link(["job", id]), "data-key": `job-${id}` }, jobName(spec)),
+    h("a.strong-link", { href: makeLink(["job", id]), "data-key": `job-${id}` }, formatJobName(spec)),
     h("span.soft", {}, " on "),
-    h("a", { href: link(["run", spec.recording]), "data-key": `job-run-${id}` }, spec.recording),
+    h("a", { href: makeLink(["run", spec.recording]), "data-key": `job-run-${id}` }, spec.recording),
     origin && origin !== "request" ? h("small", {}, `by ${origin}`) : null,
   );
-  const parts = jobParts(app);
+  const parts = makeJobParts(app);
   const time = h("span.job-time.soft");
   const element = h("li.job", {}, name, parts.mark, parts.progress, time, parts.acts);
   const update = (job) => {
     parts.update(job);
-    time.textContent = job.started ? duration(elapsed(job)) : `asked ${ago(job.created)}`;
+    time.textContent = job.started ? formatDuration(computeElapsed(job)) : `asked ${formatAge(job.created)}`;
   };
   update(first);
   return { element, update };
 }
 
 /** A list of such lines, kept by job. */
-export function jobLines(app) {
+export function makeJobList(app) {
   const list = h("ul.jobs");
   const lines = new Map();
   return {
@@ -36,7 +36,7 @@ export function jobLines(app) {
     show: (jobs) => {
       for (const job of jobs) {
         if (lines.has(job.id)) lines.get(job.id).update(job);
-        else lines.set(job.id, jobLine(app, job));
+        else lines.set(job.id, makeJobLine(app, job));
       }
       arrange(
         list,
@@ -47,67 +47,67 @@ export function jobLines(app) {
 }
 
 /** State, progress and buttons of one job. */
-export function jobParts(app) {
+export function makeJobParts(app) {
   const mark = h("span");
   const progress = h("div.job-progress");
   const acts = h("div.job-acts");
-  const marked = kept(mark, (place, { state }) => put(place, stateMark(state)));
-  const moved = kept(progress, (place, job) => put(place, progressOf(job)));
-  const offered = kept(acts, (place, job) => put(place, actions(app, job)));
+  const drawMark = drawOnChange(mark, (place, { state }) => put(place, makeStateMark(state)));
+  const drawProgress = drawOnChange(progress, (place, job) => put(place, makeProgress(job)));
+  const drawActions = drawOnChange(acts, (place, job) => put(place, makeActions(app, job)));
   return {
     mark,
     progress,
     acts,
     update: (job) => {
-      marked({ state: job.state });
-      moved({ state: job.state, progress: job.progress, error: job.error, result: job.result });
-      offered({ id: job.id, state: job.state, spec: job.spec });
+      drawMark({ state: job.state });
+      drawProgress({ state: job.state, progress: job.progress, error: job.error, result: job.result });
+      drawActions({ id: job.id, state: job.state, spec: job.spec });
     },
   };
 }
 
-function stateMark(state) {
-  return h("span.mark", { "data-state": state }, STATES[state] ?? state);
+function makeStateMark(state) {
+  return h("span.mark", { "data-state": state }, JOB_STATES[state] ?? state);
 }
 
 /** A bar while it runs; in words what it is at, or why it ended so. */
-function progressOf(job) {
-  const words = job.state === "running" ? job.progress?.words : firstLine(job);
+function makeProgress(job) {
+  const words = job.state === "running" ? job.progress?.words : getFirstLine(job);
   const share = job.progress?.share ?? 0;
   return [
-    job.state === "running" ? h("progress", { max: 1, value: share, "aria-label": `${percent(share)} done` }) : null,
+    job.state === "running" ? h("progress", { max: 1, value: share, "aria-label": `${formatPercent(share)} done` }) : null,
     words ? h("small", {}, words) : null,
   ];
 }
 
-function firstLine(job) {
+function getFirstLine(job) {
   if (!job.error) return job.result?.score_note ?? "";
   return job.error.trim().split("\n")[0];
 }
 
 /** Cancel and retry, as the job's state allows. */
-function actions(app, job) {
-  const act = (name, words) =>
+function makeActions(app, job) {
+  const makeButton = (name, words) =>
     h(
       "button.small",
       {
         type: "button",
         "data-key": `${name}-${job.id}`,
-        "aria-label": `${words} ${jobName(job.spec)} on ${job.spec.recording}`,
-        onclick: (event) => ask(app, job, name, event.currentTarget),
+        "aria-label": `${words} ${formatJobName(job.spec)} on ${job.spec.recording}`,
+        onclick: (event) => requestAction(app, job, name, event.currentTarget),
       },
       words,
     );
-  if (job.state === "queued" || job.state === "running") return act("cancel", "Cancel");
-  if (job.state === "failed" || job.state === "cancelled" || job.state === "set_aside") return act("retry", "Retry");
+  if (job.state === "queued" || job.state === "running") return makeButton("cancel", "Cancel");
+  if (job.state === "failed" || job.state === "cancelled" || job.state === "set_aside") return makeButton("retry", "Retry");
   return null;
 }
 
-async function ask(app, job, name, button) {
+async function requestAction(app, job, name, button) {
   button.disabled = true;
   try {
     const next = await post(`jobs/${job.id}/${name}`);
-    if (next?.id) app.store.job(next);
+    if (next?.id) app.store.setJob(next);
     announce(name === "cancel" ? "Asked to stop. What it has found so far stays." : "Back in the queue.");
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;

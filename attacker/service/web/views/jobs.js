@@ -1,20 +1,20 @@
 /* The queue: what runs, what waits, what came of the rest. */
 
-import { all } from "../api.js";
-import { h, put, throttled } from "../dom.js";
-import { refine as setAddress } from "../route.js";
-import { STATES } from "../words.js";
-import { jobLines } from "./jobrow.js";
+import { getAll } from "../api.js";
+import { h, put, throttle } from "../dom.js";
+import { changeQuery } from "../route.js";
+import { JOB_STATES } from "../words.js";
+import { makeJobList } from "./jobrow.js";
 
-const SHOWN = 100;
+const JOBS_PER_STEP = 100;
 
-export function jobsView(app) {
-  const lines = jobLines(app);
+export function makeJobsView(app) {
+  const lines = makeJobList(app);
   const more = h("p.more");
-  const state = h("select", { id: "jobs-state", onchange: () => changed("state", state.value) });
-  const run = h("select", { id: "jobs-run", onchange: () => changed("run", run.value) });
+  const state = h("select", { id: "jobs-state", onchange: () => changeFilter("state", state.value) });
+  const run = h("select", { id: "jobs-run", onchange: () => changeFilter("run", run.value) });
   let query = {};
-  let limit = SHOWN;
+  let limit = JOBS_PER_STEP;
 
   const element = h(
     "div.view",
@@ -25,40 +25,40 @@ export function jobsView(app) {
       {},
       h("div.field", {}, h("label", { for: "jobs-state" }, "State"), state),
       h("div.field", {}, h("label", { for: "jobs-run" }, "Run"), run),
-      h("button.strong", { type: "button", onclick: () => app.openForm({ recording: query.run }) }, "New attack"),
+      h("button.strong", { type: "button", onclick: () => app.openAttackForm({ recording: query.run }) }, "New attack"),
     ),
     lines.element,
     more,
   );
 
-  function changed(name, value) {
+  function changeFilter(name, value) {
     query = { ...query, [name]: value };
-    setAddress({ [name]: value });
-    older();
+    changeQuery({ [name]: value });
+    readOlder();
     draw();
   }
 
   function draw() {
     const { store } = app;
-    options(state, [["", "any"], ...Object.entries(STATES)], query.state);
+    fillSelect(state, [["", "any"], ...Object.entries(JOB_STATES)], query.state);
     const runs = [...new Set([...store.recordings.keys(), ...[...store.jobs.values()].map((job) => job.spec.recording)])].sort();
-    options(run, [["", "all"], ...runs.map((id) => [id, id])], query.run);
-    const jobs = store.newest(query.run || null).filter((job) => !query.state || job.state === query.state);
-    jobs.sort((a, b) => active(b) - active(a));
+    fillSelect(run, [["", "all"], ...runs.map((id) => [id, id])], query.run);
+    const jobs = store.listJobs(query.run || null).filter((job) => !query.state || job.state === query.state);
+    jobs.sort((a, b) => rankActivity(b) - rankActivity(a));
     lines.show(jobs.slice(0, limit));
-    put(more, jobs.length ? beyond(jobs.length) : empty(store));
+    put(more, jobs.length ? makeMoreButton(jobs.length) : explainEmpty(store));
   }
 
-  function beyond(count) {
+  function makeMoreButton(count) {
     if (count <= limit) return null;
     return h(
       "button.small",
-      { type: "button", "data-key": "more", onclick: () => ((limit += SHOWN), draw()) },
+      { type: "button", "data-key": "more", onclick: () => ((limit += JOBS_PER_STEP), draw()) },
       `${count - limit} more`,
     );
   }
 
-  function empty(store) {
+  function explainEmpty(store) {
     if (store.problem) return h("span.state.failure", {}, store.problem.message);
     if (!store.loaded) return "Loading.";
     return query.state || query.run
@@ -67,40 +67,40 @@ export function jobsView(app) {
   }
 
   /** The store keeps the newest jobs: of a filter, older ones are asked for. */
-  async function older() {
+  async function readOlder() {
     if (!query.state && !query.run) return;
-    const found = await all("jobs", { state: query.state, recording: query.run }, 500).catch(() => []);
+    const found = await getAll("jobs", { state: query.state, recording: query.run }, 500).catch(() => []);
     for (const job of found) if (!app.store.jobs.has(job.id)) app.store.jobs.set(job.id, job);
     draw();
   }
 
-  const often = throttled(draw, 250);
-  const timer = setInterval(often, 5000); // the times run on
-  const end = app.store.on(often);
+  const drawSoon = throttle(draw, 250);
+  const timer = setInterval(drawSoon, 5000); // the times run on
+  const end = app.store.subscribe(drawSoon);
   return {
     element,
     title: "Jobs",
     place: "jobs",
     refine: (next) => {
       query = next;
-      older();
+      readOlder();
       draw();
     },
-    preset: () => ({ recording: query.run }),
+    getPreset: () => ({ recording: query.run }),
     stop: () => {
       clearInterval(timer);
-      often.stop();
+      drawSoon.stop();
       end();
     },
   };
 }
 
-function active(job) {
+function rankActivity(job) {
   return job.state === "running" ? 2 : job.state === "queued" ? 1 : 0;
 }
 
 /** Fills a select, leaving it alone where nothing changed: it may be open. */
-export function options(select, choices, chosen = "") {
+export function fillSelect(select, choices, chosen = "") {
   const text = JSON.stringify(choices);
   if (select.dataset.choices !== text) {
     select.dataset.choices = text;

@@ -1,71 +1,71 @@
 /* One run: its grid with what a cell holds beside it, leakage over rounds, training, attacks, cases, and what was recorded. */
 
-import { address, all, get } from "../api.js";
-import { h, kept, put, throttled } from "../dom.js";
-import { inks, leakageGrid } from "../grid.js";
-import { gridLegend } from "../legend.js";
-import { panel, skeleton } from "../panel.js";
-import { link, parse, refine as setAddress } from "../route.js";
-import { onTheme } from "../theme.js";
-import { ago, counted, protection, size } from "../words.js";
-import { attacksTable } from "./attacks.js";
-import { caseList } from "./cases.js";
-import { leakageChart, trainingCharts } from "./curves.js";
-import { federation } from "./federation.js";
-import { filters, matches, within } from "./filters.js";
-import { headline } from "./headline.js";
-import { inspector } from "./inspector.js";
-import { modelName } from "./runs.js";
+import { get, getAll, makeUrl } from "../api.js";
+import { drawOnChange, h, put, throttle } from "../dom.js";
+import { makeLeakageGrid, readThemeColours } from "../grid.js";
+import { makeGridLegend } from "../legend.js";
+import { makePanel, makeSkeleton } from "../panel.js";
+import { changeQuery, makeLink, parseHash } from "../route.js";
+import { listenToTheme } from "../theme.js";
+import { describeProtection, describeSize, formatAge, formatCount } from "../words.js";
+import { makeAttacksTable } from "./attacks.js";
+import { makeCaseList } from "./cases.js";
+import { makeLeakageChart, makeTrainingCharts } from "./curves.js";
+import { makeFederationDetails } from "./federation.js";
+import { isWithin, makeFilters, matches } from "./filters.js";
+import { makeHeadline } from "./headline.js";
+import { makeInspector } from "./inspector.js";
+import { formatModelName } from "./runs.js";
 
-export function runView(app, id) {
+export function makeRunView(app, id) {
   let query = {};
   let sources = [];
   const head = h("header.head");
-  const bar = filters({ onChange: (changes) => setQuery(changes) });
-  const grid = leakageGrid({
+  const bar = makeFilters({ onChange: (changes) => setQuery(changes) });
+  const grid = makeLeakageGrid({
     label: "Leakage of clients by rounds",
     onSelect: (cell) => setQuery({ cell: `${cell.round}@${cell.client}` }, true),
   });
-  const legend = gridLegend();
-  const beside = inspector(id, { onClose: closeInspector });
+  const legend = makeGridLegend();
+  const beside = makeInspector(id, { onClose: closeInspector });
 
-  const attacks = panel({
+  const attacks = makePanel({
     className: "panel",
     load: async () => (await get(`recordings/${id}/attacks`)).items,
     draw: (body, items) => {
       sources = items;
-      bar.attacks(items, query);
+      bar.setAttacks(items, query);
       put(
         body,
         h("h2", {}, "Attacks"),
-        attacksTable(items, (source) => setQuery({ attack: source })),
+        makeAttacksTable(items, (source) => setQuery({ attack: source })),
       );
-      beside.sources(items);
+      beside.setSources(items);
       leakage.redraw();
       cases.element.redraw();
     },
-    empty: (items) => (items.length ? null : "No attack has been run on it yet."),
+    explainEmpty: (items) => (items.length ? null : "No attack has been run on it yet."),
   });
-  const cells = panel({
+  const cells = makePanel({
     className: "bare",
     load: () => get(`recordings/${id}/grid`, { attack: query.attack }),
     draw: (body, data) => {
-      if (!grid.isConnected) put(body, grid, legend, keys());
+      if (!grid.isConnected) put(body, grid, legend, makeKeyHelp());
       showGrid(data);
     },
-    empty: (data) => (data.rounds.length ? null : "No round yet. The grid grows as updates arrive."),
+    explainEmpty: (data) => (data.rounds.length ? null : "No round yet. The grid grows as updates arrive."),
   });
-  const leakage = panel({
+  const leakage = makePanel({
     load: async () => (await get(`recordings/${id}/leakage`)).items,
-    draw: (body, items) => put(body, ...leakageChart(items, sources.find((one) => one.source === query.attack) ?? null)),
+    draw: (body, items) => put(body, ...makeLeakageChart(items, sources.find((one) => one.source === query.attack) ?? null)),
   });
-  const training = panel({
-    load: () => all(`recordings/${id}/training`),
-    draw: (body, rows) => put(body, ...trainingCharts(rows)),
-    empty: (rows) => (rows.length ? null : "The server recorded no loss or accuracy of its training."),
+  const training = makePanel({
+    load: () => getAll(`recordings/${id}/training`),
+    draw: (body, rows) => put(body, ...makeTrainingCharts(rows)),
+    explainEmpty: (rows) => (rows.length ? null : "The server recorded no loss or accuracy of its training."),
   });
-  const cases = caseList(id, () => ({ query, sources }));
-  const verdict = headline(id);
+  const cases = makeCaseList(id, () => ({ query, sources }));
+  const verdict = makeHeadline(id);
 
   const element = h(
     "div.view",
@@ -86,24 +86,24 @@ export function runView(app, id) {
     ),
     attacks,
     cases.element,
-    federation(app, id),
+    makeFederationDetails(app, id),
   );
 
   function showGrid({ clients, rounds, cells: list }) {
-    const wanted = list.filter((cell) => within(cell, query));
+    const wanted = list.filter((cell) => isWithin(cell, query));
     const shown = {
       clients: clients.filter((name) => !query.client || name === query.client),
-      rounds: rounds.filter((round) => within({ round }, { from: query.from, to: query.to })),
+      rounds: rounds.filter((round) => isWithin({ round }, { from: query.from, to: query.to })),
     };
     const byPlace = new Map(wanted.map((cell) => [`${cell.round}@${cell.client}`, cell]));
-    bar.clients(clients, query);
+    bar.setClients(clients, query);
     grid.show({
       ...shown,
       at: (row, column) => byPlace.get(`${shown.rounds[column]}@${shown.clients[row]}`),
       faded: (cell) => !matches(cell, query),
     });
     legend.redraw(
-      inks(grid),
+      readThemeColours(grid),
       list.some((cell) => cell.success !== null && cell.success !== undefined) ? "recovered" : "confidence of the attack",
     );
     const now = query.cell ? byPlace.get(query.cell) : null;
@@ -112,9 +112,9 @@ export function runView(app, id) {
 
   /** chosen: whether somebody picked a cell, and wants to read on there. */
   function setQuery(changes, chosen = false) {
-    setAddress(changes);
-    refine(parse(location.hash).query);
-    if (chosen) beside.arrive();
+    changeQuery(changes);
+    refine(parseHash(location.hash).query);
+    if (chosen) beside.takeFocus();
   }
 
   function refine(next) {
@@ -136,10 +136,10 @@ export function runView(app, id) {
     grid.focusFrame();
   }
 
-  const heading = kept(head, (place, { run, loaded, audited }) =>
+  const drawHeading = drawOnChange(head, (place, { run, loaded, audited }) =>
     put(
       place,
-      h("p.eyebrow", {}, h("a", { href: "#/", "data-key": "up" }, "Runs"), h("span", {}, run ? modelName(run) : "")),
+      h("p.eyebrow", {}, h("a", { href: "#/", "data-key": "up" }, "Runs"), h("span", {}, run ? formatModelName(run) : "")),
       h(
         "div.head-line",
         {},
@@ -149,12 +149,16 @@ export function runView(app, id) {
           {},
           h(
             "a.button",
-            { href: address(`recordings/${id}/report`), target: "_blank", rel: "noopener", "data-key": "report" },
+            { href: makeUrl(`recordings/${id}/report`), target: "_blank", rel: "noopener", "data-key": "report" },
             "Report",
           ),
-          audited ? h("a.button", { href: link(["job", audited]), "data-key": "audited" }, "Last audit") : null,
+          audited ? h("a.button", { href: makeLink(["job", audited]), "data-key": "audited" }, "Last audit") : null,
           h("button", { type: "button", "data-key": "audit", onclick: () => app.openAuditForm(id) }, "Audit it"),
-          h("button.strong", { type: "button", "data-key": "attack", onclick: () => app.openForm(preset()) }, "Attack it"),
+          h(
+            "button.strong",
+            { type: "button", "data-key": "attack", onclick: () => app.openAttackForm(getPreset()) },
+            "Attack it",
+          ),
         ),
       ),
       h(
@@ -162,18 +166,18 @@ export function runView(app, id) {
         {},
         run
           ? [
-              h("code", {}, protection(run) ?? "no defense"),
-              ` · ${size(run)}${run.updated ? `, last update ${ago(run.updated)}` : ""}`,
+              h("code", {}, describeProtection(run) ?? "no defense"),
+              ` · ${describeSize(run)}${run.updated ? `, last update ${formatAge(run.updated)}` : ""}`,
             ]
           : loaded
             ? "This run is not among the runs now."
-            : skeleton(1),
+            : makeSkeleton(1),
       ),
       run?.trouble?.length
         ? h(
             "details.trouble",
             {},
-            h("summary", {}, counted(run.trouble.length, "trouble")),
+            h("summary", {}, formatCount(run.trouble.length, "trouble")),
             h(
               "ul",
               {},
@@ -183,39 +187,41 @@ export function runView(app, id) {
         : null,
     ),
   );
-  const lastAudit = () => app.store.newest(id).find((job) => !job.spec.attack)?.id ?? null;
-  const named = () => heading({ run: app.store.recordings.get(id) ?? null, loaded: app.store.loaded, audited: lastAudit() });
+  const findLastAudit = () => app.store.listJobs(id).find((job) => !job.spec.attack)?.id ?? null;
+  const showHeading = () =>
+    drawHeading({ run: app.store.recordings.get(id) ?? null, loaded: app.store.loaded, audited: findLastAudit() });
 
-  function preset() {
+  function getPreset() {
     const attack = sources.find((one) => one.source === query.attack);
     const rounds =
       query.from || query.to ? `${query.from || 1}-${query.to || app.store.recordings.get(id)?.last_round || query.from}` : "all";
     return { recording: id, attack: attack?.attack, rounds, clients: query.client ? [query.client] : [] };
   }
 
-  const arrived = throttled(() => [verdict, cells, leakage, training, cases, attacks, beside].forEach((part) => part.refresh()), 1500);
-  const worked = throttled(() => [verdict, cells, leakage, cases, attacks, beside].forEach((part) => part.refresh()), 2000);
+  const attacked = [verdict, cells, leakage, cases, attacks, beside];
+  const refreshAll = throttle(() => [...attacked, training].forEach((part) => part.refresh()), 1500);
+  const refreshAttacks = throttle(() => attacked.forEach((part) => part.refresh()), 2000);
   const ends = [
-    app.store.on((change) => {
-      if (change.all || change.recording?.id === id || change.removed === id) named();
-      if (change.all || change.recording?.id === id) arrived();
+    app.store.subscribe((change) => {
+      if (change.all || change.recording?.id === id || change.removed === id) showHeading();
+      if (change.all || change.recording?.id === id) refreshAll();
       else if (change.job?.spec.recording === id) {
-        named();
-        worked();
+        showHeading();
+        refreshAttacks();
       }
     }),
-    onTheme(() => cells.redraw()),
+    listenToTheme(() => cells.redraw()),
   ];
-  named();
+  showHeading();
   return {
     element,
     title: app.store.recordings.get(id)?.name ?? id,
     place: "runs",
     refine,
-    preset,
+    getPreset,
     stop: () => {
-      arrived.stop();
-      worked.stop();
+      refreshAll.stop();
+      refreshAttacks.stop();
       ends.forEach((end) => end());
       [verdict, cells, leakage, training, cases.element, attacks].forEach((part) => part.stop());
       beside.clear();
@@ -223,6 +229,6 @@ export function runView(app, id) {
   };
 }
 
-function keys() {
+function makeKeyHelp() {
   return h("p.keys", { id: "grid-keys" }, "Arrow keys walk through the grid, Enter shows what a cell holds, Escape comes back.");
 }

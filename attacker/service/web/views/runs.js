@@ -1,19 +1,28 @@
 /* All runs, newest first, each with its grid in small, and what is being attacked now. */
 
 import { get } from "../api.js";
-import { arrange, h, kept, put, throttled } from "../dom.js";
-import { skeleton } from "../panel.js";
-import { link } from "../route.js";
-import { colour } from "../scale.js";
-import { current, onTheme } from "../theme.js";
-import { ago, attackName, base, counted, NULL_EXPLAINED, percent, protection, size } from "../words.js";
-import { jobLines } from "./jobrow.js";
+import { arrange, drawOnChange, h, put, throttle } from "../dom.js";
+import { makeSkeleton } from "../panel.js";
+import { makeLink } from "../route.js";
+import { getColour } from "../scale.js";
+import { getTheme, listenToTheme } from "../theme.js";
+import {
+  describeProtection,
+  describeSize,
+  formatAge,
+  formatAttackName,
+  formatCount,
+  formatPercent,
+  NULL_EXPLAINED,
+  removeNullSuffix,
+} from "../words.js";
+import { makeJobList } from "./jobrow.js";
 
-const PICTURED = 24;
+const MAX_THUMBNAILS = 24;
 
-export function runsView(app) {
+export function makeRunsView(app) {
   const cards = h("div.cards");
-  const lines = jobLines(app);
+  const lines = makeJobList(app);
   const trouble = h("div");
   const busy = h("section", { "aria-label": "Being attacked", hidden: true }, h("h2", {}, "Being attacked"), lines.element);
   const filter = h("input", {
@@ -39,38 +48,39 @@ export function runsView(app) {
     cards,
     trouble,
   );
-  const known = new Map(); // thumbnails by run
-  const made = new Map(); // cards by run
-  const told = kept(trouble, (place, data) => put(place, notServed(data.trouble)));
+  const thumbnails = new Map(); // by id of the run
+  const cardById = new Map();
+  const drawTrouble = drawOnChange(trouble, (place, data) => put(place, makeTrouble(data.trouble)));
 
   function draw() {
     const { store } = app;
     const wanted = filter.value.trim().toLowerCase();
+    const describe = (one) => `${one.id} ${one.name} ${formatModelName(one)} ${describeProtection(one) ?? ""}`;
     const runs = [...store.recordings.values()]
-      .filter((one) => `${one.id} ${one.name} ${modelName(one)} ${protection(one) ?? ""}`.toLowerCase().includes(wanted))
+      .filter((one) => describe(one).toLowerCase().includes(wanted))
       .sort((a, b) => Date.parse(b.updated ?? 0) - Date.parse(a.updated ?? 0) || a.id.localeCompare(b.id));
-    arrange(cards, runs.length ? runs.map((one, i) => cardOf(one, i < PICTURED)) : [nothing(store, wanted)]);
-    const jobs = store.newest().filter((job) => job.state === "running" || job.state === "queued");
-    told({ trouble: store.trouble });
+    arrange(cards, runs.length ? runs.map((one, i) => getCard(one, i < MAX_THUMBNAILS)) : [explainEmpty(store, wanted)]);
+    const jobs = store.listJobs().filter((job) => job.state === "running" || job.state === "queued");
+    drawTrouble({ trouble: store.trouble });
     busy.hidden = jobs.length === 0;
     lines.show(jobs.slice(0, 5));
   }
 
   /** A card stays the same element until what it says changes. */
-  function cardOf(run, pictured) {
-    const text = JSON.stringify([run, pictured, ago(run.updated)]);
-    if (made.get(run.id)?.text !== text) made.set(run.id, { text, element: card(known, run, pictured) });
-    return made.get(run.id).element;
+  function getCard(run, pictured) {
+    const text = JSON.stringify([run, pictured, formatAge(run.updated)]);
+    if (cardById.get(run.id)?.text !== text) cardById.set(run.id, { text, element: makeCard(thumbnails, run, pictured) });
+    return cardById.get(run.id).element;
   }
 
-  const often = throttled(draw, 250);
+  const drawSoon = throttle(draw, 250);
   const ends = [
-    app.store.on((change) => {
+    app.store.subscribe((change) => {
       const id = change.recording?.id ?? change.job?.spec.recording;
-      if (id) known.get(id)?.stale();
-      often();
+      if (id) thumbnails.get(id)?.readSoon();
+      drawSoon();
     }),
-    onTheme(() => known.forEach((one) => one.paint())),
+    listenToTheme(() => thumbnails.forEach((one) => one.paint())),
   ];
   draw();
   return {
@@ -78,53 +88,64 @@ export function runsView(app) {
     title: "What leaks",
     place: "runs",
     stop: () => {
-      often.stop();
+      drawSoon.stop();
       ends.forEach((end) => end());
-      known.forEach((one) => one.stop());
+      thumbnails.forEach((one) => one.stop());
     },
   };
 }
 
 /** What lies below the service's folder and is no run that can be shown. */
-function notServed(words) {
+function makeTrouble(words) {
   if (!words.length) return null;
   const list = words.map((line) => h("li", {}, line));
-  return h("details.trouble", {}, h("summary", {}, `${counted(words.length, "folder")} not shown`), h("ul", {}, list));
+  return h("details.trouble", {}, h("summary", {}, `${formatCount(words.length, "folder")} not shown`), h("ul", {}, list));
 }
 
-function nothing(store, wanted) {
+function explainEmpty(store, wanted) {
   if (store.problem && !store.loaded) return h("p.state.failure", {}, store.problem.message);
-  if (!store.loaded) return h("div.state", { role: "status" }, skeleton(4));
+  if (!store.loaded) return h("div.state", { role: "status" }, makeSkeleton(4));
   if (wanted) return h("p.state", {}, "No run is called so.");
   const root = store.root ?? "ROOT";
   return h(
     "div.state",
     {},
-    h("p", {}, "No run yet. This service watches ", h("code", {}, root), ". A run that is recorded there shows up here by itself:"),
-    h("pre", {}, h("code", {}, `fedsim run EXPERIMENT.toml --out ${quoted(root)}/NAME`)),
+    h(
+      "p",
+      {},
+      "No run yet. This service watches ",
+      h("code", {}, root),
+      ". A run that is recorded there shows up here by itself:",
+    ),
+    h("pre", {}, h("code", {}, `fedsim run EXPERIMENT.toml --out ${quote(root)}/NAME`)),
   );
 }
 
 /** A path as a shell takes it. */
-function quoted(path) {
+function quote(path) {
   return /^[A-Za-z0-9_@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
 }
 
-export function modelName(recording) {
+export function formatModelName(recording) {
   return typeof recording.model === "string" ? recording.model : (recording.model?.name ?? "");
 }
 
-function card(known, run, pictured) {
-  const small = pictured ? thumbnail(known, run.id) : null;
+function makeCard(thumbnails, run, pictured) {
+  const small = pictured ? getThumbnail(thumbnails, run.id) : null;
   return h(
     "article.card",
     {},
-    h("p.eyebrow", {}, h("code", {}, protection(run) ?? "no defense"), h("span", {}, run.updated ? ago(run.updated) : "")),
-    h("h3", {}, h("a.cover", { href: link(["run", run.id]), "data-key": `run-${run.id}` }, run.name)),
+    h(
+      "p.eyebrow",
+      {},
+      h("code", {}, describeProtection(run) ?? "no defense"),
+      h("span", {}, run.updated ? formatAge(run.updated) : ""),
+    ),
+    h("h3", {}, h("a.cover", { href: makeLink(["run", run.id]), "data-key": `run-${run.id}` }, run.name)),
     h(
       "p.soft",
       {},
-      `${modelName(run)}, ${size(run)}, ${counted(run.observations, "update")}`,
+      `${formatModelName(run)}, ${describeSize(run)}, ${formatCount(run.observations, "update")}`,
     ),
     small?.element,
     run.trouble?.length ? h("p.trouble", {}, run.trouble[0]) : null,
@@ -132,11 +153,11 @@ function card(known, run, pictured) {
 }
 
 /** The run's grid in small and its worst attack in words; kept between drawings, read again when the run changes. */
-function thumbnail(known, id) {
-  const found = known.get(id);
+function getThumbnail(thumbnails, id) {
+  const found = thumbnails.get(id);
   if (found) return found;
   const canvas = h("canvas.small-grid", { width: 1, height: 1, role: "img", "aria-label": "leakage, clients by rounds" });
-  const words = h("p.worst", {}, skeleton(1));
+  const words = h("p.worst", {}, makeSkeleton(1));
   let grid = null;
 
   function paint() {
@@ -147,7 +168,7 @@ function thumbnail(known, id) {
     const context = canvas.getContext("2d");
     const style = getComputedStyle(canvas);
     for (const cell of grid.cells) {
-      context.fillStyle = typeof cell.leak === "number" ? colour(cell.leak, current()) : style.color;
+      context.fillStyle = typeof cell.leak === "number" ? getColour(cell.leak, getTheme()) : style.color;
       context.globalAlpha = typeof cell.leak === "number" ? 1 : 0.18;
       const gap = size > 3 ? 1 : 0;
       context.fillRect(grid.rounds.indexOf(cell.round) * size, grid.clients.indexOf(cell.client) * size, size - gap, size - gap);
@@ -159,34 +180,36 @@ function thumbnail(known, id) {
       const [cells, attacks] = await Promise.all([get(`recordings/${id}/grid`), get(`recordings/${id}/attacks`)]);
       grid = cells;
       paint();
-      put(words, worst(attacks.items));
+      put(words, describeStrongest(attacks.items));
     } catch {
       put(words, "not readable now");
     }
   }
 
-  const stale = throttled(read, 2000);
-  stale();
-  const made = { element: h("div.thumb", {}, canvas, words), paint, stale, stop: stale.stop };
-  known.set(id, made);
+  const readSoon = throttle(read, 2000);
+  readSoon();
+  const made = { element: h("div.thumb", {}, canvas, words), paint, readSoon, stop: readSoon.stop };
+  thumbnails.set(id, made);
   return made;
 }
 
-function worst(attacks) {
+function describeStrongest(attacks) {
   const real = attacks.filter((one) => !one.null);
   const scored = real.filter((one) => typeof one.success === "number").sort((a, b) => b.success - a.success);
   if (!real.length) return "not attacked yet";
   if (!scored.length) {
     const finished = real.some((one) => one.done + one.failed > 0);
-    return `${counted(real.length, "attack")}, ${finished ? "not scored" : "nothing finished yet"}`;
+    return `${formatCount(real.length, "attack")}, ${finished ? "not scored" : "nothing finished yet"}`;
   }
   const [top] = scored;
   const left = top.waiting + top.interrupted;
-  const beside = attacks.find((one) => one.null && base(one.spec) === base(top.spec) && typeof one.success === "number");
+  const beside = attacks.find(
+    (one) => one.null && removeNullSuffix(one.spec) === removeNullSuffix(top.spec) && typeof one.success === "number",
+  );
   return [
-    h("b", {}, `${percent(top.success)} of ${counted(top.examples, "example")} recovered`),
-    ` by ${attackName(top.attack ?? top.spec.split("(")[0])}${beside ? `, its null ${percent(beside.success)}` : ""}`,
-    left ? `; ${counted(left, "case")} not finished` : "",
+    h("b", {}, `${formatPercent(top.success)} of ${formatCount(top.examples, "example")} recovered`),
+    ` by ${formatAttackName(top.attack ?? top.spec.split("(")[0])}${beside ? `, its null ${formatPercent(beside.success)}` : ""}`,
+    left ? `; ${formatCount(left, "case")} not finished` : "",
     top.outcome && top.outcome !== "recovered" ? `; ${top.outcome}` : "",
   ];
 }
