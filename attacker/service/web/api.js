@@ -1,7 +1,11 @@
-/* The service's JSON. Every failure becomes a `Problem` that says what is wrong in words. */
+/* Requests to the service's JSON API. Every failure is thrown as a `Problem`, whose message is shown to the user. */
 
 const API_ROOT = new URL("api/v1/", document.baseURI);
 
+/**
+ * A failed request. status: HTTP status; 0 without a response. field: name of the wrong field of the request, or null.
+ * known: valid names, such as those of all recordings; null if the service lists none.
+ */
 export class Problem extends Error {
   constructor(message, { status = 0, field = null, known = null } = {}) {
     super(message);
@@ -13,12 +17,12 @@ export class Problem extends Error {
 
 let askForToken = null;
 
-/** What is called, and waited for, where the service asks for its token. */
+/** Set the function that asks the user for the token. Requests that lack it are sent again once its promise is fulfilled. */
 export function setTokenPrompt(ask) {
   askForToken = ask;
 }
 
-/** The address of `path` below the API, with those of `query` that are set. */
+/** Return the URL of `path` below the API with the parameters `query`; those that are null, undefined or "" are left out. */
 export function makeUrl(path, query = {}) {
   const url = new URL(path.split("/").map(encodeURIComponent).join("/"), API_ROOT);
   for (const [key, value] of Object.entries(query)) {
@@ -27,7 +31,7 @@ export function makeUrl(path, query = {}) {
   return url;
 }
 
-/** An address that the service gave, or null where it does not lead back to the service. */
+/** Return a URL from a response in absolute form; null if it is missing, or of another origin than the service. */
 export function resolveOwnUrl(url) {
   if (!url) return null;
   const full = new URL(url, document.baseURI);
@@ -47,7 +51,7 @@ export async function remove(path) {
   return ask(makeUrl(path), { method: "DELETE" });
 }
 
-/** All pages of a list, at most `most` items; `seen` is called with each page. */
+/** Return the items of a list. Pages are read until the list ends or at least `most` items are there; `seen` gets each page. */
 export async function getAll(path, query = {}, most = 2000, seen = () => {}) {
   const items = [];
   let after = null;

@@ -1,9 +1,10 @@
-/* The form of a new audit: how long its attacks may compute. */
+/* Dialog that submits an audit as a job, with the time budget of its attacks. */
 
 import { post } from "./api.js";
 import { h } from "./dom.js";
 import { makeField, wireJobForm } from "./fields.js";
 
+/** Budgets to choose from, in seconds. */
 const BUDGETS = [
   [60, "1 minute"],
   [120, "2 minutes"],
@@ -13,7 +14,7 @@ const BUDGETS = [
 ];
 const DEFAULT_SECONDS = 600;
 
-/** Opens the dialog for an audit of `recording`; goes to the job that comes of it. */
+/** Open the dialog. recording: id of the recording to audit. */
 export function openAuditForm(store, recording) {
   const dialog = h("dialog", { "aria-labelledby": "audit-title" });
   const close = () => dialog.close();

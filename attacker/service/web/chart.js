@@ -1,4 +1,4 @@
-/* A line chart: axes with units, a legend by name, and the numbers at a place by pointer or arrow keys. */
+/* Line charts with axes and a legend. Pointer and arrow keys show the values at a place. */
 
 import { h, svg } from "./dom.js";
 import { makeTooltip } from "./tooltip.js";
@@ -9,8 +9,11 @@ const MARGIN = { left: 52, right: 14, top: 12, bottom: 38 };
 const DEFAULT_HEIGHT = 190;
 
 /**
- * title: said above; height: in pixels; x: {label, whole}; y: {label, domain, format, log};
- * series: [{name, points: [[x, y]], null: boolean, ink: 1 to 6}]. Points of an axis by powers of ten must be positive.
+ * Return a chart.
+ * title, note: caption. height: in pixels. x: {label, whole}; whole: whether ticks are whole numbers only.
+ * y: {label, domain, format, log}; domain: [low, high], by default that of the points; format: function from values to text;
+ * log: whether the axis is logarithmic, which leaves out points that are not positive.
+ * series: [{name, points: [[x, y]], null: whether it is of a null, ink: line style from 1 to `NUM_LINE_STYLES`}].
  */
 export function makeChart({ title, note = "", x, y, series, height = DEFAULT_HEIGHT }) {
   const tip = makeTooltip();
@@ -26,7 +29,7 @@ export function makeChart({ title, note = "", x, y, series, height = DEFAULT_HEI
     points: one.points.filter(([, value]) => Number.isFinite(value) && !(y.log && value <= 0)),
   }));
   if (series.length > 1) {
-    element.classList.add("several"); // then dashes tell the lines apart too
+    element.classList.add("several"); // gives each line style its dash pattern
     element.append(makeLegend(drawn));
   }
   let width = 0;

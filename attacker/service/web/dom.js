@@ -1,14 +1,18 @@
-/* Elements from data. Everything that comes from a server becomes a text node or a property, never markup. */
+/* Elements from data. Text from the service becomes text nodes and attribute values, never markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** h("a.name", {href}, "text", [child, null]): an element; `on...` are listeners, null and false properties are left out. */
+/**
+ * Return an HTML element, such as h("a.name", { href, onclick }, "text", [child]).
+ * tag: name of the element, followed by classes. properties: attributes, and listeners as on...; null, undefined and false are
+ * left out, also among the children, which are elements, texts and nested arrays of them.
+ */
 export function h(tag, properties, ...children) {
   const [name, ...classes] = tag.split(".");
   return fill(document.createElement(name), classes, properties, children);
 }
 
-/** The same for SVG. */
+/** Return an SVG element; the arguments are those of `h`. */
 export function svg(tag, properties, ...children) {
   const [name, ...classes] = tag.split(".");
   return fill(document.createElementNS(SVG, name), classes, properties, children);
@@ -29,20 +33,20 @@ function flatten(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
-/** Puts new children in place of the old, and the focus back on the element with the same data-key. */
+/** Replace the children of `parent`. If the focus was among them, the new element with the same data-key gets it. */
 export function put(parent, ...children) {
   const focused = parent.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   parent.replaceChildren(...flatten(children));
   if (focused) parent.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 
-/** Makes `children` the parent's, touching nothing that is in its place: what is moved while it is pressed gets no click. */
+/** Make `children` the children of `parent`. If they are already, nothing is moved: a moved element would miss a click. */
 export function arrange(parent, children) {
   const same = parent.children.length === children.length && children.every((child, i) => parent.children[i] === child);
   if (!same) put(parent, children);
 }
 
-/** A drawing of a piece of data that is made anew only where the data changed: `draw(element, data)`. */
+/** Return a function of data that calls `draw(element, data)` if the data differ from those of its last call. */
 export function drawOnChange(element, draw) {
   let text = null;
   return (data) => {
@@ -55,17 +59,20 @@ export function drawOnChange(element, draw) {
 
 let numIds = 0;
 
-/** A name for an element that another one points to. */
+/** Return a new id for an element that another one refers to. */
 export function makeId(prefix) {
   return `${prefix}-${++numIds}`;
 }
 
-/** Reads `words` out to those who do not see the page change. */
+/** Have screen readers read out `words`. */
 export function announce(words) {
   document.getElementById("news").textContent = words;
 }
 
-/** Calls `work` at once and then at most every `wait` ms, always once more after the last call. */
+/**
+ * Return a function that calls `work` at once, but at most every `wait` ms.
+ * Calls in between cause one further call of `work` at the end of this time, which `stop()` prevents.
+ */
 export function throttle(work, wait) {
   let timer = null;
   let again = false;

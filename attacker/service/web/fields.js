@@ -1,8 +1,8 @@
-/* Labelled inputs, and the service's complaints shown at the one they are about. */
+/* Labelled inputs of forms, and the service's error messages beside the input that they are about. */
 
 import { h, makeId, put } from "./dom.js";
 
-/** A label, an input, help below it and room for what is wrong. */
+/** Return `input` with its label, its help, and an empty line for an error message. name: field of the request. */
 export function makeField(name, input, { label = name.charAt(0).toUpperCase() + name.slice(1), help = "" } = {}) {
   const id = makeId("field");
   input.id = id;
@@ -18,7 +18,7 @@ export function makeField(name, input, { label = name.charAt(0).toUpperCase() + 
   );
 }
 
-/** The input of one argument of an attack, by the type of its default. */
+/** Return an input for one argument of an attack: a checkbox if its default `value` is a boolean, else a line of text. */
 export function makeArgumentField(name, value) {
   if (typeof value === "boolean") {
     const box = h("input", { type: "checkbox", checked: value });
@@ -43,14 +43,14 @@ export function makeArgumentField(name, value) {
   return { name, element, isChanged: () => input.value.trim() !== text, getValue: () => parseValue(input.value.trim(), value) };
 }
 
-/** A number where the default is no text; what is no number then goes as text, for the service to refuse. */
+/** Return the value of a text input: text if the default is text, else null, a number, or text that is no number. */
 function parseValue(text, value) {
   if (text === "" && value === null) return null;
   if (typeof value === "string") return text;
   return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
 }
 
-/** Submits the job of a dialog's form: `request` returns it, the page goes to it, and a problem is shown in the form. */
+/** Make `form` submit a job by `request()`, then close the dialog and open the page of the job. Errors are shown in the form. */
 export function wireJobForm({ form, dialog, problem, send, store, request }) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -70,13 +70,12 @@ export function wireJobForm({ form, dialog, problem, send, store, request }) {
   });
 }
 
-/** Takes back what was said before. */
 function clearMessages(form) {
   for (const one of form.querySelectorAll("[aria-invalid]")) one.removeAttribute("aria-invalid");
   for (const one of form.querySelectorAll(".field .wrong")) put(one);
 }
 
-/** Puts a problem at the field it names, opens what hides it and goes there; else below the form. */
+/** Show a problem at the field that it names, opened and focused; in `place` if it names none of the form. */
 function showProblem(form, place, problem) {
   const words = problem.known?.length ? `${problem.message} Known: ${problem.known.slice(0, 12).join(", ")}.` : problem.message;
   const target = problem.field ? findField(form, problem.field) : null;
@@ -91,6 +90,7 @@ function showProblem(form, place, problem) {
   input.focus();
 }
 
+/** Return the field of `form` for a field of the request, or of its parent, such as arguments.steps for spec.arguments.steps. */
 function findField(form, name) {
   const parts = name.split(".").filter((part) => part !== "spec" && part !== "body");
   for (let length = parts.length; length > 0; length -= 1) {

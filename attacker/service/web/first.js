@@ -1,7 +1,7 @@
-// Before the first paint, so that a chosen theme does not flash in after the system's.
+// Applies the theme that the user chose. It is a classic script, so that it runs before the first paint and nothing flashes.
 try {
   const chosen = localStorage.getItem("fedleak-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch {
-  // storage is closed to this page: the system's theme it is
+  // the browser denies access to its storage: the page follows the theme of the system
 }

@@ -1,4 +1,5 @@
-/* Clients by rounds, coloured by leakage: a canvas as large as its frame, scrolled through, read and walked by keyboard. */
+/* Grid of clients by rounds, coloured by leakage, for pointer, keyboard and screen readers. Its canvas is only as large as the
+   visible part. */
 
 import { h } from "./dom.js";
 import { computeGeometry, findCell, paint } from "./gridpaint.js";
@@ -8,7 +9,10 @@ import { makeTooltip } from "./tooltip.js";
 
 const THEME_PROPERTIES = ["ink", "soft", "rule", "accent", "red", "focus", "card", "mono", "sans"];
 
-/** onSelect: called with the chosen cell. The element has `show(model)`, `select(client, round)`, `redraw()`, `focusFrame()`. */
+/**
+ * Return the grid, with the methods `show(model)`, `select(client, round)`, `redraw()` and `focusFrame()`.
+ * model: as in `paint`. onSelect: called with the cell that the user chooses.
+ */
 export function makeLeakageGrid({ label, onSelect }) {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const spacer = h("div.grid-space", { role: "presentation" });
@@ -204,7 +208,7 @@ function clamp(value, count) {
   return Math.max(0, Math.min(count - 1, value));
 }
 
-/** The theme's colours, as a canvas takes them. */
+/** Return the theme's colours and fonts by name, in the form that a canvas accepts, and `theme`, the name of the theme. */
 export function readThemeColours(element) {
   const style = getComputedStyle(element);
   const found = { theme: getTheme() };
@@ -212,7 +216,7 @@ export function readThemeColours(element) {
   return found;
 }
 
-/** `light-dark(a, b)` of a custom property is handed out as written: takes the theme's half. */
+/** Return the colour for `theme` from the value of a custom property, which browsers return as light-dark(a, b). */
 function resolve(value, theme) {
   const pair = /^light-dark\(([^,]+),\s*([^)]+)\)$/.exec(value.trim());
   return pair ? pair[theme === "dark" ? 2 : 1].trim() : value.trim();

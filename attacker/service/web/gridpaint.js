@@ -1,9 +1,9 @@
-/* Paints the part of the grid of clients by rounds that is on the screen. Knows geometry and colours, no events. */
+/* Painting of the visible part of the grid of clients by rounds on a canvas. */
 
 import { getColour } from "./scale.js";
 import { shorten } from "./words.js";
 
-/** Sizes in CSS pixels for so many clients and rounds in so much width. */
+/** Return the grid's sizes in CSS pixels: margins `left` and `top`, sizes of a `row` and a `column`, and the whole. */
 export function computeGeometry(clients, rounds, width) {
   const left = width < 480 ? 84 : 118;
   const top = 26;
@@ -12,7 +12,7 @@ export function computeGeometry(clients, rounds, width) {
   return { left, top, row, column, width: left + rounds * column, height: top + clients * row };
 }
 
-/** Which cell lies at a point of the frame, or null. */
+/** Return the row and column of the cell at the point (x, y) of the frame; null if there is none. */
 export function findCell(g, x, y, scroll, clients, rounds) {
   if (x < g.left || y < g.top) return null;
   const column = Math.floor((x - g.left + scroll.x) / g.column);
@@ -21,8 +21,10 @@ export function findCell(g, x, y, scroll, clients, rounds) {
 }
 
 /**
- * model: {clients, rounds, at(row, column) => cell or undefined, faded(cell) => boolean, scored};
- * marks: {hover, focus, selected, news}, each {row, column} or null, news a column; ink: colours of the theme by name.
+ * Paint the visible cells, the marks and the labels.
+ * g: from `computeGeometry`. model: {clients, rounds, at(row, column) => cell or undefined, faded(cell) => boolean}.
+ * scroll: {x, y} of the frame. size: {width, height} of the canvas. marks: {hover, focus, selected}, each {row, column} or null.
+ * ink: colours and fonts of the theme by name, from `readThemeColours`.
  */
 export function paint(context, g, model, scroll, size, marks, ink) {
   context.clearRect(0, 0, size.width, size.height);
@@ -54,7 +56,11 @@ function findVisible(offset, room, step, count) {
   return { from: Math.max(0, Math.floor(offset / step)), to: Math.min(count, Math.ceil((offset + room) / step)) };
 }
 
-/** One cell, also used by the legend: filled by what leaked, a sign where nothing is known. */
+/**
+ * Paint one cell of the grid or of the legend.
+ * A cell with a known leak is filled with the leak's colour, others are framed. Signs show unfinished cases and, in cells without
+ * a leak, failed cases and missing updates.
+ */
 export function paintCell(context, cell, x, y, w, h, ink) {
   if (typeof cell.leak === "number") {
     context.fillStyle = getColour(cell.leak, ink.theme);
@@ -73,7 +79,7 @@ export function paintCell(context, cell, x, y, w, h, ink) {
   } else if (cell.status !== "complete" && cell.status !== "masked") paintDash(context, x, y, w, h, ink.soft);
 }
 
-/** The sign of a case that is still to come to its end; false where it has. */
+/** Paint the sign of a state that is not final, and return true; false for other states. */
 function paintUnfinished(context, state, x, y, w, h, ink) {
   if (state === "running" || state === "waiting") paintDot(context, x, y, w, h, ink, state === "running");
   else if (state === "interrupted") paintPause(context, x, y, w, h, ink.accent);
@@ -81,7 +87,6 @@ function paintUnfinished(context, state, x, y, w, h, ink) {
   return true;
 }
 
-/** Two bars. */
 function paintPause(context, x, y, w, h, colour) {
   const r = Math.max(2, Math.min(w, h) / 4);
   context.fillStyle = colour;
@@ -116,7 +121,7 @@ function paintDash(context, x, y, w, h, colour) {
   context.fillRect(x + w / 2 - Math.min(4, w / 4), y + h / 2 - 0.5, Math.min(8, w / 2), 1);
 }
 
-/** A frame, and one of the paper's colour within it: it shows on every colour of a cell. */
+/** Paint a frame around a cell; if it is wide, also one in the colour `within`, for contrast with every colour of the cell. */
 function paintRing(context, mark, place, g, colour, width, within) {
   if (!mark) return;
   const [x, y] = place(mark.row, mark.column);

@@ -1,4 +1,4 @@
-/* What a cell of the grid says on hover, on focus and to a screen reader. */
+/* Texts on a cell of the grid, for its tooltip and for screen readers. */
 
 import { formatCount, formatDecibels, formatNumber, formatPercent, isKnown } from "./words.js";
 
@@ -11,13 +11,13 @@ const STATE_TEXTS = {
   interrupted: "attack interrupted",
 };
 
-/** The name of a cell's state. */
+/** Return the state of a cell as text. */
 export function describeState(cell) {
   if (cell.status === "masked" && cell.state === "none") return "masked";
   return cell.status !== "complete" && cell.state === "none" ? `no update: ${cell.status}` : STATE_TEXTS[cell.state];
 }
 
-/** Lines: who and when, then the numbers there are. */
+/** Return lines of text on a cell: round and client, then the numbers that are known. cell: undefined if there is none. */
 export function describeCell(cell, client, round) {
   const lines = [`round ${round}, ${client}`];
   if (!cell) return [...lines, "did not take part"];

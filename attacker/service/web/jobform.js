@@ -1,4 +1,4 @@
-/* The form of a new attack: what GET /attacks says of each, what POST /jobs says of what was given. */
+/* Dialog that submits an attack as a job. Attacks and their arguments are listed by the service, which also checks the input. */
 
 import { get, post } from "./api.js";
 import { h, put } from "./dom.js";
@@ -7,7 +7,7 @@ import { formatAttackName } from "./words.js";
 
 const NUMBER_FIELDS = { seed: [0, "Random seed of the attack."], priority: [0, "From -10 to 10; higher goes first."] };
 
-/** Opens the dialog, filled with `preset` {recording, attack, rounds, clients}; goes to the job that comes of it. */
+/** Open the dialog. preset: first values of its fields {recording, attack, rounds, clients}, each optional. */
 export async function openAttackForm(store, preset = {}) {
   const dialog = h("dialog", { "aria-labelledby": "form-title" });
   const close = () => dialog.close();
@@ -133,7 +133,7 @@ function readValues({ run, attack, rounds, clients, isNull, form }) {
   };
 }
 
-/** Of the attack's arguments those that were changed: defaults stay the attack's own. */
+/** Return the arguments that the user changed, by name. The others are not sent, so that the attack's defaults apply. */
 function readArguments(knobs) {
   return Object.fromEntries(knobs.filter((knob) => knob.isChanged()).map((knob) => [knob.name, knob.getValue()]));
 }

@@ -1,4 +1,4 @@
-/* What the colours and signs of the grid mean. */
+/* Legend of the grid: its colour scale and its signs. */
 
 import { h } from "./dom.js";
 import { paintCell } from "./gridpaint.js";
@@ -14,7 +14,7 @@ const SIGNS = [
   ["no update", { state: "none", status: "late" }],
 ];
 
-/** Has `redraw(inks, words)`: the theme's colours, and what the share is one of. */
+/** Return the legend, with a method `redraw(inks, words)`. inks: colours of the theme. words: what the scale measures. */
 export function makeGridLegend() {
   const bar = h("canvas.scale", { width: 132, height: 12, "aria-hidden": "true" });
   const name = h("span");

@@ -1,13 +1,13 @@
-/* Server-sent events, opened again after any break. A hidden tab holds no connection: browsers allow six per host. */
+/* Server-sent events with reconnection. A hidden tab closes its connection, since browsers allow six per host by HTTP/1.1. */
 
 const MIN_WAIT_MS = 500;
 const MAX_WAIT_MS = 8000;
 
 /**
- * Listens at `url` until the returned function is called.
- * handlers: by event name, called with the parsed data. opened: called at every (re)connection: read again what was missed.
- * refused: waited for after a break, before it tries again: where a token is asked for, that takes a while.
- * status: called with "live", "waiting" (trying again) or "resting" (the tab is hidden).
+ * Receive the events of `url` until the returned function is called.
+ * handlers: functions of the parsed data, by event name. opened: called after each connection, to read what was missed.
+ * refused: called and awaited after a lost or refused connection, before the next attempt; it may ask for the token.
+ * status: called with "live", "waiting" (for the next attempt) or "resting" (the tab is hidden).
  */
 export function listen(url, handlers, { opened = () => {}, status = () => {}, refused = async () => {} } = {}) {
   let source = null;

@@ -1,4 +1,4 @@
-/* Starts the page: live data, the views by address, the token where the service asks for one. */
+/* Entry point of the page: shows the view that the address names, and keeps its data up to date by the service's events. */
 
 import { get, makeUrl, setTokenPrompt } from "./api.js";
 import { announce, h, put } from "./dom.js";

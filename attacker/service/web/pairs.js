@@ -1,10 +1,10 @@
-/* Original beside reconstruction, image or table row, with what is said of them. */
+/* Figures of an example: original, reconstruction and that of the null, as images or table rows, with labels and scores. */
 
 import { resolveOwnUrl } from "./api.js";
 import { h } from "./dom.js";
 import { formatDecibels, formatNumber, isKnown } from "./words.js";
 
-/** One example of a case, with what the null made of it where there is one. whose: words on where it comes from. */
+/** Return the figure of one example of a case. whose: element of the caption that says where the example is from, or null. */
 export function makePair(example, { whose = null } = {}) {
   const beside = example.null ?? null;
   return h(
@@ -85,7 +85,7 @@ function makeLabelLine(example) {
   return h("span.line", {}, `${truth} → `, h(right ? "span" : "span.soft", {}, `${got} ${right ? "✓" : "✗"}`));
 }
 
-/** "null: dog ✗, 8.3 dB": what the attack guesses without the update. */
+/** Return a line on the null's reconstruction, such as "null: label dog ✗, 8.3 dB". */
 function makeNullLine(example, { label: got, psnr, success }) {
   const right = isKnown(example.label_true) || example.label_true ? String(example.label_true) === String(got) : null;
   const name = got === null || got === undefined ? "no label" : `label ${got}${right === null ? "" : right ? " ✓" : " ✗"}`;
@@ -93,7 +93,7 @@ function makeNullLine(example, { label: got, psnr, success }) {
   return h("span.line.soft", {}, `null: ${[name, near].filter(Boolean).join(", ")}`);
 }
 
-/** Of an answer that nothing was compared with. */
+/** Return a text in place of the confidence if that is unknown; null if there is a PSNR, or no reconstruction. */
 function describeMissingConfidence(example) {
   return (example.image || example.values) && !isKnown(example.psnr) ? "confidence undecided" : null;
 }

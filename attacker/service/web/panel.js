@@ -1,17 +1,19 @@
-/* A part of a view that reads its data by itself and says so while it waits, when it fails and when there is nothing. */
+/* Parts of a view that load their own data. They show when they are loading, when that failed, and when there is nothing. */
 
 import { h, put } from "./dom.js";
 
-/** Grey bars where words will stand, and "Loading." for those who do not see them. */
+/** Return grey bars in place of text that is being loaded, with "Loading." for screen readers. */
 export function makeSkeleton(lines = 3) {
   const bars = Array.from({ length: lines }, () => h("span.bar"));
   return [h("span.unseen", {}, "Loading."), h("span.skeleton", { "aria-hidden": "true" }, bars)];
 }
 
 /**
- * load: () => Promise of data; draw: (body, data, before) fills the body; empty: data => words where there is nothing to show.
- * Returns the element with `refresh()`, `redraw()` and `stop()`. What is the same as before is not drawn again; of several
- * readings the last counts.
+ * Return a section that loads its data and draws them, with the methods `refresh()`, `redraw()` and `stop()`.
+ * load: () => promise of the data. draw: (body, data, before) => fills the body; before: the data drawn before, or null.
+ * explainEmpty: data => text in place of the body if there is nothing to draw, else null.
+ * `refresh` loads again, and draws if the data have changed. If it is called before an earlier load has ended, the earlier
+ * result is ignored.
  */
 export function makePanel({ load, draw, explainEmpty = () => null, className = "panel" }) {
   const body = h("div.panel-body");
@@ -59,7 +61,7 @@ export function makePanel({ load, draw, explainEmpty = () => null, className = "
     refresh();
   }
 
-  /** Draws once more what is known, for new filters or colours. */
+  /** Draw the known data again, after a change of filters or colours. */
   function redraw() {
     if (data !== null) show(data);
   }

@@ -1,12 +1,12 @@
-/* The address: #/run/ID?attack=...&cell=... names what is on the screen, so that it can be kept and sent. */
+/* The hash of the address, such as #/run/ID?attack=...&cell=..., which names the view and its filters for bookmarks and links. */
 
-/** {path: ["run", "photos"], query: {attack: "cpl-1"}} of a hash. */
+/** Return the parts of a hash, such as {path: ["run", "photos"], query: {attack: "cpl-1"}} for #/run/photos?attack=cpl-1. */
 export function parseHash(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
   return { path: path.split("/").filter(Boolean).map(decodePart), query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-/** The hash of a path and a query; what is empty is left out. */
+/** Return the hash of a path and a query; values that are null, undefined or "" are left out. */
 export function makeLink(path, query = {}) {
   const set = new URLSearchParams();
   for (const [key, value] of Object.entries(query))
@@ -15,7 +15,7 @@ export function makeLink(path, query = {}) {
   return `#/${path.map(encodeURIComponent).join("/")}${tail ? `?${tail}` : ""}`;
 }
 
-/** Changes the query of the current address in place: the back button leads out of the view, not through its filters. */
+/** Change the query of the current address without a history entry: the back button then leaves the view at once. */
 export function changeQuery(changes) {
   const { path, query } = parseHash(location.hash);
   history.replaceState(null, "", makeLink(path, { ...query, ...changes }));

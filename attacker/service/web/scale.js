@@ -1,5 +1,7 @@
-/* Colours of leakage: lightness alone carries the order (OKLCH, evenly spaced), so that it survives any colour blindness. */
+/* Colour scale of leakage, interpolated in OKLCH. Its lightness is monotonic, so that the order is visible with any colour
+   blindness. */
 
+/** Lightness, chroma and hue in degrees at the shares 0, 0.5 and 1. */
 const COLOUR_STOPS = {
   light: [
     [0.94, 0.025, 75],
@@ -15,13 +17,13 @@ const COLOUR_STOPS = {
 const NUM_COLOURS = 64;
 const colours = { light: makeTable(COLOUR_STOPS.light), dark: makeTable(COLOUR_STOPS.dark) };
 
-/** The colour of a share from 0 to 1, as "rgb(r, g, b)". */
+/** Return the colour of a share from 0 to 1, as "rgb(r, g, b)". theme: "light" or "dark". */
 export function getColour(share, theme) {
   const at = Math.round(Math.min(1, Math.max(0, share)) * (NUM_COLOURS - 1));
   return colours[theme][at];
 }
 
-/** Series of a chart, told apart by lightness too and by their dashes. */
+/** Number of line styles of charts, each a colour and a dash pattern in figures.css. */
 export const NUM_LINE_STYLES = 6;
 
 function makeTable(stops) {
@@ -34,7 +36,7 @@ function makeTable(stops) {
   });
 }
 
-/** OKLab to sRGB (Ottosson 2020), clipped to the gamut. */
+/** Convert OKLab to sRGB (Ottosson 2020), with each channel clipped to [0, 255]. */
 function convertToRgb(l, a, b) {
   const long = (l + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const medium = (l - 0.1055613458 * a - 0.0638541728 * b) ** 3;

@@ -1,8 +1,8 @@
-/* What the page knows of runs and jobs: read once, kept up to date by the service's events. */
+/* Runs and jobs as the page knows them: read at each connection, then updated by the service's events. */
 
 import { getAll } from "./api.js";
 
-/** Of two states of a job, the one that came later. */
+/** Return the later one of two states of a job, `other` if they are equal. one: may be null. */
 export function chooseNewer(one, other) {
   return one && one.version > other.version ? one : other;
 }
@@ -11,21 +11,24 @@ export class Store {
   constructor() {
     this.recordings = new Map();
     this.jobs = new Map();
-    this.trouble = []; // what lies below the root and cannot be served
-    this.root = null; // the folder that is watched, told while it holds no run
+    this.trouble = []; // messages about folders below the root that cannot be served
+    this.root = null; // path of the watched folder, which the service sends only while it has found no run
     this.loaded = false;
     this.problem = null;
     this.listeners = new Set();
-    this.meanwhile = null;
+    this.meanwhile = null; // while `refresh` runs: states from events that have arrived since its start
   }
 
-  /** Calls `listener(change)` after every change {recording | job | removed | all}; returns what ends that. */
+  /**
+   * Call `listener(change)` after every change, until the returned function is called.
+   * change: {recording, before}, {job, before}, {removed: id}, or {all: true} if anything may have changed.
+   */
   subscribe(listener) {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
   }
 
-  /** Reads everything; what events tell meanwhile is newer than the answer that is on its way. */
+  /** Read all runs and jobs. States from events that arrive during the request are newer than its response, and are kept. */
   async refresh() {
     const meanwhile = { recordings: new Map(), jobs: new Map() };
     this.meanwhile = meanwhile;
@@ -37,7 +40,7 @@ export class Store {
         }),
         getAll("jobs", {}, 500),
       ]);
-      if (this.meanwhile !== meanwhile) return; // it was asked for once more
+      if (this.meanwhile !== meanwhile) return; // a later call of `refresh` replaces this one
       this.recordings = new Map([...recordings.map((one) => [one.id, one]), ...meanwhile.recordings]);
       for (const [id, one] of meanwhile.recordings) if (one === null) this.recordings.delete(id);
       const before = this.jobs;
@@ -58,7 +61,7 @@ export class Store {
     this.notify({ recording: one, before });
   }
 
-  /** An answer may be overtaken by an event that is newer. */
+  /** Store a state of a job, unless a later one is known: the response to a request can arrive after a newer event. */
   setJob(one) {
     const before = this.jobs.get(one.id) ?? null;
     if (chooseNewer(before, one) !== one) return;
@@ -73,7 +76,7 @@ export class Store {
     this.notify({ removed: id });
   }
 
-  /** Jobs newest first, of one recording where it is named. */
+  /** Return the jobs, the last submitted first. recording: only jobs on the recording with this id; null for all. */
   listJobs(recording = null) {
     const jobs = [...this.jobs.values()].filter((job) => recording === null || job.spec.recording === recording);
     return jobs.sort((a, b) => Date.parse(b.created) - Date.parse(a.created) || (a.id < b.id ? 1 : -1));

@@ -1,4 +1,4 @@
-/* Follows the system until somebody chooses; a choice is remembered in this browser. */
+/* Light or dark theme: that of the system, or the user's choice if it differs, which is kept in the browser's storage. */
 
 const STORAGE_KEY = "fedleak-theme";
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -8,12 +8,13 @@ export function getTheme() {
   return document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
 }
 
-/** Calls `listener` whenever colours change; returns what ends that. */
+/** Call `listener` after every change of the theme, until the returned function is called. */
 export function listenToTheme(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
+/** Make `button` switch between the themes, with the name of the other theme as its text. */
 export function wireButton(button) {
   const update = () => {
     button.textContent = getTheme() === "dark" ? "Light" : "Dark";
@@ -37,6 +38,6 @@ function remember(choice) {
     if (choice) localStorage.setItem(STORAGE_KEY, choice);
     else localStorage.removeItem(STORAGE_KEY);
   } catch {
-    // storage is closed to this page: the choice lasts until it is closed
+    // the browser denies access to its storage: the choice lasts until the page is closed
   }
 }

@@ -1,6 +1,6 @@
-/* Axes: round numbers within a range, linear or by powers of ten, and where a value falls. */
+/* Linear and logarithmic axes of charts: their range, tick values, and the map from values to pixels. */
 
-/** At most about `most` round numbers that span [low, high]. */
+/** Return the multiples of a round step within [low, high], about `most` or fewer. whole: only whole numbers. */
 export function chooseTicks(low, high, most = 5, whole = false) {
   if (!(high > low)) return [low];
   const raw = (high - low) / most;
@@ -13,7 +13,7 @@ export function chooseTicks(low, high, most = 5, whole = false) {
   return found;
 }
 
-/** Powers of ten within [low, high], thinned to about `most`. */
+/** Return every k-th power of ten within [low, high], at most `most`; ticks of a linear axis if that gives fewer than two. */
 export function chooseDecades(low, high, most = 5) {
   const from = Math.ceil(Math.log10(low) - 1e-9);
   const to = Math.floor(Math.log10(high) + 1e-9);
@@ -23,14 +23,14 @@ export function chooseDecades(low, high, most = 5) {
   return found.length > 1 ? found : chooseTicks(low, high, 3);
 }
 
-/** A function from values to pixels. Of a logarithmic axis the domain must be positive. */
+/** Return a function from values in [low, high] to pixels in [from, to]. log: logarithmic axis; its values must be positive. */
 export function makeAxis([low, high], [from, to], log = false) {
   const f = log ? Math.log10 : (v) => v;
   const [a, b] = [f(low), f(high)];
   return (value) => from + ((f(value) - a) / (b - a || 1)) * (to - from);
 }
 
-/** [least, largest] of values, widened where they are all the same. */
+/** Return the smallest and the largest of `values`; a wider range around them if they are equal. log: for positive values. */
 export function computeExtent(values, log = false) {
   const low = Math.min(...values);
   const high = Math.max(...values);

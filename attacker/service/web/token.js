@@ -1,5 +1,5 @@
-/* The service's token: taken from the link that the service prints, or else asked for once however many requests were refused.
-   It is traded for a cookie that scripts cannot read, and kept nowhere in the page. */
+/* Login with the service's token, which is in the link that the service prints, or else is asked for. The service returns a
+   session cookie that scripts cannot read; the page stores the token nowhere. */
 
 import { post, Problem, remove } from "./api.js";
 import { h, put } from "./dom.js";
@@ -7,21 +7,21 @@ import { h, put } from "./dom.js";
 const TOKEN_LINK_START = "#token=";
 let asking = null;
 
-/** Opens a session with the token in the address, as the printed link has it, and takes the token out of the address. */
+/** Open a session with the token in the address, if it has one, and remove the token from the address. */
 export async function openSessionFromLink() {
   if (!location.hash.startsWith(TOKEN_LINK_START)) return;
   const token = decodeURIComponent(location.hash.slice(TOKEN_LINK_START.length));
   history.replaceState(null, "", `${location.pathname}${location.search}#/`);
-  await tryToken(token).catch(() => null); // a wrong one is asked for again, as soon as a request is refused
+  await tryToken(token).catch(() => null); // after a wrong token, the first refused request opens the dialog
 }
 
-/** Ends the session on the service; the page then asks for the token. */
+/** End the session on the service, and reload the page, which then asks for the token. */
 export async function logOut() {
   await remove("session");
   location.reload();
 }
 
-/** Resolves when the service has taken a token. */
+/** Ask for the token, and wait until the service has accepted one. All refused requests share one dialog. */
 export function askToken() {
   asking ??= showTokenDialog().finally(() => (asking = null));
   return asking;
@@ -74,6 +74,7 @@ function showTokenDialog() {
   });
 }
 
+/** Open a session with `token`. Return null, or the message to show if this fails. */
 async function tryToken(token) {
   if (!token) return "Give the token.";
   try {

@@ -1,11 +1,11 @@
-/* A small card of lines beside a point. It repeats what is focused or under the pointer and takes no focus itself. */
+/* Tooltips of the grid and of charts. Screen readers get the same text from the element that has the focus. */
 
 import { h, put } from "./dom.js";
 
 export function makeTooltip() {
   const element = h("div.tip", { role: "presentation", hidden: true });
 
-  /** Below (x, y) of `frame`, moved to stay inside it. */
+  /** Show `lines` below the point (x, y) of `frame`, moved sideways to stay inside it. */
   function show(lines, x, y, frame) {
     put(
       element,

@@ -1,4 +1,4 @@
-/* Numbers and states in words, as the report spells them. */
+/* Texts of numbers, states and names. */
 
 const NO_BREAK_SPACE = "\u00a0";
 const PAPER_NAMES = {
@@ -21,27 +21,27 @@ export const JOB_STATES = {
   set_aside: "set aside",
 };
 
-/** As the papers spell it, where known. */
+/** Return an attack's name as in its paper; unchanged if it is not in `PAPER_NAMES`. */
 export function formatAttackName(name) {
   return Object.hasOwn(PAPER_NAMES, name) ? PAPER_NAMES[name] : name;
 }
 
-/** What a job does, as a name: audits name no attack. */
+/** Return the name of a job: that of its attack, or "Audit" if it has none. */
 export function formatJobName(spec) {
   return spec.attack ? formatAttackName(spec.attack) : "Audit";
 }
 
-/** What is the same of an attack and its null. */
+/** Return the specification of an attack, given its own or that of its null. */
 export function removeNullSuffix(spec) {
   return String(spec).replace(/ without gradient$/, "");
 }
 
-/** The attack's name out of a specification such as `cpl(restarts=2)`. */
+/** Return the attack's name for display from a specification such as `cpl(restarts=2)`. */
 export function formatSpecName(spec) {
   return formatAttackName(String(spec).split("(")[0]);
 }
 
-/** What a null is, for the first place of a view that names one. */
+/** Explanation of nulls, shown before the first null of a view. */
 export const NULL_EXPLAINED =
   "The null of an attack is the same attack without the update: it can only guess. " +
   "Only what an attack finds beyond its null leaked.";
@@ -67,7 +67,7 @@ export function formatCount(count, noun, plural = `${noun}s`) {
   return `${count.toLocaleString("en")}${NO_BREAK_SPACE}${count === 1 ? noun : plural}`;
 }
 
-/** From seconds to "9.8 s", "1 min 33 s", "2 h 5 min". */
+/** Return a duration as text, such as "9.8 s", "1 min 33 s" or "2 h 5 min". */
 export function formatDuration(seconds) {
   if (!isKnown(seconds)) return "–";
   if (seconds < 99.5) return `${seconds < 9.95 ? seconds.toFixed(1) : seconds.toFixed(0)}${NO_BREAK_SPACE}s`;
@@ -76,7 +76,7 @@ export function formatDuration(seconds) {
   return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
-/** From bytes to "73 kB": powers of 1000. */
+/** Return a number of bytes as text in powers of 1000, such as "73 B", "73.0 kB" or "730 kB". */
 export function formatBytes(bytes) {
   if (!isKnown(bytes)) return "–";
   const units = ["B", "kB", "MB", "GB"];
@@ -89,7 +89,7 @@ export function formatBytes(bytes) {
   return `${size >= 99.5 || unit === 0 ? size.toFixed(0) : size.toFixed(1)}${NO_BREAK_SPACE}${units[unit]}`;
 }
 
-/** Where a moment lies from now: "just now", "12 min ago", a date beyond a day. */
+/** Return how long ago a time was, such as "just now" or "12 min ago"; its date if it was more than a day ago. */
 export function formatAge(iso, now = Date.now()) {
   const then = Date.parse(iso ?? "");
   if (Number.isNaN(then)) return "–";
@@ -100,13 +100,14 @@ export function formatAge(iso, now = Date.now()) {
   return new Date(then).toISOString().slice(0, 10);
 }
 
+/** Return the seconds from the start of a job's last attempt to its end, or to `now` if it has not ended; null before a start. */
 export function computeElapsed(job, now = Date.now()) {
   const from = Date.parse(job.started ?? "");
   const to = job.ended ? Date.parse(job.ended) : now;
   return Number.isNaN(from) ? null : Math.max(0, (to - from) / 1000);
 }
 
-/** What clients do to what they send, or null where they do nothing. */
+/** Return the defenses of a recording and its secure aggregation as text; null if there are none, or they are not known. */
 export function describeProtection(recording) {
   const parts = [recording.defense];
   if (recording.gradient && recording.gradient !== "plain") parts.push(`gradient ${recording.gradient}`);
@@ -116,12 +117,12 @@ export function describeProtection(recording) {
   return parts.filter(Boolean).join(", ") || null;
 }
 
-/** "3 clients, 2 rounds". */
+/** Return the size of a recording as text, such as "3 clients, 2 rounds". */
 export function describeSize(recording) {
   return `${formatCount(recording.clients, "client")}, ${formatCount(recording.rounds, "round")}`;
 }
 
-/** A client's name short enough for a column; the whole of it is told on hover and focus. */
+/** Return a client's name, cut to `most` characters. */
 export function shorten(name, most = 12) {
   return name.length > most ? `${name.slice(0, most - 1)}…` : name;
 }
@@ -130,13 +131,12 @@ export function isKnown(value) {
   return typeof value === "number" && Number.isFinite(value);
 }
 
-/** [1, 2, 3, 7] as "rounds 1 to 3, 7". */
+/** Return ascending rounds as text, such as "rounds 1 to 3, 7" for [1, 2, 3, 7]. */
 export function formatRounds(rounds) {
   return `${rounds.length > 1 ? "rounds" : "round"} ${formatRanges(rounds)}`;
 }
 
-/** [1, 2, 3, 7] as "1 to 3, 7". */
-export function formatRanges(rounds) {
+function formatRanges(rounds) {
   const parts = [];
   for (const round of rounds) {
     const last = parts.at(-1);

@@ -1,9 +1,9 @@
-/* The attacks on a run, each with its null beside it. */
+/* Table of the attacks on a run, each with its null. */
 
 import { h } from "../dom.js";
 import { formatCount, formatDecibels, formatPercent, formatSpecName, isKnown, removeNullSuffix } from "../words.js";
 
-/** choose: called with the source of the attack whose grid is wanted. */
+/** Return the table. items: results of attacks and nulls. choose: called with the source of an attack to show in the grid. */
 export function makeAttacksTable(items, choose) {
   const heads = ["Attack", "Cases finished", "Recovered", "Labels read", "PSNR", "Verdict", ""];
   const rows = items.filter((one) => !one.null || !items.some((other) => !other.null && haveSameSettings(other, one)));
@@ -39,7 +39,7 @@ export function makeAttacksTable(items, choose) {
   );
 }
 
-/** "2 waiting, 1 interrupted", or nothing where all cases are finished. */
+/** Return the unfinished cases as text, such as "2 waiting, 1 interrupted"; "" if all are finished. */
 function describeUnfinished(one) {
   return [
     [one.waiting, "waiting"],
@@ -50,7 +50,7 @@ function describeUnfinished(one) {
     .join(", ");
 }
 
-/** The outcome, with what it rests on below. */
+/** Return the cell with the outcome in a few words, and below it the reasons. */
 function makeVerdictCell(one) {
   if (!one.outcome) return h("td.whole", { "data-label": "Verdict" }, "–");
   const rest = one.verdict.startsWith(one.outcome) ? one.verdict.slice(one.outcome.length).replace(/^: /, "") : one.verdict;
@@ -62,12 +62,13 @@ function describeDenominator(one) {
   return one.done + one.failed ? "not scored" : "nothing finished yet";
 }
 
-/** What the null comes to in the same score. */
+/** Return a line with the null's value of the score `key`; null if the attack has none. nothing: results of the null, if any. */
 function makeNullLine(one, nothing, key, format) {
   if (one.null || !isKnown(one[key])) return null;
   return h("small", {}, isKnown(nothing?.[key]) ? `its null ${format(nothing[key])}` : "no null was run");
 }
 
+/** Return whether two results are of the same attack with the same settings, as those of an attack and its null are. */
 function haveSameSettings(one, other) {
   return (
     removeNullSuffix(one.spec) === removeNullSuffix(other.spec) &&

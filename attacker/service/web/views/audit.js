@@ -1,11 +1,11 @@
-/* The verdict of an audit: its grade, its findings, and the way to the whole page. */
+/* Verdict of an audit: its grade, its findings, and a link to the whole verdict. */
 
 import { get, resolveOwnUrl } from "../api.js";
 import { h, put } from "../dom.js";
 import { makePanel } from "../panel.js";
 import { formatCount } from "../words.js";
 
-/** A panel with the verdict of the audit that job `id` made. */
+/** Return a panel with the verdict of the audit job `id`, which must be done. */
 export function makeVerdictPanel(id) {
   return makePanel({
     load: () => get(`jobs/${id}/audit`),
@@ -28,6 +28,7 @@ export function makeVerdictPanel(id) {
   });
 }
 
+/** Return a text on what the verdict rests on: the number of checks, and whether reconstructions were scored. */
 function describeBasis({ scored, passed, not_checked }) {
   const truth = scored ? "" : " No true examples were given: what attacks returned is not compared with anything.";
   const made = `${formatCount(passed, "check or attack", "checks and attacks")} found nothing`;

@@ -1,4 +1,4 @@
-/* One case of one attack: its loss, and each example beside its original and its null. */
+/* View of one case of an attack: its examples, each beside original and null, and the loss over the iterations. */
 
 import { get } from "../api.js";
 import { makeChart } from "../chart.js";
@@ -40,7 +40,7 @@ async function readCase(id, source, name) {
   return { one, attack, nothing: beside ? await readNullCase(id, beside.source, one) : null };
 }
 
-/** The null's answer to the same case, or null where it has none. */
+/** Return the same case of the attack's null `source`; null if it is not done. */
 async function readNullCase(id, source, one) {
   const { items } = await get(`recordings/${id}/cases`, { attack: source, client: one.client, round: one.rounds[0], limit: 50 });
   const there = items.some((each) => each.case === one.case && each.status === "done");

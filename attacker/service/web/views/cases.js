@@ -1,4 +1,4 @@
-/* The cases of a run that pass the filters, read page by page until there are enough of them. */
+/* Table of the cases of a run that pass the filters, loaded page by page until enough are found. */
 
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
@@ -10,11 +10,11 @@ import { isWithin, matches } from "./filters.js";
 const PAGE_SIZE = 200;
 const ROWS_PER_STEP = 25;
 
-/** now: () => {query, sources}. */
+/** Return the table as {element, refresh()}. id: of the recording. now: () => present filters and attacks {query, sources}. */
 export function makeCaseList(id, now) {
   let most = ROWS_PER_STEP;
 
-  /** Nulls stand beside their attacks, and in rows of their own only where they are asked for. */
+  /** Read the cases to show. Cases of nulls are shown only if the filter selects a null; otherwise rows compare with them. */
   async function read() {
     const { query } = now();
     const isWanted = (one) =>

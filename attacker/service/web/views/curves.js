@@ -1,4 +1,4 @@
-/* Charts of a run over its rounds: what leaks, with the null beside it, and how training goes. */
+/* Charts over the rounds of a run: leakage by attack and null, and loss and accuracy of the global model. */
 
 import { makeChart } from "../chart.js";
 import { h } from "../dom.js";
@@ -13,7 +13,7 @@ const MEASURES = [
 
 let chosenMeasure = "success";
 
-/** items: of /leakage; attack: only this one and its null, where one is chosen. */
+/** Return the leakage chart with its buttons. items: from /leakage. attack: the only one to show, with its null; null for all. */
 export function makeLeakageChart(items, attack) {
   const wanted = items.filter((one) => !attack || removeNullSuffix(one.spec) === removeNullSuffix(attack.spec));
   const there = MEASURES.filter(({ key }) => wanted.some((one) => isKnown(one[key])));
@@ -66,7 +66,7 @@ function listSeries(items, key) {
     }));
 }
 
-/** rows: of /training. */
+/** Return the charts of the training. rows: from /training. */
 export function makeTrainingCharts(rows) {
   const listPoints = (key) => rows.filter((row) => isKnown(row[key])).map((row) => [row.round, row[key]]);
   const x = { label: "round", whole: true };

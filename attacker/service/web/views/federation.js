@@ -1,4 +1,4 @@
-/* What was recorded: the settings the server knows, and the updates it did not get. */
+/* Settings of the federation that the server knows, and the updates that it did not receive. */
 
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
@@ -8,7 +8,7 @@ import { formatModelName } from "./runs.js";
 
 const MAX_MISSING = 100;
 
-/** Read when it is opened. */
+/** Return a collapsed panel, whose data are loaded when it is opened. */
 export function makeFederationDetails(app, id) {
   const body = h("div");
   const details = h("details.panel", {}, h("summary", {}, "The federation, as the server knows it"), body);

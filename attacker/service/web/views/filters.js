@@ -1,4 +1,4 @@
-/* What of a run is looked at: attack, client, rounds, state, success. Kept in the address. */
+/* Filters of the view of a run: attack, client, rounds, state and success. They are part of the address. */
 
 import { h } from "../dom.js";
 import { fillSelect } from "./jobs.js";
@@ -20,7 +20,7 @@ const SUCCESS_OPTIONS = [
   ["unscored", "not scored"],
 ];
 
-/** onChange: called with the changes of the query. The fields follow the address by `set(query)`. */
+/** Return the filters. onChange: called with the changed part of the address's query. `set(query)` updates the inputs. */
 export function makeFilters({ onChange }) {
   const wireInput = (name, element) => {
     element.id = `filter-${name}`;
@@ -83,7 +83,7 @@ export function makeFilters({ onChange }) {
   };
 }
 
-/** An attack's name, with its specification where several share the name. */
+/** Return an attack's name, or its specification, with the end of its folder's name if necessary to tell it from others. */
 function describeAttack(one, items) {
   const alike = items.filter((other) => other.null === one.null && formatSpecName(other.spec) === formatSpecName(one.spec));
   const spec = removeNullSuffix(one.spec);
@@ -94,14 +94,14 @@ function describeAttack(one, items) {
   return one.null ? `${name}, the null` : name;
 }
 
-/** Whether something of a round and a client lies within the rounds and the client that are looked at. */
+/** Return whether a round and, if it is given, a client pass the filters on them. */
 export function isWithin({ round, client }, { from, to, client: wanted }) {
   return (
     (!from || round >= Number(from)) && (!to || round <= Number(to)) && (!wanted || client === undefined || client === wanted)
   );
 }
 
-/** Whether a cell or a case has the state and the success that are looked for. */
+/** Return whether a cell or a case passes the filters on state and success. */
 export function matches(one, { state, success }) {
   if (state && (one.state ?? one.status) !== state) return false;
   if (!success) return true;

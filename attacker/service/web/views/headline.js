@@ -1,4 +1,4 @@
-/* The headline of a run: the verdict in a sentence, what was attacked and what failed, and the examples that leaked most. */
+/* Headline of a run: the verdict as a sentence, how much was attacked, and the examples that were reconstructed best. */
 
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
@@ -23,7 +23,7 @@ export function makeHeadline(id) {
   });
 }
 
-/** "2 attacks on 6 of 6 updates: 12 of 12 cases finished, none failed." */
+/** Return how much was attacked, such as "2 attacks on 6 of 6 updates: 12 of 12 cases finished, none failed." */
 function describeCoverage({ attacks, attacked, updates, cases, finished, failed, absent }) {
   const replies = absent ? `; ${formatCount(absent, "reply", "replies")} of clients held no update` : "";
   const extent = `${formatCount(attacks, "attack")} on ${attacked} of ${formatCount(updates, "update")}`;

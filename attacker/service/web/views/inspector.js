@@ -1,4 +1,4 @@
-/* What the chosen cell of the grid holds: each attack's answer to that client's update of that round. */
+/* Panel on the chosen cell of the grid: reconstructions from the update of one client in one round. */
 
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
@@ -10,7 +10,7 @@ import { formatCount, formatDuration, formatPercent, formatSpecName } from "../w
 
 const MAX_EXAMPLES = 4;
 
-/** onClose: called by its button and by Escape. */
+/** Return the panel. id: of the recording. onClose: called by the Close button and by Escape. */
 export function makeInspector(id, { onClose }) {
   const element = h("aside.panel.inspector", { "aria-label": "The chosen cell", tabindex: -1 });
   let sources = [];
@@ -24,7 +24,7 @@ export function makeInspector(id, { onClose }) {
     put(element, h("p.state", {}, "Choose a cell to see what the server got out of that update."));
   }
 
-  /** Draws the cell; of the same cell, reads again what its attacks have come to. */
+  /** Show a cell; if it is shown already, only update its results. attack: source of the only attack to show; none for all. */
   function show(cell, attack) {
     const key = `${cell.round}@${cell.client}@${attack ?? ""}`;
     if (shown === key) {
@@ -70,7 +70,7 @@ export function makeInspector(id, { onClose }) {
       sources = items;
       part?.redraw();
     },
-    /** Puts the focus here, and on a phone the view too. */
+    /** Move the focus to the panel; in one column, also scroll to it. */
     takeFocus: () => element.focus({ preventScroll: window.matchMedia("(min-width: 900px)").matches }),
   };
 }

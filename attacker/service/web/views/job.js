@@ -1,4 +1,4 @@
-/* One job: what was asked, how far it is, the images as they emerge, and what came of it. */
+/* View of one job: its request, its progress with intermediate images, and its results. */
 
 import { get, makeUrl, resolveOwnUrl } from "../api.js";
 import { makeChart } from "../chart.js";
@@ -191,7 +191,7 @@ function makeOutcome(job) {
   return { elements: parts, galleries };
 }
 
-/** The best images so far of a running job, drawn in place, and the loss since this page looks. */
+/** Return the preview of a running job: its best images so far, updated in place, and the loss since the view was opened. */
 function makePreview(id) {
   const said = h("p.soft", { role: "status" });
   const images = h("div.emerging");
@@ -207,7 +207,7 @@ function makePreview(id) {
     try {
       preview = await get(`jobs/${id}/preview`);
     } catch {
-      return; // the job has just ended
+      return; // there is no preview any more, for example because the job has ended
     }
     if (!preview?.images || !active) return;
     put(said, describePreview(preview));
@@ -232,7 +232,7 @@ function makePreview(id) {
 
   function drawLoss(preview) {
     if (typeof preview.loss !== "number" || typeof preview.iteration !== "number") return;
-    if (losses.length && losses.at(-1)[0] >= preview.iteration) losses.length = 0; // the next chunk has begun
+    if (losses.length && losses.at(-1)[0] >= preview.iteration) losses.length = 0; // another search has begun
     losses.push([preview.iteration, preview.loss]);
     if (losses.length < 3) return;
     const log = losses.every(([, value]) => value > 0);

@@ -1,11 +1,11 @@
-/* One job on a line: what, how far, and what can be done about it. */
+/* Lines on jobs in lists, with state, progress and buttons. */
 
 import { post, Problem } from "../api.js";
 import { announce, arrange, drawOnChange, h, put } from "../dom.js";
 import { makeLink } from "../route.js";
 import { computeElapsed, formatAge, formatDuration, formatJobName, formatPercent, JOB_STATES } from "../words.js";
 
-/** A line that follows its job by `update(job)`; its buttons stay the same while the state does. */
+/** Return the line of a job, with a method `update(job)` that keeps its buttons while the state is the same. */
 function makeJobLine(app, first) {
   const { id, spec, origin } = first;
   const name = h(
@@ -27,7 +27,7 @@ function makeJobLine(app, first) {
   return { element, update };
 }
 
-/** A list of such lines, kept by job. */
+/** Return a list of jobs, with a method `show(jobs)` that keeps the line of each job. */
 export function makeJobList(app) {
   const list = h("ul.jobs");
   const lines = new Map();
@@ -46,7 +46,7 @@ export function makeJobList(app) {
   };
 }
 
-/** State, progress and buttons of one job. */
+/** Return elements with the state, the progress and the buttons of a job, and a method `update(job)`. */
 export function makeJobParts(app) {
   const mark = h("span");
   const progress = h("div.job-progress");
@@ -70,7 +70,7 @@ function makeStateMark(state) {
   return h("span.mark", { "data-state": state }, JOB_STATES[state] ?? state);
 }
 
-/** A bar while it runs; in words what it is at, or why it ended so. */
+/** Return the progress of a job: a bar and the present step while it runs, else the error or a note on the result. */
 function makeProgress(job) {
   const words = job.state === "running" ? job.progress?.words : getFirstLine(job);
   const share = job.progress?.share ?? 0;
@@ -85,7 +85,7 @@ function getFirstLine(job) {
   return job.error.trim().split("\n")[0];
 }
 
-/** Cancel and retry, as the job's state allows. */
+/** Return the button that the job's state allows, Cancel or Retry; null if there is none. */
 function makeActions(app, job) {
   const makeButton = (name, words) =>
     h(

@@ -1,4 +1,4 @@
-/* The queue: what runs, what waits, what came of the rest. */
+/* View of all jobs: running, waiting and ended ones. */
 
 import { getAll } from "../api.js";
 import { h, put, throttle } from "../dom.js";
@@ -66,7 +66,7 @@ export function makeJobsView(app) {
       : "No job yet. Attacks that are started here or by a rule are listed here.";
   }
 
-  /** The store keeps the newest jobs: of a filter, older ones are asked for. */
+  /** Read jobs that pass the filters and are not in the store, which holds only the newest jobs. */
   async function readOlder() {
     if (!query.state && !query.run) return;
     const found = await getAll("jobs", { state: query.state, recording: query.run }, 500).catch(() => []);
@@ -75,7 +75,7 @@ export function makeJobsView(app) {
   }
 
   const drawSoon = throttle(draw, 250);
-  const timer = setInterval(drawSoon, 5000); // the times run on
+  const timer = setInterval(drawSoon, 5000); // updates the times
   const end = app.store.subscribe(drawSoon);
   return {
     element,
@@ -99,7 +99,7 @@ function rankActivity(job) {
   return job.state === "running" ? 2 : job.state === "queued" ? 1 : 0;
 }
 
-/** Fills a select, leaving it alone where nothing changed: it may be open. */
+/** Set the options of a select element, only if they differ, since the user may have it open. */
 export function fillSelect(select, choices, chosen = "") {
   const text = JSON.stringify(choices);
   if (select.dataset.choices !== text) {

@@ -1,4 +1,4 @@
-/* The first examples that an attack reconstructed, from several of its cases. */
+/* Gallery of examples from the first cases of an attack. */
 
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
@@ -7,7 +7,10 @@ import { makePanel } from "../panel.js";
 import { makeLink } from "../route.js";
 import { formatRounds } from "../words.js";
 
-/** A gallery of at most `most` examples of one attack, each leading to its case. spec: of the job that asked for it. */
+/**
+ * Return a gallery of at most `most` examples from the first `most` cases of one attack, each with a link to its case.
+ * The first argument is the spec of a job. Its rounds and clients select cases only if they name a single round or client.
+ */
 export function makeGallery({ recording: id, rounds, clients }, source, most) {
   const round = /^[0-9]+$/.test(rounds) ? rounds : null;
   const client = clients?.length === 1 ? clients[0] : null;
@@ -31,7 +34,7 @@ export function makeGallery({ recording: id, rounds, clients }, source, most) {
   });
 }
 
-/** "round 3, a1b2": a link to the case. */
+/** Return the rounds of a case as a link to it, and its client, such as "round 3, a1b2". */
 export function makeCaseLink(id, source, one) {
   return h(
     "span.line",

@@ -1,4 +1,4 @@
-/* One run: its grid with what a cell holds beside it, leakage over rounds, training, attacks, cases, and what was recorded. */
+/* View of one run: verdict, grid with the chosen cell beside it, charts over rounds, attacks, cases, and settings. */
 
 import { get, getAll, makeUrl } from "../api.js";
 import { drawOnChange, h, put, throttle } from "../dom.js";
@@ -110,7 +110,7 @@ export function makeRunView(app, id) {
     if (now) beside.show(now, query.attack);
   }
 
-  /** chosen: whether somebody picked a cell, and wants to read on there. */
+  /** Change the query of the address, and redraw. chosen: whether the user chose a cell, whose panel then gets the focus. */
   function setQuery(changes, chosen = false) {
     changeQuery(changes);
     refine(parseHash(location.hash).query);

@@ -1,4 +1,4 @@
-/* All runs, newest first, each with its grid in small, and what is being attacked now. */
+/* View of all runs, the last recorded first, each with a small grid, and of running and waiting jobs. */
 
 import { get } from "../api.js";
 import { arrange, drawOnChange, h, put, throttle } from "../dom.js";
@@ -66,7 +66,7 @@ export function makeRunsView(app) {
     lines.show(jobs.slice(0, 5));
   }
 
-  /** A card stays the same element until what it says changes. */
+  /** Return the card of a run: the same element until its content changes. pictured: whether it has a thumbnail. */
   function getCard(run, pictured) {
     const text = JSON.stringify([run, pictured, formatAge(run.updated)]);
     if (cardById.get(run.id)?.text !== text) cardById.set(run.id, { text, element: makeCard(thumbnails, run, pictured) });
@@ -95,7 +95,7 @@ export function makeRunsView(app) {
   };
 }
 
-/** What lies below the service's folder and is no run that can be shown. */
+/** Return the list of messages about folders below the root that cannot be served; null if there are none. */
 function makeTrouble(words) {
   if (!words.length) return null;
   const list = words.map((line) => h("li", {}, line));
@@ -121,7 +121,7 @@ function explainEmpty(store, wanted) {
   );
 }
 
-/** A path as a shell takes it. */
+/** Return a path, quoted for a shell if necessary. */
 function quote(path) {
   return /^[A-Za-z0-9_@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
 }
@@ -152,7 +152,7 @@ function makeCard(thumbnails, run, pictured) {
   );
 }
 
-/** The run's grid in small and its worst attack in words; kept between drawings, read again when the run changes. */
+/** Return the run's small grid with a text on its strongest attack. It is kept in `thumbnails`, and `readSoon()` updates it. */
 function getThumbnail(thumbnails, id) {
   const found = thumbnails.get(id);
   if (found) return found;
@@ -193,6 +193,7 @@ function getThumbnail(thumbnails, id) {
   return made;
 }
 
+/** Return a text on the attack that recovered the largest share of examples, or on why there is none. */
 function describeStrongest(attacks) {
   const real = attacks.filter((one) => !one.null);
   const scored = real.filter((one) => typeof one.success === "number").sort((a, b) => b.success - a.success);
