@@ -93,7 +93,7 @@ def test_filters_select_cases_and_are_kept_in_the_url(service: str, opened: Open
     page.get_by_label("From round").fill("2")
     page.get_by_label("From round").press("Enter")
     expect(cases).to_have_count(3)
-    page.get_by_label("Success").select_option("recovered")
+    page.get_by_label("Success").select_option("some recovered")
     expect(cases).to_have_count(3)
     assert "from=2" in page.url
     assert "success=some" in page.url
@@ -209,7 +209,7 @@ def test_page_reconnects_when_the_service_is_back(root: Path, opened: Opening) -
     with serving(root, "--workers", "0", port=port) as address:
         page = opened(address, expected=("ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_NETWORK", "ERR_EMPTY"))
         expect(page.locator("#link")).to_have_text("live")
-    expect(page.get_by_role("alert")).to_contain_text("The service does not answer")
+    expect(page.get_by_role("alert")).to_contain_text("The connection to the service is lost.")
     expect(page.get_by_role("article")).to_have_count(1)
     shutil.copytree(root / "photos", root / "second")
     with serving(root, "--workers", "0", port=port):

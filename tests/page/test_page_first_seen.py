@@ -45,7 +45,7 @@ def test_headline_states_coverage_and_failures_and_explains_the_null(fake: Fake,
     page = opened(fake.address, "#/run/big")
     first = page.locator(".headline")
     expect(first).to_contain_text(
-        "1 attack on 4 of 5 updates: 4 of 4 cases finished, 1 failed; 1 reply of clients held no update."
+        "1 attack on 4 of 5 updates: 4 of 4 cases finished, 1 failed; 1 requested update failed or was late."
     )
     expect(first).to_contain_text("Mean PSNR of all: 20.0 dB, its null 8.0 dB.")
     expect(first.locator("figcaption")).to_contain_text("null: label cow ✗, 8.0 dB")

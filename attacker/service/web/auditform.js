@@ -32,11 +32,14 @@ export function openAuditForm(store, recording) {
     h(
       "p.soft",
       {},
-      "An audit checks what was recorded, runs the attacks that fit into the budget, each with its null, and grades what leaks.",
+      "An audit checks the recording, attacks some of its updates, and grades what leaks. " +
+        "It repeats each attack without the updates (its null), for comparison.",
     ),
     makeField("seconds", seconds, {
       label: "Budget",
-      help: "Processor time of the attacks on one core. Checks and bounds are extra.",
+      help:
+        "Estimated processor time of attacks and nulls on one core; one attack runs in any case. " +
+        "Checks and error bounds take further time.",
     }),
     problem,
     h("div.actions", {}, h("button.quiet", { type: "button", onclick: close }, "Cancel"), send),

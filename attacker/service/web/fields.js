@@ -2,6 +2,8 @@
 
 import { h, makeId, put } from "./dom.js";
 
+const MAX_KNOWN_NAMES = 12;
+
 /** Return `input` with its label, its help, and an empty line for an error message. name: field of the request. */
 export function makeField(name, input, { label = name.charAt(0).toUpperCase() + name.slice(1), help = "" } = {}) {
   const id = makeId("field");
@@ -75,9 +77,16 @@ function clearMessages(form) {
   for (const one of form.querySelectorAll(".field .wrong")) put(one);
 }
 
+function describeProblem({ message, known }) {
+  if (!known?.length) return message;
+  const rest = known.length - MAX_KNOWN_NAMES;
+  const names = known.slice(0, MAX_KNOWN_NAMES).join(", ");
+  return `${message} (known names: ${names}${rest > 0 ? `, and ${rest} more` : ""})`;
+}
+
 /** Show a problem at the field that it names, opened and focused; in `place` if it names none of the form. */
 function showProblem(form, place, problem) {
-  const words = problem.known?.length ? `${problem.message} Known: ${problem.known.slice(0, 12).join(", ")}.` : problem.message;
+  const words = describeProblem(problem);
   const target = problem.field ? findField(form, problem.field) : null;
   if (!target) {
     put(place, words);

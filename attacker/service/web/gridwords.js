@@ -20,7 +20,7 @@ export function describeState(cell) {
 /** Return lines of text on a cell: round and client, then the numbers that are known. cell: undefined if there is none. */
 export function describeCell(cell, client, round) {
   const lines = [`round ${round}, ${client}`];
-  if (!cell) return [...lines, "did not take part"];
+  if (!cell) return [...lines, "nothing recorded"];
   if (isKnown(cell.success))
     lines.push(`recovered ${formatPercent(cell.success)}${describeNull(cell.null_success, formatPercent)}`);
   if (isKnown(cell.psnr)) lines.push(`${formatDecibels(cell.psnr)}${describeNull(cell.null_psnr, formatDecibels)}`);

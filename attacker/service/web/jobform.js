@@ -39,7 +39,11 @@ function listItems(answer) {
 function buildForm(store, attacks, preset, dialog) {
   const runs = [...store.recordings.values()].sort((a, b) => a.id.localeCompare(b.id));
   if (!runs.length)
-    return h("p.state", {}, "There is no run to attack yet. Record one below the service's folder; it shows up by itself.");
+    return h(
+      "p.state",
+      {},
+      "There is no run to attack yet. Record one in the folder that the service watches, then open this form again.",
+    );
   const run = makeSelect(
     "recording",
     runs.map((one) => [one.id, one.name === one.id ? one.name : `${one.name} (${one.id})`]),
@@ -77,7 +81,7 @@ function buildForm(store, attacks, preset, dialog) {
       chosen?.needs?.length ? h("span.needs", {}, ` Needs: ${chosen.needs.join(", ").replaceAll("_", " ")}.`) : null,
     );
     knobsOf = Object.entries(chosen?.arguments ?? {}).map(([name, value]) => makeArgumentField(name, value));
-    put(knobs, knobsOf.length ? knobsOf.map((knob) => knob.element) : h("p.soft", {}, "It takes none."));
+    put(knobs, knobsOf.length ? knobsOf.map((knob) => knob.element) : h("p.soft", {}, "It has none that can be set here."));
   };
   attack.addEventListener("change", showAttack);
   showAttack();

@@ -80,7 +80,7 @@ function showConnection(state) {
   banner.hidden = state !== "waiting" || !store.loaded;
   if (!banner.hidden)
     banner.textContent =
-      "The service does not answer. What you see is from before; it goes on by itself when the service is back.";
+      "The connection to the service is lost. The page shows the last known state, and updates itself once it is back.";
 }
 
 function announceChange({ recording, job, before }) {

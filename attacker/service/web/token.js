@@ -82,7 +82,9 @@ async function tryToken(token) {
     return null;
   } catch (problem) {
     if (problem instanceof Problem)
-      return problem.status === 401 || problem.status === 403 ? "That is not this service's token." : problem.message;
+      return problem.status === 401
+        ? "This is not this service's token. Copy it from the link that the service printed when it started."
+        : problem.message;
     throw problem;
   }
 }

@@ -2,14 +2,20 @@
 
 const NO_BREAK_SPACE = "\u00a0";
 const PAPER_NAMES = {
+  accumulate: "Accumulate",
   agic: "AGIC",
+  cocktail_party: "Cocktail Party",
+  cohort_spans: "Cohort Spans",
   cpl: "CPL",
   dlg: "DLG",
+  exact: "Exact",
   hgap: "H-GAP",
   idlg: "iDLG",
   inverting_gradients: "Inverting Gradients",
   rgap: "R-GAP",
-  exact: "Exact",
+  robbing_the_fed: "Robbing the Fed (malicious server)",
+  rog: "ROG",
+  spans: "Spans",
 };
 
 export const JOB_STATES = {
@@ -21,7 +27,7 @@ export const JOB_STATES = {
   set_aside: "set aside",
 };
 
-/** Return an attack's name as in its paper; unchanged if it is not in `PAPER_NAMES`. */
+/** Return an attack's name for display, as in the report; unchanged if it is not in `PAPER_NAMES`. */
 export function formatAttackName(name) {
   return Object.hasOwn(PAPER_NAMES, name) ? PAPER_NAMES[name] : name;
 }
@@ -115,6 +121,11 @@ export function describeProtection(recording) {
   if (recording.inputs) parts.push(`inputs ${recording.inputs}`);
   if (recording.secure_aggregation) parts.push("secure aggregation");
   return parts.filter(Boolean).join(", ") || null;
+}
+
+/** Return the same as text in every case. A recording whose manifest cannot be read has `defense` null. */
+export function formatProtection(recording) {
+  return recording.defense === null ? "defense not known" : (describeProtection(recording) ?? "no defense");
 }
 
 /** Return the size of a recording as text, such as "3 clients, 2 rounds". */

@@ -65,7 +65,7 @@ function describeDenominator(one) {
 /** Return a line with the null's value of the score `key`; null if the attack has none. nothing: results of the null, if any. */
 function makeNullLine(one, nothing, key, format) {
   if (one.null || !isKnown(one[key])) return null;
-  return h("small", {}, isKnown(nothing?.[key]) ? `its null ${format(nothing[key])}` : "no null was run");
+  return h("small", {}, nothing ? `its null ${format(nothing[key])}` : "no null was run");
 }
 
 /** Return whether two results are of the same attack with the same settings, as those of an attack and its null are. */
@@ -87,7 +87,7 @@ function makeRow(one, nothing, choose) {
       formatSpecName(one.spec),
       one.null ? ", the null" : "",
       h("code.spec", {}, removeNullSuffix(one.spec)),
-      one.knows_defense === false ? h("small", {}, "ignores the defense") : null,
+      one.knows_defense === false ? h("small", {}, "does not model defenses") : null,
       one.oracles?.map((oracle) => h("b.oracle", {}, `oracle: ${oracle}`)),
     ),
     h(

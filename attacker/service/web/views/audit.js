@@ -30,9 +30,11 @@ export function makeVerdictPanel(id) {
 
 /** Return a text on what the verdict rests on: the number of checks, and whether reconstructions were scored. */
 function describeBasis({ scored, passed, not_checked }) {
-  const truth = scored ? "" : " No true examples were given: what attacks returned is not compared with anything.";
-  const made = `${formatCount(passed, "check or attack", "checks and attacks")} found nothing`;
-  return `${made}, ${formatCount(not_checked, "other")} ${not_checked === 1 ? "was" : "were"} not made.${truth}`;
+  const truth = scored
+    ? ""
+    : " The service was given no true examples: findings rest on checks and on the confidence of attacks.";
+  const others = `${formatCount(not_checked, "other check or attack", "other checks and attacks")} gave no result`;
+  return `${formatCount(passed, "check")} passed, and ${others}.${truth}`;
 }
 
 function makeFinding({ grade, title, evidence, advice }) {

@@ -6,7 +6,15 @@ import { h, put, throttle } from "../dom.js";
 import { makePair } from "../pairs.js";
 import { makePanel } from "../panel.js";
 import { makeLink } from "../route.js";
-import { formatDuration, formatNumber, formatRounds, formatSpecName, NULL_EXPLAINED, removeNullSuffix } from "../words.js";
+import {
+  formatDuration,
+  formatNumber,
+  formatRounds,
+  formatSpecName,
+  isKnown,
+  NULL_EXPLAINED,
+  removeNullSuffix,
+} from "../words.js";
 
 export function makeCaseView(app, id, source, name) {
   const body = makePanel({
@@ -114,7 +122,8 @@ function listFacts(one, attack) {
 
 function makeSlotLine(one, example) {
   const rounds = one.rounds.length > 1 && example.rounds?.length ? `${formatRounds(example.rounds)}, ` : "";
-  return h("span.line.soft", {}, `${rounds}batch ${example.batch}, position ${example.position}`);
+  const place = isKnown(example.batch) ? `batch ${example.batch}, position ${example.position}` : "batch not known";
+  return h("span.line.soft", {}, rounds + place);
 }
 
 function makeLossChart(one, nothing) {

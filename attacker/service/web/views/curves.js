@@ -18,14 +18,14 @@ export function makeLeakageChart(items, attack) {
   const wanted = items.filter((one) => !attack || removeNullSuffix(one.spec) === removeNullSuffix(attack.spec));
   const there = MEASURES.filter(({ key }) => wanted.some((one) => isKnown(one[key])));
   const title = "Leakage over rounds";
-  if (!there.length) return [h("h2", {}, title), h("p.state", {}, "Nothing has been attacked yet.")];
+  if (!there.length) return [h("h2", {}, title), h("p.state", {}, "No attack has a score or a confidence yet.")];
   const body = h("div");
   const draw = () => {
     const measure = there.find(({ key }) => key === chosenMeasure) ?? there[0];
     body.replaceChildren(
       makeChart({
         title,
-        note: "with the null beside it",
+        note: wanted.some((one) => one.null) ? "of attacks and of their nulls" : "",
         height: 300,
         x: { label: "round", whole: true },
         y: measure,

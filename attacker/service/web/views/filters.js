@@ -15,8 +15,8 @@ const STATE_OPTIONS = [
 ];
 const SUCCESS_OPTIONS = [
   ["", "any"],
-  ["some", "recovered"],
-  ["none", "not recovered"],
+  ["some", "some recovered"],
+  ["none", "none recovered"],
   ["unscored", "not scored"],
 ];
 

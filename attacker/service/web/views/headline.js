@@ -25,9 +25,9 @@ export function makeHeadline(id) {
 
 /** Return how much was attacked, such as "2 attacks on 6 of 6 updates: 12 of 12 cases finished, none failed." */
 function describeCoverage({ attacks, attacked, updates, cases, finished, failed, absent }) {
-  const replies = absent ? `; ${formatCount(absent, "reply", "replies")} of clients held no update` : "";
+  const missing = absent ? `; ${formatCount(absent, "requested update")} failed or ${absent === 1 ? "was" : "were"} late` : "";
   const extent = `${formatCount(attacks, "attack")} on ${attacked} of ${formatCount(updates, "update")}`;
-  return `${extent}: ${finished} of ${formatCount(cases, "case")} finished, ${failed || "none"} failed${replies}.`;
+  return `${extent}: ${finished} of ${formatCount(cases, "case")} finished, ${failed || "none"} failed${missing}.`;
 }
 
 function makePictures(id, { attack, spec, examples, psnr, null_psnr, worst }) {

@@ -85,7 +85,7 @@ async function readCases(id, cell, attack) {
 }
 
 function explainEmpty(cell) {
-  if (cell.state === "waiting") return "An attack on it waits for its turn.";
+  if (cell.state === "waiting") return "An attack on this update was started, and has no result for it yet.";
   if (cell.state === "running") return "It is being attacked now.";
   if (cell.status === "masked") return "It is masked: the server can read only the sum of all clients of this round.";
   if (cell.status !== "complete") return "The server received no update to attack.";

@@ -12,6 +12,9 @@ import { makeJobParts } from "./jobrow.js";
 import { makeVerdictPanel } from "./audit.js";
 import { makeGallery } from "./reconstructed.js";
 
+/** Headings of a job's error by final state. A cancelled job has one if a rule dropped it, or its worker died meanwhile. */
+const ERROR_HEADINGS = { failed: "Why it failed", set_aside: "Why it was set aside", cancelled: "How it ended" };
+
 export function makeJobView(app, id) {
   const head = h("header.head");
   const parts = makeJobParts(app);
@@ -133,7 +136,7 @@ function makeOutcome(job) {
       h(
         "section.panel",
         {},
-        h("h2", {}, job.state === "set_aside" ? "Why it is set aside" : "Why it failed"),
+        h("h2", {}, ERROR_HEADINGS[job.state] ?? "Message"),
         h("pre.trace", { tabindex: 0 }, job.error),
       ),
     );
@@ -150,13 +153,13 @@ function makeOutcome(job) {
       h(
         "section.panel",
         {},
-        h("h2", {}, one.null ? "The null, without the update" : "What it reconstructed"),
+        h("h2", {}, one.null ? "The null: the same attack without the update" : "Reconstructions"),
         h(
           "p.soft",
           {},
           [
-            formatCount(one.done, "case"),
-            one.skipped ? `${one.skipped} were there before` : null,
+            `${formatCount(one.done, "case")} reconstructed by this job`,
+            one.skipped ? `${one.skipped} reconstructed before` : null,
             failed.length ? `${failed.length} failed` : null,
           ]
             .filter(Boolean)

@@ -108,7 +108,7 @@ async function requestAction(app, job, name, button) {
   try {
     const next = await post(`jobs/${job.id}/${name}`);
     if (next?.id) app.store.setJob(next);
-    announce(name === "cancel" ? "Asked to stop. What it has found so far stays." : "Back in the queue.");
+    announce(name === "cancel" ? "Cancellation requested. Cases that are finished keep their results." : "Back in the queue.");
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
     button.disabled = false;

@@ -54,7 +54,7 @@ export function makeJobsView(app) {
     return h(
       "button.small",
       { type: "button", "data-key": "more", onclick: () => ((limit += JOBS_PER_STEP), draw()) },
-      `${count - limit} more`,
+      "Show more",
     );
   }
 
@@ -63,7 +63,7 @@ export function makeJobsView(app) {
     if (!store.loaded) return "Loading.";
     return query.state || query.run
       ? "No job is like that."
-      : "No job yet. Attacks that are started here or by a rule are listed here.";
+      : "No job yet. Attacks and audits are listed here when a user or a rule starts them.";
   }
 
   /** Read jobs that pass the filters and are not in the store, which holds only the newest jobs. */

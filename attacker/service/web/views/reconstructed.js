@@ -21,7 +21,7 @@ export function makeGallery({ recording: id, rounds, clients }, source, most) {
       const details = await Promise.all(items.map((one) => get(`recordings/${id}/cases/${one.attack ?? source}/${one.case}`)));
       return details.flatMap((one) => (one.examples ?? []).map((example) => ({ one, example }))).slice(0, most);
     },
-    explainEmpty: (examples) => (examples.length ? null : "It reconstructed nothing."),
+    explainEmpty: (examples) => (examples.length ? null : `None of the first ${most} cases has a reconstruction.`),
     draw: (body, examples) =>
       put(
         body,

@@ -7,7 +7,7 @@ import { makeGridLegend } from "../legend.js";
 import { makePanel, makeSkeleton } from "../panel.js";
 import { changeQuery, makeLink, parseHash } from "../route.js";
 import { listenToTheme } from "../theme.js";
-import { describeProtection, describeSize, formatAge, formatCount } from "../words.js";
+import { describeSize, formatAge, formatCount, formatProtection } from "../words.js";
 import { makeAttacksTable } from "./attacks.js";
 import { makeCaseList } from "./cases.js";
 import { makeLeakageChart, makeTrainingCharts } from "./curves.js";
@@ -102,10 +102,7 @@ export function makeRunView(app, id) {
       at: (row, column) => byPlace.get(`${shown.rounds[column]}@${shown.clients[row]}`),
       faded: (cell) => !matches(cell, query),
     });
-    legend.redraw(
-      readThemeColours(grid),
-      list.some((cell) => cell.success !== null && cell.success !== undefined) ? "recovered" : "confidence of the attack",
-    );
+    legend.redraw(readThemeColours(grid), describeLeak(list));
     const now = query.cell ? byPlace.get(query.cell) : null;
     if (now) beside.show(now, query.attack);
   }
@@ -166,11 +163,11 @@ export function makeRunView(app, id) {
         {},
         run
           ? [
-              h("code", {}, describeProtection(run) ?? "no defense"),
-              ` · ${describeSize(run)}${run.updated ? `, last update ${formatAge(run.updated)}` : ""}`,
+              h("code", {}, formatProtection(run)),
+              ` · ${describeSize(run)}${run.updated ? `, last observation ${formatAge(run.updated)}` : ""}`,
             ]
           : loaded
-            ? "This run is not among the runs now."
+            ? "This run is not on the list of runs. It may have been deleted."
             : makeSkeleton(1),
       ),
       run?.trouble?.length
@@ -227,6 +224,14 @@ export function makeRunView(app, id) {
       beside.clear();
     },
   };
+}
+
+/** Return what the colours of the cells stand for: the share recovered of scored cells, the confidence of others. */
+function describeLeak(cells) {
+  const filled = cells.filter((cell) => typeof cell.leak === "number");
+  const scored = filled.filter((cell) => typeof cell.success === "number");
+  if (!scored.length) return "confidence of the attack";
+  return scored.length < filled.length ? "recovered or, if not scored, confidence of the attack" : "recovered";
 }
 
 function makeKeyHelp() {

@@ -13,6 +13,7 @@ import {
   formatAttackName,
   formatCount,
   formatPercent,
+  formatProtection,
   NULL_EXPLAINED,
   removeNullSuffix,
 } from "../words.js";
@@ -24,7 +25,12 @@ export function makeRunsView(app) {
   const cards = h("div.cards");
   const lines = makeJobList(app);
   const trouble = h("div");
-  const busy = h("section", { "aria-label": "Being attacked", hidden: true }, h("h2", {}, "Being attacked"), lines.element);
+  const busy = h(
+    "section",
+    { "aria-label": "Running and waiting jobs", hidden: true },
+    h("h2", {}, "Running and waiting jobs"),
+    lines.element,
+  );
   const filter = h("input", {
     type: "search",
     id: "find-run",
@@ -105,7 +111,7 @@ function makeTrouble(words) {
 function explainEmpty(store, wanted) {
   if (store.problem && !store.loaded) return h("p.state.failure", {}, store.problem.message);
   if (!store.loaded) return h("div.state", { role: "status" }, makeSkeleton(4));
-  if (wanted) return h("p.state", {}, "No run is called so.");
+  if (wanted) return h("p.state", {}, "No run matches the filter.");
   const root = store.root ?? "ROOT";
   return h(
     "div.state",
@@ -138,14 +144,14 @@ function makeCard(thumbnails, run, pictured) {
     h(
       "p.eyebrow",
       {},
-      h("code", {}, describeProtection(run) ?? "no defense"),
+      h("code", {}, formatProtection(run)),
       h("span", {}, run.updated ? formatAge(run.updated) : ""),
     ),
     h("h3", {}, h("a.cover", { href: makeLink(["run", run.id]), "data-key": `run-${run.id}` }, run.name)),
     h(
       "p.soft",
       {},
-      `${formatModelName(run)}, ${describeSize(run)}, ${formatCount(run.observations, "update")}`,
+      [formatModelName(run), describeSize(run), formatCount(run.observations, "observation")].filter(Boolean).join(", "),
     ),
     small?.element,
     run.trouble?.length ? h("p.trouble", {}, run.trouble[0]) : null,
