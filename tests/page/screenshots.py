@@ -54,7 +54,7 @@ def shoot(browser: Browser, address: str, out: Path) -> None:
     }
     job = posted(address, "jobs", spec)
     page = opened(browser, f"{address}#/job/{job['id']}", settle=False)
-    expect(page.get_by_role("img", name=re.compile("^Emerging image")).first).to_be_visible(timeout=SLOW)
+    expect(page.get_by_role("img", name=re.compile("^Intermediate image")).first).to_be_visible(timeout=SLOW)
     expect(page.locator("figure.chart")).to_be_visible(timeout=SLOW)
     page.wait_for_timeout(15_000)
     take(page, out / "service-job.png")

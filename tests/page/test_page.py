@@ -166,7 +166,7 @@ def test_running_attack_shows_images_and_can_be_cancelled_and_retried(service: s
     dialog.get_by_text("Arguments of the attack").click()
     dialog.get_by_label("steps", exact=True).fill("40000")
     dialog.get_by_role("button", name="Start").click()
-    emerging = page.get_by_role("img", name=re.compile("^Emerging image"))
+    emerging = page.get_by_role("img", name=re.compile("^Intermediate image"))
     expect(emerging.first).to_be_visible(timeout=JOB_MILLISECONDS)
     before = emerging.first.get_attribute("src")
     expect(emerging.first).not_to_have_attribute("src", str(before), timeout=JOB_MILLISECONDS)

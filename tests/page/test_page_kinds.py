@@ -67,7 +67,7 @@ def test_table_row_is_shown_by_value_with_original_and_null(kinds: str, opened: 
     case = first_case(kinds, "table")
     page = opened(kinds, address_of("table", case))
     heads = page.locator("table.cells thead th")
-    expect(heads).to_have_text(["column", "private original", "what the server got", "the null"])
+    expect(heads).to_have_text(["column", "private original", "reconstruction", "the null"])
     row = page.locator("table.cells tbody tr").filter(has=page.get_by_role("rowheader", name="mean radius", exact=True))
     original, found, nothing = (row.locator("td").nth(n).inner_text() for n in range(3))
     assert found == f"{original} ✓"
@@ -83,7 +83,7 @@ def test_secure_sum_is_attacked_and_masked_updates_are_marked(kinds: str, opened
     masked = asked(kinds, "recordings/sums/grid")["clients"][0]
     page = opened(kinds, f"#/run/sums?cell=1@{masked}")
     chosen = page.get_by_role("complementary", name="The chosen cell")
-    expect(chosen).to_contain_text("It is masked: the server can read only the sum of all clients of this round.")
+    expect(chosen).to_contain_text("masked by secure aggregation: the server can read only the sum of the round's updates.")
     expect(page.locator("header.head")).to_contain_text("secure aggregation")
     page.goto(f"{kinds}#/run/sums?cell=1@sum")
     expect(chosen.get_by_role("img", name=re.compile("^Private original"))).to_have_count(2)  # one of each client

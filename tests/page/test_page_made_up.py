@@ -224,7 +224,7 @@ def test_touch_targets_are_large_and_no_keys_are_mentioned(fake: Fake, opened: O
     for keys, touched in ((page, True), (opened(fake.address), False)):
         keys.goto(f"{fake.address}#/run/big")
         expect(keys.get_by_role("grid")).to_have_accessible_description(re.compile("^Arrow keys"))
-        expect(keys.get_by_text("Arrow keys walk")).to_be_visible(visible=not touched)
+        expect(keys.get_by_text("Arrow keys move")).to_be_visible(visible=not touched)
 
 
 def test_no_view_is_wider_than_a_phone(fake: Fake, opened: Opening) -> None:

@@ -70,7 +70,7 @@ async function ask(url, request, { locked = true } = {}) {
     try {
       answer = await fetch(url, { ...request, credentials: "same-origin", cache: "no-cache", redirect: "error" });
     } catch {
-      throw new Problem("The service does not answer. It may have stopped, or the connection is gone.");
+      throw new Problem("The service does not answer. Check that attacker serve runs and that this machine can reach it.");
     }
     if (answer.status === 401 && locked && askForToken) {
       await askForToken();
@@ -79,7 +79,8 @@ async function ask(url, request, { locked = true } = {}) {
     const body = await read(answer);
     if (answer.ok) return body;
     const error = body?.error ?? {};
-    throw new Problem(error.message ?? `The service answered ${answer.status} without saying why.`, {
+    const unexplained = `The service answered with HTTP status ${answer.status} and no explanation; see its log.`;
+    throw new Problem(error.message ?? unexplained, {
       status: answer.status,
       field: error.field ?? null,
       known: error.known ?? null,

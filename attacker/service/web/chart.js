@@ -113,7 +113,7 @@ function summarise(series, format, x) {
       const start = `${format(first[1])} at ${x.label} ${formatNumber(first[0])}`;
       return `${name}: ${start}, ${format(last[1])} at ${formatNumber(last[0])}`;
     });
-  return said.length ? `${said.join("; ")}. Arrow keys read the numbers.` : "Nothing to draw.";
+  return said.length ? `${said.join("; ")}. Use the arrow keys to read the values.` : "No data.";
 }
 
 function showValuesOnInput(root, { xs, series, sx, cross, tip, frame, format, x }) {

@@ -4,16 +4,16 @@ import { formatCount, formatDecibels, formatNumber, formatPercent, isKnown } fro
 
 const STATE_TEXTS = {
   none: "not attacked",
-  waiting: "attack waiting",
-  running: "attack running",
+  waiting: "an attack is waiting",
+  running: "an attack is running",
   done: "attacked",
-  failed: "attack failed",
-  interrupted: "attack interrupted",
+  failed: "an attack failed",
+  interrupted: "an attack was interrupted",
 };
 
 /** Return the state of a cell as text. */
 export function describeState(cell) {
-  if (cell.status === "masked" && cell.state === "none") return "masked";
+  if (cell.status === "masked" && cell.state === "none") return "masked by secure aggregation";
   return cell.status !== "complete" && cell.state === "none" ? `no update: ${cell.status}` : STATE_TEXTS[cell.state];
 }
 

@@ -5,7 +5,25 @@ import { h, put } from "./dom.js";
 import { makeArgumentField, makeField, wireJobForm } from "./fields.js";
 import { formatAttackName } from "./words.js";
 
-const NUMBER_FIELDS = { seed: [0, "Random seed of the attack."], priority: [0, "From -10 to 10; higher goes first."] };
+const NUMBER_FIELDS = {
+  seed: [0, "Random seed of the attack."],
+  priority: [0, "From -10 to 10. The waiting job with the highest priority starts first."],
+};
+/** Texts on the conditions of attacks, by their names in the API. */
+const NEEDS = {
+  continuous_inputs: "real-valued inputs",
+  image_criterion: "images",
+  image_prior: "images",
+  imprint_layer: "an imprint layer, which a malicious server puts into the model",
+  input_layer: "a linear layer with a bias that reads the examples directly",
+  linear_head: "a linear last layer",
+  num_examples: "a known number of examples per update",
+  one_observation: "one update at a time",
+  own_images: "images of the same class, which no server has",
+  same_client: "rounds of one client at a time",
+  secure_sum: "secure sums",
+  single_example: "a single example per update",
+};
 
 /** Open the dialog. preset: first values of its fields {recording, attack, rounds, clients}, each optional. */
 export async function openAttackForm(store, preset = {}) {
@@ -78,7 +96,7 @@ function buildForm(store, attacks, preset, dialog) {
     put(
       about,
       chosen?.summary,
-      chosen?.needs?.length ? h("span.needs", {}, ` Needs: ${chosen.needs.join(", ").replaceAll("_", " ")}.`) : null,
+      chosen?.needs?.length ? h("span.needs", {}, ` Needs: ${describeNeeds(chosen.needs)}.`) : null,
     );
     knobsOf = Object.entries(chosen?.arguments ?? {}).map(([name, value]) => makeArgumentField(name, value));
     put(knobs, knobsOf.length ? knobsOf.map((knob) => knob.element) : h("p.soft", {}, "It has none that can be set here."));
@@ -95,11 +113,11 @@ function buildForm(store, attacks, preset, dialog) {
     h(
       "div.two",
       {},
-      makeField("rounds", rounds, { help: "all, 1-20 or 1-3,7" }),
+      makeField("rounds", rounds, { help: "For example all, 1-20 or 1-3,7." }),
       makeField("clients", clients, { help: "Names, separated by commas; leave empty for all." }),
     ),
     h("details", {}, h("summary", {}, "Arguments of the attack"), knobs),
-    h("details", {}, h("summary", {}, "Seed and place in the queue"), h("div.two", {}, numbers)),
+    h("details", {}, h("summary", {}, "Seed and priority"), h("div.two", {}, numbers)),
     h("label.check", {}, isNull, "Also run the null: the same attack without the update"),
     problem,
     h("div.actions", {}, h("button.quiet", { type: "button", onclick: () => dialog.close() }, "Cancel"), send),
@@ -108,6 +126,10 @@ function buildForm(store, attacks, preset, dialog) {
     post("jobs", { ...readValues({ run, attack, rounds, clients, isNull, form }), arguments: readArguments(knobsOf) });
   wireJobForm({ form, dialog, problem, send, store, request });
   return form;
+}
+
+function describeNeeds(needs) {
+  return [...new Set(needs.map((need) => NEEDS[need] ?? need.replaceAll("_", " ")))].join(", ");
 }
 
 function makeSelect(name, options, chosen) {

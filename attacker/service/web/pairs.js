@@ -22,7 +22,7 @@ function makeImages(example, beside) {
       resolveOwnUrl(example.original),
       `Private original${example.label_true === null || example.label_true === undefined ? "" : `: ${example.label_true}`}`,
     ],
-    ["what the server got", resolveOwnUrl(example.image), `Reconstruction: ${example.label ?? "no label"}`],
+    ["reconstruction", resolveOwnUrl(example.image), `Reconstruction: ${example.label ?? "no label"}`],
     ["the null", resolveOwnUrl(beside?.image), "The null: the same attack without the update"],
   ];
   const there = shown.filter(([, source], i) => source || i === 1);
@@ -45,7 +45,7 @@ function makeImages(example, beside) {
 function makeTable(example, beside) {
   const truth = example.values.some((value) => value.original !== null);
   const nothing = beside?.values ?? null;
-  const titles = ["column", ...(truth ? ["private original"] : []), "what the server got", ...(nothing ? ["the null"] : [])];
+  const titles = ["column", ...(truth ? ["private original"] : []), "reconstruction", ...(nothing ? ["the null"] : [])];
   return h(
     "table.cells",
     {},

@@ -45,7 +45,7 @@ function showTokenDialog() {
     h(
       "p.soft",
       { id: "token-help" },
-      "The service prints a link with it at its start, and keeps it in a file that only its owner reads.",
+      "When it starts, the service prints a link that contains the token, and the path of a file that contains it, too.",
     ),
     h("div.field", {}, h("label", { for: "token" }, "Token"), input, wrong),
     h("div.actions", {}, button),
@@ -76,7 +76,7 @@ function showTokenDialog() {
 
 /** Open a session with `token`. Return null, or the message to show if this fails. */
 async function tryToken(token) {
-  if (!token) return "Give the token.";
+  if (!token) return "Enter the token.";
   try {
     await post("session", { token }, { locked: false });
     return null;

@@ -42,6 +42,11 @@ export function removeNullSuffix(spec) {
   return String(spec).replace(/ without gradient$/, "");
 }
 
+/** Return the state of a case as text. "none" is the state of a case that cannot be attacked. */
+export function formatCaseState(state) {
+  return state === "none" ? "no update to attack" : state;
+}
+
 /** Return the attack's name for display from a specification such as `cpl(restarts=2)`. */
 export function formatSpecName(spec) {
   return formatAttackName(String(spec).split("(")[0]);
@@ -50,7 +55,7 @@ export function formatSpecName(spec) {
 /** Explanation of nulls, shown before the first null of a view. */
 export const NULL_EXPLAINED =
   "The null of an attack is the same attack without the update: it can only guess. " +
-  "Only what an attack finds beyond its null leaked.";
+  "Only what an attack finds beyond its null counts as a leak.";
 
 export function formatPercent(share) {
   return isKnown(share) ? `${(100 * share).toFixed(0)}${NO_BREAK_SPACE}%` : "–";

@@ -120,7 +120,7 @@ function makeRow(one, nothing, choose) {
         {
           type: "button",
           "data-key": `grid-${one.source}`,
-          "aria-label": `Show the grid of ${one.spec}`,
+          "aria-label": `Show ${one.spec} in the grid`,
           onclick: () => choose(one.source),
         },
         "Grid",

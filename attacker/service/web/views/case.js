@@ -7,6 +7,7 @@ import { makePair } from "../pairs.js";
 import { makePanel } from "../panel.js";
 import { makeLink } from "../route.js";
 import {
+  formatCaseState,
   formatDuration,
   formatNumber,
   formatRounds,
@@ -82,7 +83,7 @@ function makeSections(app, id, source, { one, attack, nothing }) {
     h(
       "section.panel",
       {},
-      h("h2", {}, "What the server got"),
+      h("h2", {}, "Reconstructions"),
       examples.some((example) => example.null) ? h("p.soft.explained", {}, NULL_EXPLAINED) : null,
       examples.length
         ? h(
@@ -105,8 +106,8 @@ function listFacts(one, attack) {
     value === null || value === undefined || value === "" ? null : h("div", {}, h("dt", {}, label), h("dd", {}, value));
   const oracles = one.oracles ?? attack?.oracles ?? [];
   return [
-    makeFact("State", one.status),
-    makeFact("Answered by", one.route),
+    makeFact("State", formatCaseState(one.status)),
+    makeFact("Method", one.route),
     makeFact("Iterations", one.iterations === null || one.iterations === undefined ? null : formatNumber(one.iterations)),
     makeFact("Time", one.seconds === null || one.seconds === undefined ? null : formatDuration(one.seconds)),
     makeFact("Examples", one.examples?.length),

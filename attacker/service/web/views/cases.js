@@ -4,7 +4,16 @@ import { get } from "../api.js";
 import { h, put } from "../dom.js";
 import { makePanel } from "../panel.js";
 import { makeLink } from "../route.js";
-import { formatCount, formatDecibels, formatNumber, formatPercent, formatRounds, formatSpecName, isKnown } from "../words.js";
+import {
+  formatCaseState,
+  formatCount,
+  formatDecibels,
+  formatNumber,
+  formatPercent,
+  formatRounds,
+  formatSpecName,
+  isKnown,
+} from "../words.js";
 import { isWithin, matches } from "./filters.js";
 
 const PAGE_SIZE = 200;
@@ -50,13 +59,13 @@ export function makeCaseList(id, now) {
             )
           : null,
       ),
-    explainEmpty: ({ found }) => (found.length ? null : "No case passes the filters."),
+    explainEmpty: ({ found }) => (found.length ? null : "No case matches the filters."),
   });
   return { element, refresh: () => element.refresh() };
 }
 
 function makeTable(id, cases, sources) {
-  const heads = ["Rounds", "Client", "Attack", "State", "Recovered", "PSNR", "Own loss", "Answered by"];
+  const heads = ["Rounds", "Client", "Attack", "State", "Recovered", "PSNR", "Final loss", "Method"];
   return h(
     "div.scroll",
     { tabindex: 0, role: "region", "aria-label": "Cases" },
@@ -102,7 +111,7 @@ function makeRow(id, one, attack) {
       attack ? formatSpecName(attack.spec) : one.attack,
       attack?.null ? h("small", {}, "the null") : null,
     ),
-    h("td", { "data-label": "State" }, one.status, one.reason ? h("small", {}, one.reason) : null),
+    h("td", { "data-label": "State" }, formatCaseState(one.status), one.reason ? h("small", {}, one.reason) : null),
     h(
       "td.number",
       { "data-label": "Recovered" },
@@ -116,7 +125,7 @@ function makeRow(id, one, attack) {
       formatDecibels(one.psnr),
       isKnown(one.null_psnr) ? h("small", {}, `null ${formatDecibels(one.null_psnr)}`) : null,
     ),
-    h("td.number", { "data-label": "Own loss" }, formatNumber(one.loss)),
-    h("td", { "data-label": "Answered by" }, one.route ?? ""),
+    h("td.number", { "data-label": "Final loss" }, formatNumber(one.loss)),
+    h("td", { "data-label": "Method" }, one.route ?? ""),
   );
 }

@@ -72,7 +72,7 @@ export function makeTrainingCharts(rows) {
   const x = { label: "round", whole: true };
   const [loss, accuracy] = [listPoints("loss"), listPoints("accuracy")];
   if (!loss.length && !accuracy.length)
-    return [h("h2", {}, "Training"), h("p.state", {}, "The server measured neither loss nor accuracy.")];
+    return [h("h2", {}, "Training"), h("p.state", {}, "No loss or accuracy of the global model is recorded.")];
   return [
     loss.length
       ? makeChart({

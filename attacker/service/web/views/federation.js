@@ -50,7 +50,7 @@ function listFacts(run) {
     makeFact("Defense of the network", describe(run.network)),
     makeFact("Defense of inputs", describe(run.inputs)),
     makeFact("Secure aggregation", describeAggregation(run.secure_aggregation)),
-    makeFact("Truth", run.truth ? "given to this service" : "not given: nothing is scored here"),
+    makeFact("True examples", run.truth ? "given to this service" : "not given, so that nothing is scored"),
   ];
 }
 
@@ -78,7 +78,7 @@ function makeMissingList({ rows, more }) {
       {},
       `round ${row.round}, `,
       h("code", {}, row.client),
-      `: ${row.status}${row.reason ? `, ${row.reason}` : ""}, ${formatBytes(row.bytes)}`,
+      `: ${row.status}${row.reason ? `, ${row.reason}` : ""}, ${formatBytes(row.bytes)} received`,
     );
   return [
     h("h3", {}, `${more ? "The first " : ""}${formatCount(rows.length, "update")} that failed or ${verb} late`),

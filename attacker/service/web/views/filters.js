@@ -77,7 +77,7 @@ export function makeFilters({ onChange }) {
     set,
     setAttacks: (items, query) => {
       const choices = items.map((one) => [one.source, describeAttack(one, items)]);
-      fillSelect(attack, [["", "the worst of all"], ...choices], query.attack);
+      fillSelect(attack, [["", "all, the strongest in each cell"], ...choices], query.attack);
     },
     setClients: (names, query) => fillSelect(client, [["", "all"], ...names.map((name) => [name, name])], query.client),
   };

@@ -40,8 +40,8 @@ function makePictures(id, { attack, spec, examples, psnr, null_psnr, worst }) {
       "p.soft",
       {},
       scored
-        ? `The ${count} that ${formatSpecName(spec)} came nearest to, of ${examples}.${means}`
-        : `The first ${count} of the cases that the attack is surest of; nothing is compared with an original.`,
+        ? `The ${count} that ${formatSpecName(spec)} reconstructed best, of ${examples}.${means}`
+        : `${count}, one from each of the cases with the highest confidence, not compared with originals.`,
     ),
     h(
       "div.gallery",

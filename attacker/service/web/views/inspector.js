@@ -21,7 +21,7 @@ export function makeInspector(id, { onClose }) {
     shown = null;
     part?.stop();
     part = null;
-    put(element, h("p.state", {}, "Choose a cell to see what the server got out of that update."));
+    put(element, h("p.state", {}, "Choose a cell to see what attacks reconstructed from that update."));
   }
 
   /** Show a cell; if it is shown already, only update its results. attack: source of the only attack to show; none for all. */
@@ -86,8 +86,9 @@ async function readCases(id, cell, attack) {
 
 function explainEmpty(cell) {
   if (cell.state === "waiting") return "An attack on this update was started, and has no result for it yet.";
-  if (cell.state === "running") return "It is being attacked now.";
-  if (cell.status === "masked") return "It is masked: the server can read only the sum of all clients of this round.";
+  if (cell.state === "running") return "An attack on this update is running.";
+  if (cell.status === "masked")
+    return "This update is masked by secure aggregation: the server can read only the sum of the round's updates.";
   if (cell.status !== "complete") return "The server received no update to attack.";
   return "No attack has been run on this update.";
 }
@@ -122,6 +123,6 @@ function summarise(one) {
   if (typeof one.success === "number") parts.push(`${formatPercent(one.success)} recovered`);
   if (one.route) parts.push(`by ${one.route}`);
   if (typeof one.seconds === "number") parts.push(formatDuration(one.seconds));
-  if (one.rounds.length > 1) parts.push(`with ${formatCount(one.rounds.length, "round")} together`);
+  if (one.rounds.length > 1) parts.push(`from ${formatCount(one.rounds.length, "round")} together`);
   return parts.join(", ");
 }

@@ -118,13 +118,13 @@ function listFacts({ spec, ...job }) {
       ? [
           makeFact("Rounds", spec.rounds),
           makeFact("Clients", spec.clients?.length ? spec.clients.join(", ") : "all"),
-          makeFact("Arguments", set.length ? h("code", {}, set.join(", ")) : "its defaults"),
-          makeFact("Null beside it", spec.null === false ? "no" : "yes"),
+          makeFact("Arguments", set.length ? h("code", {}, set.join(", ")) : "defaults"),
+          makeFact("With its null", spec.null === false ? "no" : "yes"),
         ]
       : makeFact("Budget of its attacks", formatDuration(spec.seconds)),
-    makeFact("Asked by", job.origin ?? "request"),
+    makeFact("Started by", !job.origin || job.origin === "request" ? "a user" : job.origin),
     makeFact("Time", job.started ? formatDuration(computeElapsed(job)) : "not started"),
-    job.attempts > 1 ? makeFact("Starts", `${job.attempts}, ${formatCount(job.crashes ?? 0, "crash", "crashes")}`) : null,
+    job.attempts > 1 ? makeFact("Attempts", `${job.attempts}, ${formatCount(job.crashes ?? 0, "crash", "crashes")}`) : null,
   ];
 }
 
@@ -165,7 +165,7 @@ function makeOutcome(job) {
             .filter(Boolean)
             .join(", "),
           ". ",
-          h("a", { href: makeLink(["run", job.spec.recording], { attack: one.source }) }, "In the run's grid"),
+          h("a", { href: makeLink(["run", job.spec.recording], { attack: one.source }) }, "Show in the grid of the run"),
         ),
         one.notes?.length
           ? h(
@@ -199,7 +199,7 @@ function makePreview(id) {
   const said = h("p.soft", { role: "status" });
   const images = h("div.emerging");
   const curve = h("div");
-  const element = h("section.panel", { hidden: true }, h("h2", {}, "Emerging now"), said, images, curve);
+  const element = h("section.panel", { hidden: true }, h("h2", {}, "Images found so far"), said, images, curve);
   const figures = new Map();
   const losses = [];
   let active = false;
@@ -229,7 +229,7 @@ function makePreview(id) {
     const source = resolveOwnUrl(image.url ?? image.image);
     if (source && picture.src !== source) picture.src = source;
     const whose = `round ${image.round}, ${shorten(image.client, 9)}`;
-    picture.alt = `Emerging image, round ${image.round}, ${image.client}`;
+    picture.alt = `Intermediate image, round ${image.round}, ${image.client}`;
     if (caption.textContent !== whose) caption.textContent = whose;
   }
 
@@ -240,8 +240,8 @@ function makePreview(id) {
     if (losses.length < 3) return;
     const log = losses.every(([, value]) => value > 0);
     const shape = {
-      title: "Loss of its own",
-      note: "since this page looks",
+      title: "The attack's own loss",
+      note: "median over the cases that are searched together, since this page was opened",
       x: { label: "iteration", whole: true },
       y: { label: "loss", log },
     };

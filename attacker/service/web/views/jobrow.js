@@ -21,7 +21,7 @@ function makeJobLine(app, first) {
   const element = h("li.job", {}, name, parts.mark, parts.progress, time, parts.acts);
   const update = (job) => {
     parts.update(job);
-    time.textContent = job.started ? formatDuration(computeElapsed(job)) : `asked ${formatAge(job.created)}`;
+    time.textContent = job.started ? formatDuration(computeElapsed(job)) : `submitted ${formatAge(job.created)}`;
   };
   update(first);
   return { element, update };
@@ -108,7 +108,11 @@ async function requestAction(app, job, name, button) {
   try {
     const next = await post(`jobs/${job.id}/${name}`);
     if (next?.id) app.store.setJob(next);
-    announce(name === "cancel" ? "Cancellation requested. Cases that are finished keep their results." : "Back in the queue.");
+    announce(
+      name === "cancel"
+        ? "Cancellation requested. Cases that are finished keep their results."
+        : "The job is in the queue again.",
+    );
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
     button.disabled = false;

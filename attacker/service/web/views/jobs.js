@@ -62,7 +62,7 @@ export function makeJobsView(app) {
     if (store.problem) return h("span.state.failure", {}, store.problem.message);
     if (!store.loaded) return "Loading.";
     return query.state || query.run
-      ? "No job is like that."
+      ? "No job matches the filters."
       : "No job yet. Attacks and audits are listed here when a user or a rule starts them.";
   }
 

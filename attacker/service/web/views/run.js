@@ -23,7 +23,7 @@ export function makeRunView(app, id) {
   const head = h("header.head");
   const bar = makeFilters({ onChange: (changes) => setQuery(changes) });
   const grid = makeLeakageGrid({
-    label: "Leakage of clients by rounds",
+    label: "Leakage by client and round",
     onSelect: (cell) => setQuery({ cell: `${cell.round}@${cell.client}` }, true),
   });
   const legend = makeGridLegend();
@@ -44,7 +44,7 @@ export function makeRunView(app, id) {
       leakage.redraw();
       cases.element.redraw();
     },
-    explainEmpty: (items) => (items.length ? null : "No attack has been run on it yet."),
+    explainEmpty: (items) => (items.length ? null : "This run has not been attacked yet."),
   });
   const cells = makePanel({
     className: "bare",
@@ -53,7 +53,7 @@ export function makeRunView(app, id) {
       if (!grid.isConnected) put(body, grid, legend, makeKeyHelp());
       showGrid(data);
     },
-    explainEmpty: (data) => (data.rounds.length ? null : "No round yet. The grid grows as updates arrive."),
+    explainEmpty: (data) => (data.rounds.length ? null : "No round is recorded yet. The grid grows as rounds arrive."),
   });
   const leakage = makePanel({
     load: async () => (await get(`recordings/${id}/leakage`)).items,
@@ -62,7 +62,7 @@ export function makeRunView(app, id) {
   const training = makePanel({
     load: () => getAll(`recordings/${id}/training`),
     draw: (body, rows) => put(body, ...makeTrainingCharts(rows)),
-    explainEmpty: (rows) => (rows.length ? null : "The server recorded no loss or accuracy of its training."),
+    explainEmpty: (rows) => (rows.length ? null : "No loss or accuracy of the global model is recorded."),
   });
   const cases = makeCaseList(id, () => ({ query, sources }));
   const verdict = makeHeadline(id);
@@ -79,7 +79,7 @@ export function makeRunView(app, id) {
       h(
         "div.view",
         {},
-        h("section.panel.map", { "aria-label": "Leakage of clients by rounds" }, cells),
+        h("section.panel.map", { "aria-label": "Leakage by client and round" }, cells),
         h("div.curves", {}, leakage, training),
       ),
       beside.element,
@@ -174,7 +174,7 @@ export function makeRunView(app, id) {
         ? h(
             "details.trouble",
             {},
-            h("summary", {}, formatCount(run.trouble.length, "trouble")),
+            h("summary", {}, `${formatCount(run.trouble.length, "problem")} with the files of this run`),
             h(
               "ul",
               {},
@@ -235,5 +235,9 @@ function describeLeak(cells) {
 }
 
 function makeKeyHelp() {
-  return h("p.keys", { id: "grid-keys" }, "Arrow keys walk through the grid, Enter shows what a cell holds, Escape comes back.");
+  return h(
+    "p.keys",
+    { id: "grid-keys" },
+    "Arrow keys move between cells, Enter shows the results of a cell, Escape returns to the grid.",
+  );
 }

@@ -162,7 +162,7 @@ function makeCard(thumbnails, run, pictured) {
 function getThumbnail(thumbnails, id) {
   const found = thumbnails.get(id);
   if (found) return found;
-  const canvas = h("canvas.small-grid", { width: 1, height: 1, role: "img", "aria-label": "leakage, clients by rounds" });
+  const canvas = h("canvas.small-grid", { width: 1, height: 1, role: "img", "aria-label": "Leakage by client and round" });
   const words = h("p.worst", {}, makeSkeleton(1));
   let grid = null;
 
@@ -188,7 +188,7 @@ function getThumbnail(thumbnails, id) {
       paint();
       put(words, describeStrongest(attacks.items));
     } catch {
-      put(words, "not readable now");
+      put(words, "The results could not be loaded.");
     }
   }
 
