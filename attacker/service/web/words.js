@@ -78,7 +78,7 @@ export function formatCount(count, noun, plural = `${noun}s`) {
   return `${count.toLocaleString("en")}${NO_BREAK_SPACE}${count === 1 ? noun : plural}`;
 }
 
-/** Return a duration as text, such as "9.8 s", "1 min 33 s" or "2 h 5 min". */
+/** Return a duration as text, such as "9.8 s", "1 min 43 s" or "2 h 5 min". */
 export function formatDuration(seconds) {
   if (!isKnown(seconds)) return "–";
   if (seconds < 99.5) return `${seconds < 9.95 ? seconds.toFixed(1) : seconds.toFixed(0)}${NO_BREAK_SPACE}s`;
