@@ -42,6 +42,15 @@ export function removeNullSuffix(spec) {
   return String(spec).replace(/ without gradient$/, "");
 }
 
+/** Return whether two results are of the same attack with the same settings, as those of an attack and its null are. */
+export function haveSameSettings(one, other) {
+  return (
+    removeNullSuffix(one.spec) === removeNullSuffix(other.spec) &&
+    one.seed === other.seed &&
+    one.knows_defense === other.knows_defense
+  );
+}
+
 /** Return the state of a case as text. "none" is the state of a case that cannot be attacked. */
 export function formatCaseState(state) {
   return state === "none" ? "no update to attack" : state;

@@ -1,7 +1,7 @@
 /* Table of the attacks on a run, each with its null. */
 
 import { h } from "../dom.js";
-import { formatCount, formatDecibels, formatPercent, formatSpecName, isKnown, removeNullSuffix } from "../words.js";
+import { formatCount, formatDecibels, formatPercent, formatSpecName, haveSameSettings, isKnown, removeNullSuffix } from "../words.js";
 
 /** Return the table. items: results of attacks and nulls. choose: called with the source of an attack to show in the grid. */
 export function makeAttacksTable(items, choose) {
@@ -66,15 +66,6 @@ function describeDenominator(one) {
 function makeNullLine(one, nothing, key, format) {
   if (one.null || !isKnown(one[key])) return null;
   return h("small", {}, nothing ? `its null ${format(nothing[key])}` : "no null was run");
-}
-
-/** Return whether two results are of the same attack with the same settings, as those of an attack and its null are. */
-function haveSameSettings(one, other) {
-  return (
-    removeNullSuffix(one.spec) === removeNullSuffix(other.spec) &&
-    one.seed === other.seed &&
-    one.knows_defense === other.knows_defense
-  );
 }
 
 function makeRow(one, nothing, choose) {

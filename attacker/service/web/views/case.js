@@ -12,6 +12,7 @@ import {
   formatNumber,
   formatRounds,
   formatSpecName,
+  haveSameSettings,
   isKnown,
   NULL_EXPLAINED,
   removeNullSuffix,
@@ -43,8 +44,7 @@ export function makeCaseView(app, id, source, name) {
 async function readCase(id, source, name) {
   const [one, attacks] = await Promise.all([get(`recordings/${id}/cases/${source}/${name}`), get(`recordings/${id}/attacks`)]);
   const attack = attacks.items.find((each) => each.source === source) ?? null;
-  const isItsNull = (each) =>
-    each.null && removeNullSuffix(each.spec) === removeNullSuffix(attack.spec) && each.seed === attack.seed;
+  const isItsNull = (each) => each.null && haveSameSettings(each, attack);
   const beside = attack && !attack.null ? attacks.items.find(isItsNull) : null;
   return { one, attack, nothing: beside ? await readNullCase(id, beside.source, one) : null };
 }

@@ -14,8 +14,8 @@ import {
   formatCount,
   formatPercent,
   formatProtection,
+  haveSameSettings,
   NULL_EXPLAINED,
-  removeNullSuffix,
 } from "../words.js";
 import { makeJobList } from "./jobrow.js";
 
@@ -210,9 +210,7 @@ function describeStrongest(attacks) {
   }
   const [top] = scored;
   const left = top.waiting + top.interrupted;
-  const beside = attacks.find(
-    (one) => one.null && removeNullSuffix(one.spec) === removeNullSuffix(top.spec) && typeof one.success === "number",
-  );
+  const beside = attacks.find((one) => one.null && haveSameSettings(one, top) && typeof one.success === "number");
   return [
     h("b", {}, `${formatPercent(top.success)} of ${formatCount(top.examples, "example")} recovered`),
     ` by ${formatAttackName(top.attack ?? top.spec.split("(")[0])}${beside ? `, its null ${formatPercent(beside.success)}` : ""}`,
