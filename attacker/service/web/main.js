@@ -92,7 +92,7 @@ function announceChange({ recording, job, before }) {
 }
 
 setTokenPrompt(askToken);
-theme.wire(document.getElementById("theme"));
+theme.wireButton(document.getElementById("theme"));
 document.getElementById("new-job").addEventListener("click", () => app.openAttackForm(shown?.view.getPreset?.() ?? {}));
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
