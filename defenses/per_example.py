@@ -131,9 +131,14 @@ def _check_separable(model: nn.Module) -> None:
     """Raise ValueError if a batch norm of the model uses statistics of the batch, since single examples then have no gradient."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            remedy = (
+                "use a model without batch norm, or with track_running_stats=True in mode 'eval'"
+                if module.running_mean is None
+                else "set training.mode to 'eval', which uses the running statistics, or use a model without batch norm"
+            )
             raise ValueError(
-                f"gradients of single examples do not exist if batch norm uses batch statistics, as {name or 'the model'} does: "
-                "set training.mode to 'eval', which uses the running statistics, or use a model without batch norm"
+                "gradients of single examples do not exist if batch norm uses batch statistics, as "
+                f"{name or 'the model'} does: {remedy}"
             )
 
 

@@ -1,6 +1,7 @@
-"""Channels of defenses that act on tensors of chosen names or wrap another defense: `withhold`, `masked`, `in_gradient_units`.
+"""Channels (the attacker's models) of defenses that act on tensors of chosen names or wrap another defense.
 
-The attacker knows the chosen names.
+`withhold` and `masked` act on chosen names, which the attacker knows. `in_gradient_units` applies another channel to the update
+converted into a gradient, and converts the result back.
 """
 
 from collections.abc import Sequence

@@ -73,7 +73,7 @@ def part(
 
 def keys(
     folder: Annotated[Path, typer.Option("--out", help="Folder of the deployment; existing keys are kept.")],
-    clients: Annotated[int, typer.Option(min=0, help="Number of clients; 0 creates no keys.")],
+    clients: Annotated[int, typer.Option(min=0, help="Number of clients to create key pairs for; may be 0.")],
     hosts: HostNames = None,
     days: Days = 365,
 ) -> None:

@@ -84,10 +84,11 @@ def _find_link_target(folder: Path, name: str, at: int) -> tuple[Path, Path] | N
 
 
 def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFile]:
-    """Yield an error for each foreign entry (see `find_foreign`) of a folder, opened without following links below `below`.
+    """Yield an error for each link, pipe, socket or device in a folder, opened without following links below `below`.
 
-    depth: depth of `folder`, where the entries of the run's folder have depth 1. A folder deeper than `MAX_DEPTH` is an error.
+    Folders below it are included. Also yields an error for a folder that is deeper than `MAX_DEPTH` or cannot be opened.
     A missing folder gives no error.
+    depth: depth of `folder`, where the entries of the run's folder have depth 1.
     """
     try:
         with open_folder(folder, below=below) as at:
@@ -101,9 +102,10 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
 
 
 def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield an error for each foreign entry (see `find_foreign`) of the folder with descriptor `at`, which is opened already.
+    """Yield an error for each link, pipe, socket or device in the folder with descriptor `at`, which is opened already.
 
-    folder: path of the folder, for messages. depth: its depth, see `_check_folder`.
+    Folders below it are included. Also yields an error for one that is too deep or cannot be opened.
+    folder: path of the folder, for messages. depth: its depth, where the entries of the run's folder have depth 1.
     """
     status, is_plain = os.fstat(at), True
     for name in sorted(os.listdir(at)):
@@ -126,8 +128,9 @@ def _is_plain_file(name: str, at: int) -> bool:
 
 
 def _check_entry(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield an error if an entry is foreign (see `find_foreign`) and, if it is a folder, for foreign entries below it.
+    """Yield an error if an entry is a link, pipe, socket or device; if it is a folder, yield one for each of these below it.
 
+    Also yields an error for a folder that is too deep or cannot be opened.
     name: name of the entry in the folder with descriptor `at`. path: its path, for messages.
     depth: its depth, see `_check_folder`.
     """

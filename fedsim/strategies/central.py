@@ -79,7 +79,10 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
     `clip_fixed` or `clip_adaptively`. Raises ValueError for unknown or missing keys and for values out of range.
     """
     if not isinstance(central, Mapping):
-        raise ValueError(f'strategy.central must be a table {{ kind = "fixed", noise_multiplier = ... }}, got {central!r}')
+        raise ValueError(
+            'strategy.central must be a table such as { kind = "fixed", noise_multiplier = 1.0, clipping_norm = 1.0 }, '
+            f"with kind fixed or adaptive, got {central!r}"
+        )
     given = {"kind": "fixed", **central}
     kind = given.pop("kind")
     if not isinstance(kind, str) or kind not in CENTRAL_KINDS:

@@ -192,7 +192,10 @@ def _parse_entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, 
     except (TypeError, KeyError, ValueError):
         raise ValueError("a tensor in its header is not described by dtype, shape and data_offsets") from None
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
-        raise ValueError("its header places a tensor beyond the end of the file, or gives an invalid size or position")
+        raise ValueError(
+            "its header places a tensor beyond the end of the file, or gives an invalid size or position; run the attack again "
+            "to replace the file"
+        )
     if described["dtype"] in NUMPY_TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
         raise ValueError(
             "in its header, the dtype and shape of a tensor do not fit the size of its data_offsets; run the attack again to "

@@ -134,7 +134,10 @@ class AttentionNet(nn.Module):
 
 
 class TiedNet(nn.Module):
-    """A network that applies one convolution twice, and shares a weight matrix between two linear layers and its transpose."""
+    """A network that applies one convolution twice, and one weight matrix three times.
+
+    The matrix is the weight of two linear layers, and is applied transposed between them.
+    """
 
     def __init__(self) -> None:
         super().__init__()

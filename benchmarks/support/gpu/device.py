@@ -141,7 +141,7 @@ def measure_sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
             if not at_once:
                 running[-1].wait()
         if any(process.wait() for process in running):
-            raise RuntimeError("one of the processes that share the device failed; see its output above")
+            raise RuntimeError("one of the measured processes failed; see its output above")
         return perf_counter() - started
 
     in_turn, together = measure_time(False), measure_time(True)

@@ -219,7 +219,11 @@ def _compute_weight_diagonal(system: System) -> Tensor:
 
 
 def _compute_gradient_scale(system: System) -> Tensor:
-    """Return the scale of the gradient constraints K for one input channel, (N, C_out, taps), which is equal for all channels."""
+    """Return the factors by which the gradient constraints of one input channel are multiplied, (N or 1, C_out, taps).
+
+    They are those in `System.scale` for the first channel; those of all channels must be equal. A tap is a position inside the
+    kernel.
+    """
     assert system.scale is not None
     channels = system.layer.shape[1]
     return system.scale.gradients.reshape(*system.scale.gradients.shape[:2], channels, -1)[:, :, 0]
