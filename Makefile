@@ -12,7 +12,7 @@ demo: .venv/.installed  ## four federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
 
 test: .venv/.installed-dev  ## every check that a change must pass; three parts run at a time, since federations often wait
-	$(MAKE) --no-print-directory --keep-going --jobs=3 test-fedsim check test-attacks test-others test-attacker test-service
+	$(MAKE) --no-print-directory --keep-going --jobs=3 test-fedsim test-attacks test-attacker test-others check test-service
 
 check: .venv/.installed-dev  ## style, types, import contracts, documentation
 	$(BIN)/ruff check .
