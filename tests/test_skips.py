@@ -45,7 +45,7 @@ def test_make_test_shows_each_reason_and_the_gate_repeats_the_count() -> None:
     parts = re.findall(
         r"^test-(?:fedsim|others|attacks|service|attacker): .*\n\tOMP_NUM_THREADS=1 \$\(BIN\)/pytest (.*)$", makefile, re.M
     )
-    assert "test-fedsim check test-attacks test-others test-attacker test-service" in makefile
+    assert "--jobs=3 test-fedsim test-attacks test-attacker test-others check test-service" in makefile
     assert all(part.startswith("-rs ") for part in parts)
     assert sorted(part.removeprefix("-rs ") for part in parts) == [
         "--ignore=tests/attacker --ignore=tests/fedsim",
