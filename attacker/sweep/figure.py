@@ -1,4 +1,4 @@
-"""The plot of leakage against utility with its Pareto front, as SVG."""
+"""The plot of accuracy against the RMSE of the strongest attack, with its Pareto front (`SettingResult.on_front`), as SVG."""
 
 import io
 from collections.abc import Sequence

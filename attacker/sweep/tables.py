@@ -142,7 +142,10 @@ def format_estimate(one: Estimate | None) -> str:
 
 
 def to_latex(settings: Sequence[SettingResult]) -> str:
-    """Return a tabular of the LaTeX package booktabs with one line per setting; those on the Pareto front are in bold."""
+    """Return a tabular of the LaTeX package booktabs with one line per setting; those on the Pareto front are in bold.
+
+    The front is that of accuracy and protection, the RMSE of the strongest attack, see `SettingResult.on_front`.
+    """
     lines = [rf"\begin{{tabular}}{{{'l' * len(TABLE_COLUMNS)}}}", r"\toprule", " & ".join(TABLE_COLUMNS) + r" \\", r"\midrule"]
     for one in settings:
         cells = [escape_latex(cell) for cell in list_cells(one)]

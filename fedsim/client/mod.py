@@ -12,7 +12,7 @@ from fedsim.flower.records import CallNext
 from fedsim.recording.codec import encode
 
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
-"""Last part of the names of batch norm's buffers in PyTorch."""
+"""Names of batch norm's buffers in PyTorch, without the name of the layer: the part after the last dot."""
 
 
 def update_mod(
@@ -25,7 +25,8 @@ def update_mod(
     the client to the reply. Pseudonym, secret and the state of the defense are kept in Flower's `Context.state`.
 
     defense: specification of the defense of the update, such as "clip(1) | gaussian(0.1)".
-    buffers: last parts of names of tensors that are sent as they are after training, not as differences, without the defense.
+    buffers: tensors that are sent as they are after training, not as differences and without the defense, each given as the part
+             of its name after the last dot: "running_mean" selects "bn1.running_mean", and "mean" would not.
     key:     name of the record of weights, in the server's messages and in the app's replies.
 
     Raises ValueError for an invalid defense and, during a round, if there are no weights under `key` or the tensors in message

@@ -1,4 +1,7 @@
-"""Commands that prepare and start a deployment, and the check of their options."""
+"""Commands that prepare and start a deployment, and the check of their options.
+
+A deployment is a federation whose SuperLink (Flower's hub), server and clients are separate processes, on one machine or several.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

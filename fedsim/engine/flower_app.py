@@ -30,7 +30,7 @@ from fedsim.engine.run import FederationRun
 
 
 def find_server_run(context: Context) -> FederationRun:
-    """Return the run that the run config in the server's context describes.
+    """Return the server's run (its experiment, folders and device), as the run config in the server's context describes it.
 
     The last few runs are cached, so that an equal config gives the same object.
     """
@@ -40,7 +40,9 @@ def find_server_run(context: Context) -> FederationRun:
 
 
 def find_client_run(context: Context) -> FederationRun:
-    """Return this client's run, from the server's run config and the client's own node config.
+    """Return this client's run: the experiment and the device from the server's run config, with this client's data and folders.
+
+    Data, folders and client seed are those of the client's own node config; the module docstring lists the keys of both configs.
 
     Raises ValueError if the node config names the experiment that the client agreed to, and the server asks for another one.
     """

@@ -39,7 +39,11 @@ set. A hard link to one of its files in another folder does not change it; such 
 
 
 def check_run(folder: Path) -> None:
-    """Raise DamagedFile, naming the path and what to do, for the first error that `find_foreign` reports for a run, if any."""
+    """Raise the first error that `find_foreign` yields for a run, if it yields one: a DamagedFile that names path and reason.
+
+    The reason also says what to do about a link, pipe, socket or device, or a folder that is too deep. If a folder cannot be
+    opened, it is the system's message, such as "Permission denied".
+    """
     for error in find_foreign(folder):
         raise error
 

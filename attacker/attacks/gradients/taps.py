@@ -115,7 +115,11 @@ def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
 
 
 def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:
-    """Return whether to use `convolve` in place of PyTorch's convolution: for small convolutions of several problems on a CPU."""
+    """Return whether `taps` computes a convolution by `convolve`, which is then faster than PyTorch's convolution.
+
+    This is so on a CPU, if the forward pass holds the examples of several problems and the convolution takes few multiplications
+    per image (`convolutions.is_small`).
+    """
     return taps.problems > 1 and input.device.type == "cpu" and is_small(weight.shape, input.shape[1:])
 
 

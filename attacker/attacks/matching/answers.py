@@ -20,8 +20,9 @@ from attacker.reconstruction import Reconstruction, Slot, list_slots
 def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
     """Return the reconstruction of case i, with its confidence, from its best search result.
 
+    rng:     its seed determines the random estimates on which the confidence is based.
     seconds: time that the search took per case, to which that of this function is added. interrupted: whether the user
-             interrupted it.
+             interrupted the search.
     """
     started, case = perf_counter(), batch.cases[i]
     assert best.z is not None
@@ -81,8 +82,8 @@ def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, 
     """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
 
     For a null (the same attack without the gradient), it follows from the data and the number of examples alone.
-    best: the best search result. examples: number of examples of the answer. rng: for random estimates. interrupted: whether the
-    user interrupted the search.
+    best: the best search result. examples: number of examples of the answer. rng: its seed determines random
+    estimates. interrupted: whether the user interrupted the search.
     """
     if not batch.attack.sees_gradient:
         return judge_prior(examples, batch.data)
@@ -94,9 +95,10 @@ def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, 
 
 
 def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:
-    """Return what is known about the search for case i and its answer, from which `judge_search` estimates confidence.
+    """Return the answer to case i with the facts about its search from which `judge_search` estimates the confidence in it.
 
-    Arguments as in `_judge`.
+    best: the best search result. examples: number of examples of the answer. rng: its seed determines the random estimates of
+    `judge_search`. interrupted: whether the user interrupted the search, so that the confidence is undecided.
     """
     assert best.z is not None
     assert best.labels is not None

@@ -255,7 +255,10 @@ class View(ObservedGradients):
     def _evaluate_at_once(
         self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
-        """Evaluate as `evaluate` does, with the examples of all problems, which share weights, in one batch."""
+        """Evaluate as `evaluate` does, with the examples of all problems in one batch; the problems must share their weights.
+
+        Arguments as in `evaluate`.
+        """
         assert self.at_once is not None
         with torch.enable_grad():
             z = z.detach().requires_grad_()

@@ -1,4 +1,9 @@
-"""Examples that closed forms certify in single rounds of a client, before any search over its rounds."""
+"""Examples that closed forms find and certify in single rounds of a client, before any search over its rounds.
+
+To certify an answer is to check it, not to prove it: its gradient differs from the observed one by at most a thousandth, it has
+all examples of the round, the gradient and not a prior determines them, and the confidence in them is high or undecided. See
+`ClosedForm.certify`.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +21,7 @@ DIRECT_ROUTES = ("linear", "layers", "peeled")
 MAX_FAILURES = 4
 """Number of first rounds of a batch size without a certified answer after which further rounds of that size are not tried."""
 MAX_SAME_ERROR = 1e-4
-"""Largest mean squared difference of two certified examples of different rounds that count as the same example (40 dB)."""
+"""Largest mean squared difference at which certified examples of different rounds count as the same example (40 dB)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ def certify_rounds(
 ) -> CertifiedExamples | None:
     """Return the examples that the closed forms `DIRECT_ROUTES` certify in single observations of a case; None if there are none.
 
-    If the first MAX_FAILURES observations with a number of examples are not certified, others with that number are not tried.
+    If none of the first MAX_FAILURES observations with the same number of examples is certified, further ones with this number
+    are not tried.
     With the same settings, answers depend only on the case and the seed of `rng`, so that a search that is resumed gets them
     again.
     Ctrl-C raises KeyboardInterrupt.

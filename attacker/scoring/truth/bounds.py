@@ -1,4 +1,4 @@
-"""Lower bounds on the mean squared error of reconstructions, computed at the true examples of recorded updates."""
+"""Lower bounds on the expected mean squared error of reconstructions, computed at the true examples of recorded updates."""
 
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -28,7 +28,7 @@ ReadUsed = Callable[..., Used]
 
 
 class CaseBounds:
-    """Lower bounds on the mean squared error of each example, for the cases of one run.
+    """Lower bounds on the expected mean squared error of the reconstruction of each true example, for the cases of one run.
 
     read_used: function that returns the examples of a round, given round, attempt and clients. seconds: time budget of all calls
     of `find` together. A case has no bound if its expected time exceeds what is left, if none is known, as for secure sums and
@@ -44,7 +44,7 @@ class CaseBounds:
         self._rows = {(row.round, row.attempt, row.client): row for row in recording.read_rows(on_damage=lambda error: None)}
 
     def find(self, key: str, observed: Sequence[Use]) -> dict[int, float]:
-        """Return a dict from the data set index of each example of a case to the lower bound on its mean squared error.
+        """Return a dict from the data set index of each example of a case to the lower bound on the error of its reconstruction.
 
         The result is empty if there is no bound. key: key of the case, under which `reasons` then has the reason. observed: the
         observations of the case.

@@ -168,7 +168,10 @@ def _has_token(headers: Headers, keys: Keys) -> bool:
 
 
 def read_session(headers: Mapping[str, str], known: ServiceParts) -> str:
-    """Return the value of the session cookie of this service in a request; "" without one."""
+    """Return the value of this service's session cookie in a request; "" if the cookie is missing or cannot be parsed.
+
+    headers: of the request. known: the service's settings and keys, which determine the cookie's name (`make_cookie_name`).
+    """
     return _read_cookie(headers.get("cookie", ""), make_cookie_name(known))
 
 
@@ -181,7 +184,7 @@ def needs_token(method: str, path: str) -> bool:
 
 
 def make_cookie_name(known: ServiceParts) -> str:
-    """Return the name of the session cookie.
+    """Return the name of the session cookie of the service with these settings and keys.
 
     If the service has a token, the name contains a code that depends on it, since browsers send the cookies of a host to all its
     ports, where another service may run. Under TLS the prefix `__Host-` restricts the cookie to this host.

@@ -67,7 +67,7 @@ class Shelf(Generic[T]):
 
     @property
     def weight(self) -> int:
-        """Sum of the weights of all values."""
+        """Sum of the weights of all cached values, by the function `weight` of the constructor; by default their number."""
         return self._total
 
     def _drop_old(self, key: Hashable, place: _Place[T]) -> None:

@@ -1,7 +1,8 @@
-"""The table `convolution` of rounds.py: batches over five epochs, attacked round by round, and all rounds together.
+"""The table `convolution` of rounds.py: a client's batches over five epochs, attacked round by round, and all rounds together.
 
-The network is CPL's LeNet. An attack on all rounds together needs links: claims that certain examples of different rounds are the
-same image.
+The client has eight images and trains on one batch of four in each round, so that an epoch takes two rounds. The network is CPL's
+LeNet. An attack on all rounds together needs links: claims that certain examples of different rounds are the same image. In one
+row of the table the attack finds them itself; in another it is given the true ones.
 """
 
 from collections.abc import Sequence

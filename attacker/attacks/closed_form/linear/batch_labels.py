@@ -1,5 +1,6 @@
 """Labels of a batch with known inputs, chosen to explain each example's part of the first layer's gradient dL/dz.
 
+L is the loss, and z the output of the first linear layer before its activation (its pre-activations).
 The norm of an input that is known only up to a factor, as in layers without a bias, is found in the same way.
 """
 
@@ -98,7 +99,10 @@ class _Simulation:
         self.classes = 2 if loss == "logistic" else chain.layers[-1].shape[0]
 
     def simulate(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return dL/dz, (N, width), of each of the examples x (N, F) with label y (N,), each as a batch of one."""
+        """Return dL/dz of each of the examples x (N, F) with labels y (N,), each as a batch of one: (N, width).
+
+        L is the loss, and z the output of the first linear layer, which has `width` neurons, before its activation.
+        """
         offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
         hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
         try:
@@ -108,7 +112,7 @@ class _Simulation:
         return torch.autograd.grad(self.measure(logits, y) * len(x), offset)[0]
 
     def simulate_all_labels(self, x: Tensor) -> Tensor:
-        """Return dL/dz, (N, K, width), of each of the examples x (N, F) with each of the K labels."""
+        """Return dL/dz (see `simulate`) of each of the examples x (N, F) with each of the K labels, (N, K, width)."""
         y = torch.arange(self.classes, device=x.device).repeat(len(x))
         return self.simulate(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
 

@@ -62,7 +62,7 @@ class LayerFootprint:
 
 
 def build_footprint(layer: Layer) -> LayerFootprint:
-    """Return the footprint of a layer.
+    """Return the footprint of a layer: for each of its equations, the input values that occur in it.
 
     Each input of a linear layer counts as a channel of one value, and pooling before that layer is left out.
     Raises NotAChain if the pooling before or after a convolution cannot be analysed.
