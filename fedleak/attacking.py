@@ -64,7 +64,7 @@ def attack(
         raise ValueError("there is no observation to attack; give at least one")
     case, built = Case(observations), spec.build(device=device)
     if reason := next(filter(None, map(find_bad_numbers, observations)), "") or explain_refusal(built, case):
-        raise ValueError(f"{name} cannot be used: {reason}")
+        raise ValueError(f"the attack {name} cannot be used: {reason}")
     found = built([case], rng=torch.Generator().manual_seed(seed))
     for reason in find_problems(name, [case], found).values():
         raise ValueError(reason)

@@ -159,7 +159,7 @@ class TaskRunner:
             labels, logits = (None if told is None else torch.tensor(told) for told in (member.labels, member.logits))
             case = Case(tuple(observations[row] for row in member.rows), known_labels=labels, known_logits=logits)
             if reason := explain_refusal(self.attack, case):
-                self._record_failure(member.key, f"{self.job.attack} cannot be used: {reason}", outcome)
+                self._record_failure(member.key, f"the attack {self.job.attack} cannot be used: {reason}", outcome)
                 continue
             cases.append(case)
         return cases

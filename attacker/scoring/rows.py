@@ -259,5 +259,5 @@ def import_pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise ImportError("pandas is not installed: run pip install pandas, or write the rows as CSV or JSON") from None
+        raise ImportError("pandas is not installed: run pip install pandas; scores can be written as CSV without it") from None
     return pandas

@@ -174,14 +174,14 @@ def _convert_value(where: str, value: Any, hint: Any) -> Any:
 def check_plain(where: str, value: Any) -> Any:
     """Return a value of parsed JSON unchanged, after checking all integers and texts in it, also keys and nested ones.
 
-    where: name of the value for messages.
-    Raises ValueError if an integer is above `MAX_NUMBER` in magnitude, or a text has over `MAX_TEXT` characters or a control
-    character.
+    where: name of the whole value, for messages; the message shows the integer or text inside it that is wrong.
+    Raises ValueError if an integer is above `MAX_NUMBER` in magnitude, or a text has over `MAX_TEXT` characters or one that is
+    not printable (`UNPRINTABLE_PATTERN`).
     """
     if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE_PATTERN.search(value)):
-        raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(value)}")
+        raise ValueError(f"{where}: a text must consist of at most {MAX_TEXT} printable characters, got {shorten(value)}")
     if type(value) is int and abs(value) > MAX_NUMBER:
-        raise ValueError(f"{where} must be at most {MAX_NUMBER} in magnitude, got {shorten(value)}")
+        raise ValueError(f"{where}: an integer must be at most {MAX_NUMBER} in magnitude, got {shorten(value)}")
     if isinstance(value, list | dict):
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
             check_plain(where, item)

@@ -164,7 +164,7 @@ def test_the_null_of_an_observation_never_sees_the_gradient(batch: tuple[Tensor,
 
 def test_an_attack_that_cannot_be_used_says_why(batch: tuple[Tensor, Tensor]) -> None:
     observation = observed(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), *batch)
-    with pytest.raises(ValueError, match="idlg cannot be used: it works for one example only"):
+    with pytest.raises(ValueError, match="the attack idlg cannot be used: it works for one example only"):
         fedleak.attack(observation, "idlg")
     with pytest.raises(ValueError, match="unknown name 'cpll'"):
         fedleak.attack(observation, "cpll")

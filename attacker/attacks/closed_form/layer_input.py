@@ -29,8 +29,8 @@ from fedsim import models
 
 ROUTE_NAME = "layer_input"
 MIN_INPUT_RATIO = 0.1
-"""Smallest number of distinct inputs of the layer relative to the values of an example; with fewer, the answer is hardly more
-than the prior."""
+"""Smallest number of distinct values in the layer's input, relative to the number of values of an example; with fewer, the answer
+is hardly more than the prior."""
 MAX_WEIGHTS = 2**24
 """Largest number of parameters of a network that is inverted; every iteration is a forward and backward pass through it."""
 MIN_ZERO_SHARE = 0.02
@@ -77,8 +77,9 @@ def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequen
 def find_suitable_layer(observed: Observed) -> HiddenLayer:
     """Return the first hidden linear layer from whose input an example can be computed.
 
-    The layer has a bias, its gradient is not distorted by the defense, and the number of distinct values of its input is at least
-    MIN_INPUT_RATIO times the number of values of an example.
+    The layer has a bias and is trained, it is called once and with a single row, its gradient is not distorted by a known
+    defense, its input depends on the example, and the number of distinct values of this input is at least MIN_INPUT_RATIO times
+    the number of values of an example. Equal values, such as copies made by pooling, count once (`_count_distinct`).
     Raises ValueError with the reason if there is none, if the update is not of one example and one step, if the network has more
     than MAX_WEIGHTS parameters, or if it was trained with dropout.
     """
@@ -107,8 +108,9 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
         if distinct >= least and h.requires_grad:
             return HiddenLayer(name, distinct, passed.find_convolution(name, probe))
     raise ValueError(
-        f"no hidden linear layer with a bias has at least {least:,.0f} different input values, a tenth of the number of values "
-        "of an example; choose another attack"
+        "no hidden linear layer is suitable: it must have a bias, be trained, be called once and with a single row, have a "
+        f"gradient that the defense does not distort, and have an input with at least {least:,.0f} distinct values, a tenth of "
+        "the number of values of an example (equal values, such as copies made by pooling, count once); choose another attack"
     )
 
 
@@ -183,7 +185,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
         return _build_empty_answer(observed, f"the gradient of {layer.name} does not have rank one, as that of one example has")
     zero = h.abs() <= MAX_ZERO_INPUT * h.abs().max()
     if float(zero.double().mean()) < MIN_ZERO_SHARE:
-        return _build_empty_answer(observed, f"hardly any input of {layer.name} is zero, so no ReLU precedes it")
+        return _build_empty_answer(observed, f"hardly any input of {layer.name} is zero, so probably no ReLU precedes it")
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
     spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)

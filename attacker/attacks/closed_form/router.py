@@ -42,7 +42,7 @@ class ClosedForm:
                is nearer to the observed one is returned, or the search's if the other would fit noise. Without a fallback, the
                best closed-form answer is returned.
     walk:      settings of R-GAP.
-    stability: whether to repeat a closed form with an exact answer on a gradient with other rounding errors, and lower the
+    stability: whether to repeat a closed form with an exact answer on a gradient with added random rounding errors, and lower the
                confidence by how much the answer changes, if the closed form does not measure its certainty itself.
     knows_defense: whether simulated gradients go through the model of the defense before they are compared; closed forms use the
                gradient as received in either case.
@@ -212,9 +212,11 @@ class Routing:
             self._measure_stability(route, observed, pending, answers)
 
     def _measure_stability(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
-        """Repeat a route on a gradient with other rounding errors; store as `stays` how much of each exact answer is the same.
+        """Repeat a route on a gradient with added rounding errors, and store in `stays` how little each exact answer changes.
 
-        It does so for answers that the route has just given, that were kept, and that have no `stays` yet.
+        This is done for answers that the route has just given, that were kept, and that have no `stays` yet. The errors are
+        random, at most half a unit in the last place of float32. `stays` of an example is one minus its mean squared change
+        relative to the variance of its values, at least 0, times the answer's `determined`.
         """
         new = [
             self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
@@ -244,7 +246,7 @@ class Routing:
         able = []
         for i in rest:
             if reasons := find_unmet(attack, self.cases[i]):
-                self.found[i].reasons["optimisation"] = f"{attack.name} cannot be used: {'; '.join(reasons)}"
+                self.found[i].reasons["optimisation"] = f"the attack {attack.name} cannot be used: {'; '.join(reasons)}"
             else:
                 able.append(i)
         if not able:

@@ -148,7 +148,7 @@ def test_unusable_attack_is_a_failure_in_every_row(run: Path) -> None:
     assert len(done.failed) == 6
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
-    assert {row.failure for row in rows} == {"idlg cannot be used: it works for one example only"}
+    assert {row.failure for row in rows} == {"the attack idlg cannot be used: it works for one example only"}
     assert not any(row.success for row in rows)
 
 

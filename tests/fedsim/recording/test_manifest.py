@@ -98,12 +98,12 @@ def test_a_manifest_is_plain_json_with_a_version_and_no_secrets(manifest: Manife
         (("secure_aggregation",), 1, "secure_aggregation must be of type Mapping, got 1"),
         (("secure_aggregation",), True, "secure_aggregation must be of type Mapping, got True"),
         (("secure_aggregation",), None, "secure_aggregation must be of type Mapping, got None"),
-        (("secure_aggregation",), {"clip": 10**30}, "secure_aggregation must be at most"),
+        (("secure_aggregation",), {"clip": 10**30}, "secure_aggregation: an integer must be at most"),
         (("software",), ["torch"], "software"),
         (("software",), {"torch": 2}, "software must be of type str, got 2"),
         (("training", "batch_size"), 2.5, "batch_size must be of type int, got 2.5"),
         (("training", "batch_size"), True, "batch_size must be of type int, got True"),
-        (("training", "batch_size"), 10**30, "batch_size must be at most"),
+        (("training", "batch_size"), 10**30, "batch_size: an integer must be at most"),
         (("training", "steps"), "3", "steps must be of type int, got '3'"),
         (("training", "loss"), 3, "loss must be of type str, got 3"),
         (("data", "shape"), [3, 2.0, 2], "shape must be of type int, got 2.0"),
@@ -112,7 +112,7 @@ def test_a_manifest_is_plain_json_with_a_version_and_no_secrets(manifest: Manife
         (("data", "num_classes"), 10**9, "1000000000 classes exceed the limits"),
         (("data", "columns"), [1], "1 is not a JSON object"),
         (("model", "arguments"), [1], "arguments must be of type"),
-        (("model", "arguments"), {"hidden": [1, [10**20]]}, "arguments must be at most"),
+        (("model", "arguments"), {"hidden": [1, [10**20]]}, "arguments: an integer must be at most"),
     ],
 )
 def test_unknown_keys_and_wrong_values_are_refused_and_named(

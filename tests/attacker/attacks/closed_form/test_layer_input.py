@@ -132,7 +132,7 @@ def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: O
     [
         (plain, 2, {}, "of one example and one step only"),
         (sigmoid, 1, {}, "no ReLU"),
-        (unbiased, 1, {}, "no hidden linear layer with a bias"),
+        (unbiased, 1, {}, "no hidden linear layer is suitable: it must have a bias"),
         (plain, 1, {"defense": "gaussian(0.1)"}, "does not have rank one"),
         (plain, 1, {"defense": "withhold(['fc1.*'])"}, "fc1|hidden linear layer"),
     ],
