@@ -44,7 +44,7 @@ EMBEDDED_DATA_SETS: dict[str, tuple[str, dict[str, Any]]] = dict.fromkeys(
     ("photos", "cifar10", "cifar100", "lfw", "imagenet"), EMBEDDED_PHOTOS
 )
 EMBEDDED_DATA_SETS["mnist"] = ("digits", {})
-"""Embedded data sets for missing files. They were used to choose settings, so that their rows are marked, and not published."""
+"""Embedded data sets for missing files. They were used to choose settings, so that their rows are marked."""
 
 
 class TunedOn(ValueError):
