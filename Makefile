@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
+# The tests start hundreds of processes; without stored bytecode, each would compile PyTorch's, Flower's and Ray's modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 DATA ?=
 MINUTES ?= 360
