@@ -1,6 +1,7 @@
 """Fixtures of tests of the report: tiny runs on disk, written by the project's own writers where they exist."""
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 from attacker.reconstruction import Reconstruction, list_slots
-from attacker.report import build
+from attacker.report import build, figures
 from defenses.spec import DefenseSpec
 from fedsim.recording import Column, DataSpec, Manifest, ModelSpec, Payload, Recorder, Reply, Training
 from fedsim.recording.files import append_json_lines, write_bytes, write_json
@@ -157,6 +158,25 @@ class Page(HTMLParser):
 
     def ids(self) -> list[str]:
         return [attributes["id"] or "" for _, attributes in self.tags if "id" in attributes]
+
+
+@pytest.fixture(scope="session")
+def charts() -> dict[bytes, str | None]:
+    """The charts drawn so far, by function and arguments. A chart takes a tenth of a second, and most runs have the same ones."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _equal_charts_are_drawn_once(charts: dict[bytes, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    for draw in (figures.draw_loss_curves, figures.draw_over_rounds):
+
+        def find(*given: Any, _draw: Callable[..., str | None] = draw, **named: Any) -> str | None:
+            key = pickle.dumps((_draw.__name__, given, named))
+            if key not in charts:
+                charts[key] = _draw(*given, **named)
+            return charts[key]
+
+        monkeypatch.setattr(figures, draw.__name__, find)
 
 
 @pytest.fixture
