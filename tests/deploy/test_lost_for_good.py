@@ -15,7 +15,7 @@ from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
 pytestmark = pytest.mark.deploy
-ROUNDS, MOST_SECONDS = 6, 900
+ROUNDS, MOST_SECONDS = 5, 900
 
 
 @dataclass
