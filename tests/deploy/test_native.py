@@ -26,7 +26,7 @@ from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
 pytestmark = pytest.mark.deploy
-CLIENTS, SEED = 3, 7
+CLIENTS, SEED = 2, 7
 MOST_SECONDS = 1500
 """Time limit of a run on a machine with one slow core."""
 needs_isolation = pytest.mark.skipif(explain_missing_isolation() != "", reason=explain_missing_isolation())
@@ -79,9 +79,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) ->
         assert time.monotonic() < deadline, "the run hangs"
         begun = len(read_json_lines(layout.run / "metrics.jsonl"))
         if begun == 1 and not lost:
-            lost.append("client-2")
-            native.kill("client-2")
-            native.restart_client(native.parties[2])
+            lost.append("client-1")
+            native.kill("client-1")
+            native.restart_client(native.parties[1])
         if begun == 2 and "superlink" not in lost:
             lost.append("superlink")
             native.kill("superlink")
@@ -100,20 +100,20 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) ->
 
 def test_the_run_completes_despite_the_loss_of_the_superlink_and_of_a_client(deployed: DeployedRun) -> None:
     rows = Recording(deployed.layout.run / "recording").read_rows()
-    assert deployed.lost == ["client-2", "superlink"]
+    assert deployed.lost == ["client-1", "superlink"]
     assert deployed.status == int(any(row.status != "complete" for row in rows))
-    assert [row.round for row in rows] == [1, 1, 1, 2, 2, 2]
+    assert [row.round for row in rows] == [1, 1, 2, 2]
     for number in (1, 2):
-        assert len({row.client for row in rows if row.round == number}) == 3
+        assert len({row.client for row in rows if row.round == number}) == CLIENTS
         lost = [row.status for row in rows if row.round == number and row.status != "complete"]
         assert lost in ([], ["late"], ["failed"])  # a message on its way when the client, or the SuperLink, was killed is lost
-    assert len({row.node for row in rows}) == 3  # a restarted client is recognised by its key
+    assert len({row.node for row in rows}) == CLIENTS  # a restarted client is recognised by its key
 
 
 def test_the_recording_is_undamaged_and_bit_for_bit_that_of_a_simulation(deployed: DeployedRun, tmp_path: Path) -> None:
     found = verify(deployed.layout.run)
     assert found.damaged == ()
-    assert found.intact == found.observations >= 4
+    assert found.intact == found.observations >= 2
     experiment = read(deployed.layout.experiment)
     simulated = FederationRun(experiment=experiment, out=tmp_path / "run", device="cpu", client_seed=SEED)
     engine.run(simulated, engine="local")
