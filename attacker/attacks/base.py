@@ -80,11 +80,12 @@ class Need(Enum):
         "of `attacker audit` finds which of them occur"
     )
     OWN_IMAGES = "it starts from images of the same class, which no server has"
+    CANDIDATES = "it chooses among candidate images, which no server has"
 
     def is_met(self, case: Case) -> bool:
         """Return whether `case` meets this condition.
 
-        OWN_IMAGES concerns images that the user passes to the attack, and not the case, so that the result is then True.
+        OWN_IMAGES and CANDIDATES concern images that the user passes to the attack, and not the case: the result is then True.
         """
         first = case.observations[0]
         if self is Need.ONE_OBSERVATION:
@@ -99,7 +100,7 @@ class Need(Enum):
             return first.num_examples == 1
         if self in (Need.IMAGES, Need.IMAGE_PRIOR, Need.IMAGE_CRITERION):
             return first.data.is_image
-        if self is Need.OWN_IMAGES:
+        if self in (Need.OWN_IMAGES, Need.CANDIDATES):
             return True
         if self is Need.IMPRINT_LAYER:
             return find_imprint(first.weights, first.data.size) is not None
@@ -124,7 +125,11 @@ _MENDS = {
 }
 MALICIOUS_SERVER = "malicious server"
 """Oracle of attacks that only a server that has changed the model can run."""
-_ORACLES = {Need.OWN_IMAGES: "images of the same class", Need.IMPRINT_LAYER: MALICIOUS_SERVER}
+_ORACLES = {
+    Need.OWN_IMAGES: "images of the same class",
+    Need.CANDIDATES: "candidate images",
+    Need.IMPRINT_LAYER: MALICIOUS_SERVER,
+}
 
 
 def list_oracles(needs: frozenset[Need]) -> tuple[str, ...]:

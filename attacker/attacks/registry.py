@@ -8,6 +8,7 @@ from typing import Any
 
 from attacker.attacks.answers import check_members
 from attacker.attacks.base import Attack
+from attacker.attacks.membership.attack import membership
 from attacker.attacks.multi_round.accumulate import accumulate
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
@@ -31,6 +32,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
         "hgap": hgap,
         "idlg": idlg,
         "inverting_gradients": inverting_gradients,
+        "membership": membership,
         "rgap": rgap,
         "robbing_the_fed": robbing_the_fed,
         "rog": rog,

@@ -17,6 +17,7 @@ from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
 ROOT = Path(__file__).parents[2]
+CANDIDATES = Path(__file__).parent / "attacks" / "membership" / "candidates.npz"
 BLOCKED = "import sys\nfor name in {names!r}: sys.modules[name] = None\n"
 
 
@@ -79,8 +80,9 @@ def watch(event, given):
 sys.addaudithook(watch)
 for name in ATTACKS:
     for null in (False, True):
-        few = {key: 2 for key in ("steps", "pre_steps") if key in signature(ATTACKS[name]).parameters}
-        attack = AttackSpec(name=name, arguments=few, null=null).build()
+        own = {"steps": 2, "pre_steps": 2, "candidates": sys.argv[2]}
+        own = {key: value for key, value in own.items() if key in signature(ATTACKS[name]).parameters}
+        attack = AttackSpec(name=name, arguments=own, null=null).build()
         fitting = {Need.IMPRINT_LAYER: "imprint", Need.SECURE_SUM: "sum", Need.INPUT_LAYER: "mlp"}
         rounds = of_kinds[next((kind for need, kind in fitting.items() if need in attack.needs), "lenet_dlg")]
         cases = [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((rounds[0],))]
@@ -114,7 +116,7 @@ def test_every_attack_runs_without_modules_that_hold_true_examples(tmp_path: Pat
     program = (
         BLOCKED.format(names=["flwr", "ray", "pydantic", "typer", "sklearn", "skimage", *WITH_TRUE_EXAMPLES]) + RUN_ALL_ATTACKS
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "rounds")]
+    command = [sys.executable, "-c", program, str(tmp_path / "rounds"), str(CANDIDATES)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     *ran, opened, loaded = result.stdout.splitlines()

@@ -17,7 +17,7 @@ def make_options(data: Path | None) -> Options:
 
 
 def test_calibration_includes_a_null_of_every_attack() -> None:
-    specs = list(list_specs())
+    specs = list(list_specs(Path("candidates.npz")))
     assert {spec.name for spec in specs} == set(ATTACKS)
     assert all(spec.null and spec.build() is not None for spec in specs)
 

@@ -93,6 +93,12 @@ def photographs(page: Page) -> None:
         Image.fromarray(image).save(page.folder / "photographs" / f"{number}.png")
 
 
+def candidates(page: Page) -> None:
+    """Write an archive of random images of the size of the recorded ones, with labels."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    np.savez("candidates.npz", images=images, labels=np.arange(60) % 10)
+
+
 def recorded_epochs(page: Page) -> None:
     """Make a recording of eight rounds with few examples and a network whose first layer is linear."""
     _copy_run(page, "epochs", "first")
@@ -273,6 +279,7 @@ SETUPS: dict[str, Callable[[Page], None]] = {
     for setup in (
         recorded,
         recorded_photos,
+        candidates,
         photographs,
         recorded_epochs,
         recorded_sums,

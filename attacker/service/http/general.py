@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from attacker.attacks import ATTACKS
+from attacker.attacks import ATTACKS, Need
 from attacker.attacks.arguments import list_settable
 from attacker.attacks.registry import explain_unusable
 from attacker.service.http.dependencies import Service
@@ -48,7 +48,7 @@ async def metrics(service: Service) -> Response:
 
 @router.get("/attacks", response_model=AttacksKnown, responses=REFUSED_RESPONSES)
 async def attacks() -> AttacksKnown:
-    """List the registered attacks with their arguments."""
+    """List the registered attacks with their arguments, without those that need a file."""
     return AttacksKnown(items=await run_in_threadpool(_list_attacks), next=None)
 
 
@@ -65,7 +65,7 @@ def _list_attacks() -> list[AttackKnown]:
             },
         )
         for name in ATTACKS
-        if not explain_unusable(name)
+        if not explain_unusable(name) and Need.CANDIDATES not in ATTACKS[name]().needs
     ]
 
 

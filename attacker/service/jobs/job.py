@@ -55,9 +55,15 @@ class JobSpec(BaseModel):
     @field_validator("attack")
     @classmethod
     def _check_attack(cls, name: str) -> str:
-        from attacker.attacks import ATTACKS
+        from attacker.attacks import ATTACKS, Need
+        from attacker.attacks.registry import explain_unusable
 
         _ = ATTACKS[name]
+        if not explain_unusable(name) and Need.CANDIDATES in ATTACKS[name]().needs:
+            raise ValueError(
+                f"{name} needs a file of candidates, which a job cannot name; run attacker replay --attack {name} --set "
+                "candidates=FILE.npz on the service's machine"
+            )
         return name
 
     @field_validator("arguments")

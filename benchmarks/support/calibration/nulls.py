@@ -8,8 +8,11 @@ taken. Random images of 8x8 pixels are enough, since nothing is recovered here.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from support.contract import Options, ResultRow
 from support.single_cases import make_client
@@ -47,18 +50,23 @@ def measure_nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     Returns a row for each null, with the names of the changes that altered its result, and a dict with the number of nulls whose
     result was altered, which should be 0.
     """
-    rows = [_measure_null(asked, spec) for spec in list_specs()]
+    with TemporaryDirectory() as folder:
+        candidates = Path(folder) / "candidates.npz"
+        np.savez(candidates, images=np.random.default_rng(0).random((64, 8, 8)), labels=np.arange(64) % DATA_SPEC.num_classes)
+        rows = [_measure_null(asked, spec) for spec in list_specs(candidates)]
     return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
 
 
-def list_specs() -> Iterator[AttackSpec]:
+def list_specs(candidates: Path) -> Iterator[AttackSpec]:
     """Yield specifications of each attack's null: with default arguments, and then with one argument changed at a time.
+
+    candidates: archive of images for an attack that needs one.
 
     Each argument that the attack has takes its values in `ARGUMENT_VALUES`; `compare` of `accumulate` takes those in `LINKS`.
     """
     for name in ATTACKS:
-        yield AttackSpec(name=name, null=True)
         known = signature(ATTACKS[name]).parameters
+        yield AttackSpec(name=name, arguments={"candidates": str(candidates)} if "candidates" in known else {}, null=True)
         for argument in (name for name in ARGUMENT_VALUES if name in known):
             values = LINKS if (name, argument) == ("accumulate", "compare") else ARGUMENT_VALUES[argument]
             yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in values)

@@ -49,7 +49,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "spans without zeros of ReLU": {"name": "spans", "relu": False},
     "without knowing the defense": {"name": "cpl", "knows_defense": False},
 }
-SPECS = {name: AttackSpec(name=name, null=True) for name in ATTACKS} | {
+CANDIDATES = Path(__file__).parent / "membership" / "candidates.npz"
+NEEDED: dict[str, dict[str, Any]] = {"membership": {"candidates": str(CANDIDATES)}}
+SPECS = {name: AttackSpec(name=name, arguments=NEEDED.get(name, {}), null=True) for name in ATTACKS} | {
     title: AttackSpec(name=variant["name"], arguments={k: v for k, v in variant.items() if k != "name"}, null=True)
     for title, variant in VARIANTS.items()
 }

@@ -107,3 +107,11 @@ def test_memory_limit_of_this_machine_is_plausible() -> None:
     megabytes = read_memory_limit()
     assert megabytes is not None
     assert 100 < megabytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e6 + 1
+
+
+def test_attack_that_needs_a_file_is_not_offered_and_is_refused_with_the_command(ask: Ask) -> None:
+    asked = ask()
+    assert "membership" not in {item["name"] for item in asked.json("attacks")["items"]}
+    answer = asked("/api/v1/jobs", "POST", json={"recording": "digits", "attack": "membership", "arguments": {}})
+    assert answer.status_code == 422
+    assert "attacker replay --attack membership --set candidates=FILE.npz" in answer.json()["error"]["message"]

@@ -1,0 +1,59 @@
+"""The pool of candidates: images with labels from which the attack chooses, read from a NumPy archive."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.recording.array_archives import read_arrays, read_names
+from fedsim.recording.observation import DataSpec
+
+ARRAY_NAMES = (("images", "labels"), ("train_images", "train_labels"), ("x_train", "y_train"))
+"""Names of the arrays of images and labels; the first pair that an archive has is read."""
+MAX_CANDIDATES = 5_000
+"""Largest pool. Time grows with the third power of its size: with 5,000 candidates, a round takes minutes on one core."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Candidates. x: images (P, *shape) in [0, 1]. y: their labels (P,), int64."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def read_pool(path: Path, data: DataSpec) -> Pool:
+    """Return the candidates in a NumPy archive (.npz) with `images` (P, H, W[, C]) and `labels` (P,).
+
+    The images are uint8, or numbers in [0, 1]. The arrays may also be named `train_images` and `train_labels`, or `x_train` and
+    `y_train`. data: shape and number of classes of the recorded federation's data.
+    Raises ValueError, naming the file, if the archive is damaged, lacks these arrays, holds images of another shape, labels that
+    are no classes of the federation, fewer than two or more than `MAX_CANDIDATES` images; FileNotFoundError if it is missing.
+    """
+    present = read_names(path)
+    names = next((pair for pair in ARRAY_NAMES if set(pair) <= set(present)), None)
+    if names is None:
+        raise ValueError(f"{path}: candidates need the arrays images and labels, and it holds {', '.join(present) or 'none'}")
+    arrays = read_arrays(path, names)
+    values, labels = arrays[names[0]], arrays[names[1]]
+    values = values[..., None] if values.ndim == 3 else values
+    found = values.transpose(0, 3, 1, 2).shape if values.ndim == 4 else values.shape
+    if found[1:] != tuple(data.shape):
+        raise ValueError(f"{path}: {names[0]} have the shape {tuple(found[1:])}, and those of the federation {tuple(data.shape)}")
+    if not 2 <= len(values) <= MAX_CANDIDATES:
+        raise ValueError(f"{path}: {len(values)} candidates; give at least 2 and at most {MAX_CANDIDATES:,}")
+    if (
+        labels.shape != (len(values),)
+        or labels.dtype.kind not in "iu"
+        or not 0 <= labels.min() <= labels.max() < data.num_classes
+    ):
+        raise ValueError(f"{path}: {names[1]} must be {len(values)} whole numbers from 0 to {data.num_classes - 1}")
+    scaled = values.astype(np.float32) / (255 if values.dtype == np.uint8 else 1)
+    if not (scaled.min() >= 0 and scaled.max() <= 1):  # also refuses NaN
+        raise ValueError(f"{path}: {names[0]} must be uint8, or numbers from 0 to 1, got {scaled.min():g} to {scaled.max():g}")
+    return Pool(torch.from_numpy(scaled.transpose(0, 3, 1, 2).copy()), torch.from_numpy(labels.astype(np.int64)))

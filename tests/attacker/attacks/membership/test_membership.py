@@ -1,0 +1,191 @@
+"""Tests of the attack `membership`: which candidates it names, when it is sure, and which archives it refuses."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.base import explain_refusal, list_oracles
+from attacker.attacks.membership.pool import MAX_CANDIDATES, read_pool
+from attacker.attacks.membership.regression import Coefficients, Regression, combine, estimate_probabilities
+from attacker.reconstruction import Reconstruction
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
+MODEL = ModelSpec(name="mlp", arguments={"hidden": [32]})
+EXAMPLES, POOL = 8, 120
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> tuple[Path, Tensor, Tensor]:
+    """Path, images and labels of an archive of random candidates."""
+    pixels = np.random.default_rng(1).integers(0, 256, (POOL, 8, 8), dtype=np.uint8)
+    labels = np.arange(POOL) % DATA.num_classes
+    np.savez(tmp_path / "pool.npz", images=pixels, labels=labels)
+    return tmp_path / "pool.npz", torch.from_numpy(pixels / 255).float()[:, None], torch.from_numpy(labels)
+
+
+def attack(path: Path, *observations: Observation, null: bool = False, seed: int = 0) -> Reconstruction:
+    built = AttackSpec(name="membership", arguments={"candidates": str(path)}, null=null).build()
+    (found,) = built([Case(observations)], rng=Generator().manual_seed(seed))
+    return found
+
+
+def count_named(found: Reconstruction, x: Tensor) -> int:
+    return sum(bool((own == one).all()) for own in x for one in found.x)
+
+
+@pytest.mark.parametrize("defense", ["", "top_k(0.3)", "sign('mean')", "gaussian(snr_db=10)"])
+def test_examples_of_several_local_steps_are_named(
+    defense: str, archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
+) -> None:
+    path, x, y = archive
+    own = torch.arange(3, 3 + EXAMPLES)
+    batches = [(x[rows], y[rows]) for rows in own.split(4)]
+    found = attack(path, observe(*batches, model=MODEL, data=DATA, learning_rate=0.05, momentum=0.9, defense=defense))
+    assert count_named(found, x[own]) >= EXAMPLES - 1
+    assert len(found.x) == EXAMPLES
+    assert found.oracles == ()  # of the case; that it has candidates is a need, see below
+    assert list_oracles(AttackSpec(name="membership").build().needs) == ("candidate images",)
+
+
+def test_named_labels_are_those_of_the_candidates_and_none_is_named_twice(
+    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
+) -> None:
+    path, x, y = archive
+    found = attack(path, observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
+    labels = {tuple(one.flatten().tolist()): int(label) for one, label in zip(x, y, strict=True)}
+    assert [labels[tuple(one.flatten().tolist())] for one in found.x] == found.y.tolist()
+    assert len({tuple(one.flatten().tolist()) for one in found.x}) == EXAMPLES
+
+
+def test_null_names_as_many_as_chance(archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]) -> None:
+    path, x, y = archive
+    seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
+    named = [count_named(attack(path, seen, null=True, seed=seed), x[:EXAMPLES]) for seed in range(60)]
+    expected = EXAMPLES * EXAMPLES / POOL
+    assert abs(np.mean(named) - expected) < 4 * np.std(named) / len(named) ** 0.5
+
+
+def test_rounds_of_whole_epochs_are_combined_and_others_are_not(
+    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
+) -> None:
+    """Rounds of whole epochs repeat the examples, so that all name the same; rounds of one step have examples of their own."""
+    path, x, y = archive
+    both = [x[:4], y[:4]], [x[4:8], y[4:8]]
+    steps = [replace(observe(tuple(one), model=MODEL, data=DATA), round=number) for number, one in enumerate(both, start=1)]
+    found = attack(path, *steps)
+    assert [count_named(replace(found, x=found.x[rows]), x[:8]) for rows in (slice(4), slice(4, 8))] == [4, 4]
+    assert {(slot.round, slot.example) for slot in found.slots} == {(1 + i // 4, i) for i in range(8)}
+    noisy = [observe((x[:4], y[:4]), model=MODEL, data=DATA, seed=seed, defense="gaussian(snr_db=-22)") for seed in range(12)]
+    epochs = Training(learning_rate=0.1, batch_size=4, epochs=1)
+    rounds = [replace(one, round=number, training=epochs) for number, one in enumerate(noisy, start=1)]
+    alone = np.mean([count_named(attack(path, one), x[:4]) for one in rounds])
+    together = attack(path, *rounds)
+    assert count_named(together, x[:4]) == 4 > alone + 0.5
+    assert len(together.x) == 4
+    assert {slot.round for slot in together.slots} == set(range(1, 13))
+
+
+def test_other_direction_of_the_update_names_none(
+    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
+) -> None:
+    """A step against the direction of descent makes the coefficients of the training examples the smallest ones."""
+    path, x, y = archive
+    seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
+    turned = replace(seen, payload=encode({name: -u for name, u in seen.update.items()}))
+    assert count_named(attack(path, turned), x[:EXAMPLES]) == 0
+
+
+def test_coefficients_are_those_of_ridge_regression() -> None:
+    rng = Generator().manual_seed(0)
+    rows, true = torch.randn(30, 200, generator=rng, dtype=torch.float64), torch.zeros(30, dtype=torch.float64)
+    true[:5] = 1.0
+    observed = true @ rows + torch.randn(200, generator=rng, dtype=torch.float64)
+    regression = Regression(rows)
+    found = regression.fit(observed)
+    ridge = regression._choose_ridge(regression.vectors.T @ rows @ observed, observed.square().sum(), 200)
+    torch.testing.assert_close(found.values, torch.linalg.solve(rows @ rows.T + ridge * torch.eye(30), rows @ observed))
+    assert (found.values[:5] > 0.6).all()
+    assert (found.values[5:].abs() < 4 * found.variances[5:].sqrt()).all()
+    assert 0.5 < (found.values[5:].square() / found.variances[5:]).mean() < 2.0
+
+
+def test_combined_scores_weigh_rounds_by_their_precision() -> None:
+    sure, unsure = Coefficients(torch.tensor([1.0]), torch.tensor([0.1])), Coefficients(torch.tensor([-3.0]), torch.tensor([1e6]))
+    assert float(combine([sure])) == pytest.approx(1 / 0.1**0.5)
+    assert float(combine([sure, unsure])) == pytest.approx(1 / 0.1**0.5, rel=1e-3)
+    assert float(combine([sure, sure])) == pytest.approx((2 / 0.1) ** 0.5)
+
+
+def test_probabilities_are_those_of_the_mixture_and_undecided_without_members() -> None:
+    rng = Generator().manual_seed(3)
+    others, members, labels = (
+        3 * torch.randn(900, generator=rng),
+        15 + 3 * torch.randn(100, generator=rng),
+        torch.arange(1000) % 4,
+    )
+    found = estimate_probabilities(torch.cat([others, members]), labels)
+    assert found[:900].mean() < 0.01
+    assert found[900:].mean() > 0.9
+    assert abs(float(found.sum()) - 100) < 5
+    assert estimate_probabilities(others, labels[:900]).isnan().all()
+    assert estimate_probabilities(torch.cat([others[:30], members[:10]]), labels[:40]).isnan().all()  # too few
+    assert estimate_probabilities(torch.zeros(100), labels[:100]).isnan().all()
+
+
+def test_higher_scores_of_a_whole_class_make_no_candidate_certain() -> None:
+    rng = Generator().manual_seed(4)
+    scores, labels = torch.randn(1000, generator=rng), torch.arange(1000) % 10
+    assert estimate_probabilities(scores + 3 * (labels == 2), labels).isnan().all()
+    assert not estimate_probabilities(scores + 3 * (labels == 2), torch.zeros(1000)).isnan().any()
+
+
+def test_confidence_is_high_for_the_named_examples(
+    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
+) -> None:
+    path, x, y = archive
+    found = attack(path, observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
+    assert found.confidence.min() > 0.9
+    assert attack(path, observe((1 - x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)).confidence.isnan().all()
+
+
+def test_without_candidates_the_attack_says_how_to_give_them(image_case: Callable[..., Any]) -> None:
+    case, _, _ = image_case(0)
+    with pytest.raises(ValueError, match=r"--set candidates=FILE\.npz"):
+        AttackSpec(name="membership").build()([case], rng=Generator())
+    assert explain_refusal(AttackSpec(name="membership").build(), case) == ""
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"pictures": np.zeros((4, 8, 8))}, "need the arrays images and labels, and it holds pictures"),
+        ({"images": np.zeros((4, 9, 8)), "labels": np.zeros(4, int)}, r"have the shape \(1, 9, 8\).*federation \(1, 8, 8\)"),
+        ({"images": np.zeros((1, 8, 8)), "labels": np.zeros(1, int)}, "1 candidates; give at least 2"),
+        (
+            {"images": np.zeros((MAX_CANDIDATES + 1, 8, 8), np.uint8), "labels": np.zeros(MAX_CANDIDATES + 1, int)},
+            "at most 5,000",
+        ),
+        ({"images": np.zeros((4, 8, 8)), "labels": np.array([0, 1, 2, 4])}, "whole numbers from 0 to 3"),
+        ({"images": np.zeros((4, 8, 8)), "labels": np.zeros(4)}, "whole numbers from 0 to 3"),
+        ({"images": np.full((4, 8, 8), np.nan), "labels": np.zeros(4, int)}, "numbers from 0 to 1, got nan"),
+        ({"images": np.full((4, 8, 8), 2.0), "labels": np.zeros(4, int)}, "numbers from 0 to 1, got 2 to 2"),
+    ],
+)
+def test_unsuitable_archive_is_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "pool.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        read_pool(tmp_path / "pool.npz", DATA)
+
+
+def test_missing_archive_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.npz does not exist"):
+        read_pool(tmp_path / "none.npz", DATA)
