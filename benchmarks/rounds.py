@@ -22,6 +22,14 @@ the accountant bounds how often that is right.
 `convolution`: a LeNet and batches of 4 over five epochs of two rounds, whose examples the attack links by itself. Ten rounds
 together stand against the best single round of each image.
 
+`practical`: Flower's PyTorch quickstart with the settings of its template (batches of 32, momentum, one local epoch), recorded
+for up to 100 rounds. An attacker who has candidates names those that are among a client's 128 examples, by `membership`. `named`
+is the share of a client's examples that are among the 128 named ones of 1,000 candidates, if these include all of them;
+`named_null` is that of a random choice. `first_of_100` is the share of examples that score highest among 100 candidates, of which
+no other one is an example of any client, if only 20 of a client's 128 examples are among all candidates. Its null is 1 %;
+`bound` is the upper bound on it by differential privacy. `certain` and `certain_and_wrong` count candidates of all clients with a
+confidence of at least 0.9. With `--picture` it is drawn into `docs/membership.png`.
+
 `growth`: the share of exact images (above 60 dB) after growing numbers of recorded rounds, one line per federation; with
 `--picture` it is drawn into `docs/rounds.png`.
 
@@ -35,9 +43,10 @@ from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_acc
 from support.rounds.cohorts import list_cohort_settings, make_cohort_row
 from support.rounds.convolution import make_convolution_rows
 from support.rounds.growth import draw_growth, make_growth_rows
+from support.rounds.practical import draw_practical, make_practical_rows
 from support.rounds.spans import list_settings, make_span_row
 
-TABLES = ("spans", "cohorts", "feedback", "stochastic", "private", "convolution", "growth")
+TABLES = ("spans", "cohorts", "feedback", "stochastic", "private", "convolution", "practical", "growth")
 
 
 def main() -> None:
@@ -50,6 +59,7 @@ def main() -> None:
         "stochastic": run_stochastic_table,
         "private": run_private_table,
         "convolution": run_convolution_table,
+        "practical": run_practical_table,
         "growth": run_growth_table,
     }
     for name, table in tables.items():
@@ -158,6 +168,24 @@ def run_convolution_table(asked: Options) -> TableAndSummary:
         "link_rate": joint["link_rate"],
         "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
     }
+    return rows, summary
+
+
+def run_practical_table(asked: Options) -> TableAndSummary:
+    """Return the table of Flower's quickstart, and its summary: of the rows without a defense, the smallest shares.
+
+    They are given for one round and for the largest number of rounds. certain_and_wrong and certain are sums over all rows.
+    """
+    rows = make_practical_rows(asked)
+    if "picture" in asked.flags:
+        draw_practical(rows, Path(__file__).parents[1] / "docs" / "membership.png")
+    plain = [row for row in rows if row["defense"] == "none"]
+    summary: ResultRow = {}
+    for count in (1, max(row["rounds"] for row in plain)):
+        for column in ("named", "first_of_100"):
+            summary[f"{column}_{count}_rounds"] = min(row[column] for row in plain if row["rounds"] == count)
+    for column in ("certain", "certain_and_wrong"):
+        summary[column] = sum(row[column] for row in rows)
     return rows, summary
 
 

@@ -1,0 +1,235 @@
+"""Table on what a recording of Flower's PyTorch quickstart, with the settings of its template, gives away over up to 100 rounds.
+
+Ten clients hold 128 images each and train the template's network with batches of 32, momentum 0.9 and a learning rate of 0.1
+for one local epoch a round. The attacker has candidates, and names those that are among the examples of a client (`membership`).
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+import matplotlib as mpl
+import torch
+from matplotlib.figure import Figure
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.federation import RecordedNetwork, build_observation, make_update
+from support.splits import Images, load_images
+from torch import Generator, Tensor
+
+from attacker.attacks import Case
+from attacker.attacks.membership.attack import membership
+from attacker.attacks.membership.pool import Pool
+from attacker.attacks.membership.regression import combine, estimate_probabilities
+from defenses import DefenseSpec
+from defenses.privacy.accounting import compute_bound
+from defenses.privacy.sensitivity import find_noise
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+
+APP_FOLDER = Path(__file__).parents[3] / "tests" / "foreign" / "quickstart"
+"""Folder of the app with the network of the template. """
+DATA_SPEC = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
+BATCH, LEARNING_RATE = 32, 0.1
+LARGER_CLIENTS = ((512, 4), (1024, 2))
+"""Pairs of a larger number of examples per client, and the number of clients."""
+OTHERS = 692
+"""Number of candidates that are no client's."""
+TARGETS = 180
+"""Number of examples of all clients but the first that are candidates; of the first, all examples are."""
+POOL = 100
+"""Number of candidates in a test of re-identification, one of which is the client's."""
+SPARSE_CLIENTS = 3
+"""Number of clients whose updates are compared with candidates if clients send different values, which takes longer."""
+ROUNDS = (1, 3, 10, 30, 100)
+"""Numbers of recorded rounds after which the attack is measured."""
+READ_ROUNDS = (*range(1, 11), *range(20, 101, 10))
+"""The rounds that the attacker uses, to save time."""
+CERTAIN = 0.9
+NOISES = (0.001, 0.01, 1.0)
+"""Standard deviations of Gaussian noise per value of an update that was clipped to norm 1."""
+SEEDS = 3
+DEFENSES = (
+    "top_k(0.01)",
+    "top_k(0.01, error_feedback=True)",
+    "sign('mean')",
+    "qsgd(4)",
+    *(f"clip(1) | gaussian({noise})" for noise in NOISES),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The settings of one federation. examples: number of examples of each client. rounds: number of recorded rounds."""
+
+    seed: int = 0
+    defense: str = "none"
+    clients: int = 10
+    examples: int = 128
+    rounds: int = 100
+
+
+@dataclass(frozen=True)
+class RecordedFederation:
+    """A recorded federation. network: before the first round. cases: one per client. own: the clients' images, one per client.
+
+    others: images of no client. accuracy: that of the final model on `others`.
+    """
+
+    network: RecordedNetwork
+    cases: Sequence[Case]
+    own: Sequence[Images]
+    others: Images
+    accuracy: float
+
+
+def make_practical_rows(asked: Options) -> list[ResultRow]:
+    """Return a row for each defense and number of rounds; without a defense, for each of `SEEDS` seeds from --seed on.
+
+    With --quick, there are two rounds of three clients with few examples, without a defense.
+    """
+    rows: list[ResultRow] = []
+    for setting in [Setting(clients=3, examples=32, rounds=2)] if asked.quick else list_settings(asked.seed):
+        for row in attack_federation(asked, setting):
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
+    return rows
+
+
+def list_settings(seed: int) -> list[Setting]:
+    """Return the settings of the table: three seeds, then defenses, then clients with more examples and so more local steps."""
+    return [
+        *(Setting(seed=seed + i) for i in range(SEEDS)),
+        *(Setting(seed=seed, defense=defense) for defense in DEFENSES),
+        *(Setting(seed=seed, examples=examples, clients=clients, rounds=10) for examples, clients in LARGER_CLIENTS),
+    ]
+
+
+def _record(asked: Options, setting: Setting) -> RecordedFederation:
+    """Simulate the federation, and return what the server records."""
+    examples, clients, seed = setting.examples, setting.clients, setting.seed
+    images = load_images(asked, "cifar10", clients * examples + (100 if asked.quick else OTHERS))
+    images = replace(images, y=images.y % DATA_SPEC.num_classes, data=DATA_SPEC)
+    order = torch.randperm(len(images), generator=Generator().manual_seed(seed)).tolist()
+    own = [images.of(order[i * examples : (i + 1) * examples]) for i in range(clients)]
+    others = images.of(order[clients * examples :])
+    network = _make_network(seed)
+    spec = _parse(setting.defense)
+    built, weights, rng = spec.build(), dict(network.weights), Generator().manual_seed(seed + 1)
+    states = [built.init(weights) for _ in own]
+    found: list[list[Observation]] = [[] for _ in own]
+    for number in range(1, setting.rounds + 1):
+        for i, held in enumerate(own):
+            batches = [(held.x[rows], held.y[rows]) for rows in torch.randperm(len(held), generator=rng).split(BATCH)]
+            update = make_update(network, weights, batches)
+            sent, states[i] = built.apply(update, states[i], rng)
+            found[i].append(build_observation(network, weights, sent, number, f"c{i}", (), len(held), spec))
+        weights = {name: w + torch.stack([one[-1].update[name] for one in found]).mean(dim=0) for name, w in weights.items()}
+    cases = [Case(tuple(one)) for one in found]
+    return RecordedFederation(network, cases, own, others, replace(network, weights=weights).measure_accuracy(others))
+
+
+def _make_network(seed: int) -> RecordedNetwork:
+    if str(APP_FOLDER) not in sys.path:
+        sys.path.insert(0, str(APP_FOLDER))
+    spec = ModelSpec(name="task:Net")
+    models.admit(spec.name)
+    weights = {name: p.detach() for name, p in models.build(spec, DATA_SPEC, seed=seed).named_parameters()}
+    training = Training(learning_rate=LEARNING_RATE, momentum=0.9, batch_size=BATCH, epochs=1)
+    return RecordedNetwork(spec, DATA_SPEC, training, weights)
+
+
+def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
+    """Record a federation, and yield a row for each number of rounds, with the shares of examples that are named."""
+    federation, defense = _record(asked, setting), setting.defense
+    chosen = federation.cases[: SPARSE_CLIENTS if defense.startswith(("top_k", "dgc")) else None]
+    cases = [replace(case, observations=tuple(o for o in case.observations if o.round in READ_ROUNDS)) for case in chosen]
+    parts = [
+        federation.own[0],
+        *(images.take_first(TARGETS // (setting.clients - 1)) for images in federation.own[1:]),
+        federation.others,
+    ]
+    owner = torch.cat([torch.full((len(part),), i if i < len(parts) - 1 else -1) for i, part in enumerate(parts)])
+    pool = Pool(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    rng = Generator().manual_seed(setting.seed)
+    with measure_cpu() as clock:
+        fitted = replace(membership(), device=asked.device).fit(cases, pool, rng)
+    for count in (one for one in ROUNDS if one <= setting.rounds):
+        scores = [combine([fitted[o.round, o.client] for o in case.observations if o.round <= count]).float() for case in cases]
+        firsts = _list_firsts(scores, owner, rng)
+        sure = torch.stack([estimate_probabilities(own, pool.y) for own in scores])
+        certain = sure >= CERTAIN
+        wrong = certain & (owner != torch.arange(len(scores))[:, None])
+        yield {
+            "defense": defense,
+            "examples": setting.examples,
+            "seed": setting.seed,
+            "rounds": count,
+            "named": _measure_named(scores[0], owner),
+            "named_null": len(federation.own[0]) / len(pool),
+            "first_of_100": mean(firsts),
+            "null": 1 / POOL,
+            "bound": _compute_bound(defense, federation, count),
+            "targets": len(firsts),
+            "certain": int(certain.sum()),
+            "certain_and_wrong": int(wrong.sum()),
+            "accuracy": federation.accuracy,
+            "cpu_seconds": clock.seconds,
+            "part": federation.others.part,
+        }
+
+
+def draw_practical(rows: Sequence[ResultRow], path: Path) -> None:
+    """Draw `first_of_100` against the number of recorded rounds, one line per defense, and write the picture to `path`.
+
+    Rows of several seeds are averaged, and rows of clients with more examples are left out. A grey dashed line shows the null.
+    """
+    shown = [row for row in rows if row["examples"] == Setting.examples]
+    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak practical"}):
+        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        for defense in dict.fromkeys(row["defense"] for row in shown):
+            counts = sorted({row["rounds"] for row in shown if row["defense"] == defense})
+            own = {
+                count: [r["first_of_100"] for r in shown if (r["defense"], r["rounds"]) == (defense, count)] for count in counts
+            }
+            axes.plot(counts, [mean(own[count]) for count in counts], marker="o", markersize=3, label=defense)
+        axes.axhline(1 / POOL, color="#8a8f98", linestyle="--", label="null")
+        axes.set_xscale("log")
+        axes.set_xlabel("recorded rounds")
+        axes.set_ylabel("named first of 100 candidates")
+        axes.set_ylim(-0.03, 1.03)
+        axes.legend(frameon=False, fontsize=8)
+        figure.savefig(path, dpi=160, facecolor="white")
+
+
+def _parse(defense: str) -> DefenseSpec:
+    return DefenseSpec() if defense == "none" else DefenseSpec.parse(defense, learning_rate=LEARNING_RATE)
+
+
+def _measure_named(scores: Tensor, owner: Tensor) -> float:
+    """Return the share of the first client's examples that are among as many candidates with the largest scores (P,)."""
+    examples = int((owner == 0).sum())
+    return float((owner[scores.topk(examples).indices] == 0).float().mean())
+
+
+def _list_firsts(scores: Sequence[Tensor], owner: Tensor, rng: Generator) -> list[bool]:
+    """Return whether each known example of the clients but the first has the largest score among `POOL` candidates.
+
+    The others are drawn from those that are no client's. scores: (P,) for each client. owner: (P,) client of each candidate.
+    """
+    others, found = (owner == -1).nonzero()[:, 0], []
+    for client, own in enumerate(scores[1:], start=1):
+        for row in (owner == client).nonzero()[:, 0]:
+            rivals = others[torch.randperm(len(others), generator=rng)[: POOL - 1]]
+            found.append(bool(own[row] > own[rivals].max()))
+    return found
+
+
+def _compute_bound(defense: str, federation: RecordedFederation, rounds: int) -> float | None:
+    """Return the upper bound on the expected share of `first_of_100` under Gaussian noise; None for another defense."""
+    if "gaussian" not in defense:
+        return None
+    noise = find_noise(_parse(defense), tensors=len(federation.network.weights))
+    return compute_bound(noise, prior=1 / POOL, times=rounds)
