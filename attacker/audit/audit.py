@@ -192,7 +192,8 @@ def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
 def _list_other_attacks() -> list[NotChecked]:
     """Return a list with one `NotChecked` that names the attacks which no audit runs; empty if there are none."""
     names = ", ".join(sorted(set(ATTACKS) - {name for name, _ in CANDIDATE_ATTACKS}))
-    reason = f"these attacks are special cases of those above or suit few networks; `attacker replay` runs them: {names}"
+    kinds = "these attacks are special cases of those above, suit few networks, or need candidate images"
+    reason = f"{kinds}; `attacker replay` runs them: {names}"
     return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 

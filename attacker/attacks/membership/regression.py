@@ -35,12 +35,15 @@ class Coefficients:
 class Regression:
     """Regression on gradients G (P, M) of P candidates: g = G^T a + noise, with a normal prior of mean 0 for the coefficients a.
 
-    The eigenvalues of G G^T are computed once, for any number of observed gradients.
+    Gradients with values that are not finite, as of a network that has diverged, give coefficients 0 of infinite variance. The
+    eigenvalues of G G^T are computed once, for any number of observed gradients.
     """
 
     def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients
-        self.eigenvalues, self.vectors = torch.linalg.eigh((gradients @ gradients.T).double())
+        self.finite = bool(gradients.isfinite().all())
+        products = gradients @ gradients.T if self.finite else torch.eye(len(gradients))
+        self.eigenvalues, self.vectors = torch.linalg.eigh(products.double())
         self.eigenvalues = self.eigenvalues.clamp(min=0)
 
     def fit(self, observed: Tensor) -> Coefficients:
@@ -48,6 +51,9 @@ class Regression:
 
         The noise is taken to be independent and of equal variance in all M values. Its variance is the mean squared residual.
         """
+        if not (self.finite and observed.isfinite().all()):
+            zeros = torch.zeros_like(self.eigenvalues)
+            return Coefficients(zeros, torch.full_like(zeros, torch.inf))
         along = self.vectors.T @ (self.gradients @ observed).double()
         power, count = observed.double().square().sum(), len(observed)
         ridge = self._choose_ridge(along, power, count)
@@ -77,7 +83,7 @@ def combine(each: list[Coefficients]) -> Tensor:
     """
     precision = torch.stack([1 / one.variances.clamp(min=torch.finfo(torch.float64).tiny) for one in each])
     values = torch.stack([one.values for one in each])
-    return (values * precision).sum(dim=0) / precision.sum(dim=0).sqrt()
+    return (values * precision).sum(dim=0) / precision.sum(dim=0).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def estimate_probabilities(scores: Tensor, labels: Tensor) -> Tensor:

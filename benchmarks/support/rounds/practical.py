@@ -187,7 +187,7 @@ def draw_practical(rows: Sequence[ResultRow], path: Path) -> None:
     """
     shown = [row for row in rows if row["examples"] == Setting.examples]
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak practical"}):
-        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        figure = Figure(figsize=(8.4, 3.8), layout="constrained")
         axes = figure.add_subplot()
         for defense in dict.fromkeys(row["defense"] for row in shown):
             counts = sorted({row["rounds"] for row in shown if row["defense"] == defense})
@@ -197,10 +197,12 @@ def draw_practical(rows: Sequence[ResultRow], path: Path) -> None:
             axes.plot(counts, [mean(own[count]) for count in counts], marker="o", markersize=3, label=defense)
         axes.axhline(1 / POOL, color="#8a8f98", linestyle="--", label="null")
         axes.set_xscale("log")
+        axes.set_xticks(ROUNDS, [str(count) for count in ROUNDS], minor=False)
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("recorded rounds")
         axes.set_ylabel("named first of 100 candidates")
         axes.set_ylim(-0.03, 1.03)
-        axes.legend(frameon=False, fontsize=8)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
         figure.savefig(path, dpi=160, facecolor="white")
 
 

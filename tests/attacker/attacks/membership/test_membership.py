@@ -125,6 +125,15 @@ def test_combined_scores_weigh_rounds_by_their_precision() -> None:
     assert float(combine([sure, sure])) == pytest.approx((2 / 0.1) ** 0.5)
 
 
+def test_rounds_that_are_not_finite_change_nothing() -> None:
+    rng = Generator().manual_seed(0)
+    rows, infinite = torch.randn(60, 200, generator=rng), torch.full((60, 200), torch.inf)
+    good, bad = Regression(rows).fit(rows[3]), Regression(infinite).fit(rows[3])
+    assert torch.equal(combine([good, bad]), combine([good]))
+    assert torch.equal(combine([good, Regression(rows).fit(torch.full((200,), torch.nan))]), combine([good]))
+    assert estimate_probabilities(combine([bad]), torch.zeros(60)).isnan().all()
+
+
 def test_probabilities_are_those_of_the_mixture_and_undecided_without_members() -> None:
     rng = Generator().manual_seed(3)
     others, members, labels = (
