@@ -80,7 +80,7 @@ class Need(Enum):
         "of `attacker audit` finds which of them occur"
     )
     OWN_IMAGES = "it starts from images of the same class, which no server has"
-    CANDIDATES = "it chooses among candidate images, which no server has"
+    CANDIDATES = "it chooses among candidate images, which the threat model does not give to the server"
 
     def is_met(self, case: Case) -> bool:
         """Return whether `case` meets this condition.

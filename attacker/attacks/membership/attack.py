@@ -36,7 +36,7 @@ class Membership:
     candidates: str = ""
     name: str = "membership"
     sees_gradient: bool = True
-    needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.CANDIDATES}))
+    needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.IMAGES, Need.CANDIDATES}))
     device: str = "cpu"
 
     def null(self) -> "Membership":

@@ -35,7 +35,7 @@ class Coefficients:
 class Regression:
     """Regression on gradients G (P, M) of P candidates: g = G^T a + noise, with a normal prior of mean 0 for the coefficients a.
 
-    Gradients with values that are not finite, as of a network that has diverged, give coefficients 0 of infinite variance. The
+    Gradients that are all zero or not finite, as of a network that has diverged, give coefficients 0 of infinite variance. The
     eigenvalues of G G^T are computed once, for any number of observed gradients.
     """
 
@@ -51,7 +51,7 @@ class Regression:
 
         The noise is taken to be independent and of equal variance in all M values. Its variance is the mean squared residual.
         """
-        if not (self.finite and observed.isfinite().all()):
+        if not (self.finite and observed.isfinite().all() and observed.any() and self.eigenvalues.max() > 0):
             zeros = torch.zeros_like(self.eigenvalues)
             return Coefficients(zeros, torch.full_like(zeros, torch.inf))
         along = self.vectors.T @ (self.gradients @ observed).double()

@@ -131,6 +131,7 @@ def test_rounds_that_are_not_finite_change_nothing() -> None:
     good, bad = Regression(rows).fit(rows[3]), Regression(infinite).fit(rows[3])
     assert torch.equal(combine([good, bad]), combine([good]))
     assert torch.equal(combine([good, Regression(rows).fit(torch.full((200,), torch.nan))]), combine([good]))
+    assert torch.equal(combine([good, Regression(rows).fit(torch.zeros(200))]), combine([good]))
     assert estimate_probabilities(combine([bad]), torch.zeros(60)).isnan().all()
 
 
