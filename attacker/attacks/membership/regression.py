@@ -12,7 +12,7 @@ RIDGES = torch.logspace(-6, 1, 15, dtype=torch.float64)
 MIN_CANDIDATES = 50
 """Number of candidates below which no probabilities are estimated."""
 MIN_CLASS = 20
-"""Number of candidates of a class below which their scores are not shifted."""
+"""Number of candidates of a class below which no probabilities are estimated."""
 MIN_EVIDENCE = 25.0
 """Twice the gain in log-likelihood by a second component, from which on the scores count as a mixture. On the tuning part of
 CIFAR-10 it was at most 22 in 30 pools without a training example."""
@@ -95,11 +95,12 @@ def estimate_probabilities(scores: Tensor, labels: Tensor) -> Tensor:
     The scores are taken to be a mixture of two normal distributions, of training examples and of other candidates. Their means,
     variances and shares are estimated by expectation maximisation. The tail of the second is then replaced by that of Student's t
     distribution: candidates that resemble training examples have larger scores than a normal distribution predicts.
-    The result is NaN for fewer than `MIN_CANDIDATES` candidates, and if a single normal distribution explains the scores nearly
-    as well (`MIN_EVIDENCE`), as without a training example among them.
+    The result is NaN for fewer than `MIN_CANDIDATES` candidates or `MIN_CLASS` of a class, and if a single normal distribution
+    explains the scores nearly as well (`MIN_EVIDENCE`), as without a training example among them.
     """
     undecided = torch.full_like(scores.double(), torch.nan)
-    if len(scores) < MIN_CANDIDATES or scores.std() == 0:
+    smallest = min(int((labels == label).sum()) for label in set(labels.tolist()))
+    if len(scores) < MIN_CANDIDATES or smallest < MIN_CLASS or scores.std() == 0:
         return undecided
     z = _align_classes(scores.double(), labels)
     lower = z[z <= z.quantile(0.75)]
@@ -123,15 +124,10 @@ def estimate_probabilities(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _align_classes(z: Tensor, labels: Tensor) -> Tensor:
-    """Return the values z (P,), shifted so that the lower quartile of each class is that of all values.
-
-    Classes with fewer than `MIN_CLASS` values stay as they are.
-    """
+    """Return the values z (P,), shifted so that the lower quartile of each class is that of all values."""
     shifted, base = z.clone(), z.quantile(0.25)
-    for label in labels.unique():  # type: ignore[no-untyped-call]
-        own = labels == label
-        if own.sum() >= MIN_CLASS:
-            shifted[own] += base - z[own].quantile(0.25)
+    for label in set(labels.tolist()):
+        shifted[labels == label] += base - z[labels == label].quantile(0.25)
     return shifted
 
 

@@ -149,6 +149,7 @@ def test_probabilities_are_those_of_the_mixture_and_undecided_without_members() 
     assert estimate_probabilities(others, labels[:900]).isnan().all()
     assert estimate_probabilities(torch.cat([others[:30], members[:10]]), labels[:40]).isnan().all()  # too few
     assert estimate_probabilities(torch.zeros(100), labels[:100]).isnan().all()
+    assert estimate_probabilities(torch.cat([others, members]), torch.arange(1000) % 60).isnan().all()  # 16 or 17 of a class
 
 
 def test_higher_scores_of_a_whole_class_make_no_candidate_certain() -> None:
