@@ -51,7 +51,7 @@ def observe() -> Observe:
             training=training,
             defenses=spec,
             weights=weights,
-            payload=encode(sent),
+            payload=encode(sent, spec.choose_codec()),
         )
 
     return make

@@ -5,7 +5,7 @@ for one local epoch a round. The attacker has candidates, and names those that a
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -20,8 +20,9 @@ from torch import Generator, Tensor
 
 from attacker.attacks import Case
 from attacker.attacks.membership.attack import membership
+from attacker.attacks.membership.confidence import estimate_membership
 from attacker.attacks.membership.pool import Pool
-from attacker.attacks.membership.regression import combine, estimate_probabilities
+from attacker.attacks.membership.regression import Coefficients, combine
 from defenses import DefenseSpec
 from defenses.privacy.accounting import compute_bound
 from defenses.privacy.sensitivity import find_noise
@@ -29,9 +30,10 @@ from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 
 APP_FOLDER = Path(__file__).parents[3] / "tests" / "foreign" / "quickstart"
-"""Folder of the app with the network of the template. """
+"""Folder of the app with the network of the template."""
 DATA_SPEC = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
-BATCH, LEARNING_RATE = 32, 0.1
+BATCH = 32
+LEARNING_RATE = 0.1
 LARGER_CLIENTS = ((512, 4), (1024, 2))
 """Pairs of a larger number of examples per client, and the number of clients."""
 OTHERS = 692
@@ -45,14 +47,17 @@ SPARSE_CLIENTS = 3
 ROUNDS = (1, 3, 10, 30, 100)
 """Numbers of recorded rounds after which the attack is measured."""
 READ_ROUNDS = (*range(1, 11), *range(20, 101, 10))
-"""The rounds that the attacker uses, to save time."""
+"""The rounds that the attacker uses, to save time. If clients keep values for later rounds, it uses all."""
 CERTAIN = 0.9
+"""Confidence from which on an answer counts as certain."""
 NOISES = (0.001, 0.01, 1.0)
 """Standard deviations of Gaussian noise per value of an update that was clipped to norm 1."""
 SEEDS = 3
+"""Number of seeds without a defense."""
 DEFENSES = (
     "top_k(0.01)",
     "top_k(0.01, error_feedback=True)",
+    "dgc(0.01)",
     "sign('mean')",
     "qsgd(4)",
     *(f"clip(1) | gaussian({noise})" for noise in NOISES),
@@ -144,7 +149,8 @@ def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
     """Record a federation, and yield a row for each number of rounds, with the shares of examples that are named."""
     federation, defense = _record(asked, setting), setting.defense
     chosen = federation.cases[: SPARSE_CLIENTS if defense.startswith(("top_k", "dgc")) else None]
-    cases = [replace(case, observations=tuple(o for o in case.observations if o.round in READ_ROUNDS)) for case in chosen]
+    read = range(1, setting.rounds + 1) if _keeps_values(defense) else [one for one in READ_ROUNDS if one <= setting.rounds]
+    cases = [replace(case, observations=tuple(o for o in case.observations if o.round in read)) for case in chosen]
     parts = [
         federation.own[0],
         *(images.take_first(TARGETS // (setting.clients - 1)) for images in federation.own[1:]),
@@ -156,20 +162,25 @@ def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
     with measure_cpu() as clock:
         fitted = replace(membership(), device=asked.device).fit(cases, pool, rng)
     for count in (one for one in ROUNDS if one <= setting.rounds):
-        scores = [combine([fitted[o.round, o.client] for o in case.observations if o.round <= count]).float() for case in cases]
-        firsts = _list_firsts(scores, owner, rng)
-        sure = torch.stack([estimate_probabilities(own, pool.y) for own in scores])
+        scores = _combine_rounds(cases, fitted, 1, count)
+        sure = torch.stack([estimate_membership(own, pool.y) for own in scores])
         certain = sure >= CERTAIN
         wrong = certain & (owner != torch.arange(len(scores))[:, None])
+        firsts = _list_firsts(scores, owner, setting.seed)
+        last_alone = _list_firsts(_combine_rounds(cases, fitted, count, count), owner, setting.seed)
+        of_another = _list_firsts([scores[0], *scores[2:], scores[1]], owner, setting.seed)
         yield {
             "defense": defense,
             "examples": setting.examples,
             "seed": setting.seed,
             "rounds": count,
+            "read": sum(one <= count for one in read),
             "named": _measure_named(scores[0], owner),
             "named_null": len(federation.own[0]) / len(pool),
             "first_of_100": mean(firsts),
             "null": 1 / POOL,
+            "last_round_alone": mean(last_alone),
+            "by_another_client": mean(of_another),
             "bound": _compute_bound(defense, federation, count),
             "targets": len(firsts),
             "certain": int(certain.sum()),
@@ -178,6 +189,15 @@ def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
             "cpu_seconds": clock.seconds,
             "part": federation.others.part,
         }
+
+
+def _keeps_values(defense: str) -> bool:
+    return defense.startswith("dgc") or "error_feedback" in defense
+
+
+def _combine_rounds(cases: Sequence[Case], fitted: Mapping[str, Coefficients], first: int, last: int) -> list[Tensor]:
+    """Return the scores (P,) of the candidates for each case, from its rounds `first` to `last`."""
+    return [combine([fitted[o.key] for o in case.observations if first <= o.round <= last]).float() for case in cases]
 
 
 def draw_practical(rows: Sequence[ResultRow], path: Path) -> None:
@@ -216,12 +236,12 @@ def _measure_named(scores: Tensor, owner: Tensor) -> float:
     return float((owner[scores.topk(examples).indices] == 0).float().mean())
 
 
-def _list_firsts(scores: Sequence[Tensor], owner: Tensor, rng: Generator) -> list[bool]:
+def _list_firsts(scores: Sequence[Tensor], owner: Tensor, seed: int) -> list[bool]:
     """Return whether each known example of the clients but the first has the largest score among `POOL` candidates.
 
     The others are drawn from those that are no client's. scores: (P,) for each client. owner: (P,) client of each candidate.
     """
-    others, found = (owner == -1).nonzero()[:, 0], []
+    rng, others, found = Generator().manual_seed(seed), (owner == -1).nonzero()[:, 0], []
     for client, own in enumerate(scores[1:], start=1):
         for row in (owner == client).nonzero()[:, 0]:
             rivals = others[torch.randperm(len(others), generator=rng)[: POOL - 1]]

@@ -12,8 +12,10 @@ from torch import Generator, Tensor
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.base import explain_refusal, list_oracles
+from attacker.attacks.membership.confidence import estimate_membership
 from attacker.attacks.membership.pool import MAX_CANDIDATES, read_pool
-from attacker.attacks.membership.regression import Coefficients, Regression, combine, estimate_probabilities
+from attacker.attacks.membership.regression import Coefficients, Regression, combine
+from attacker.attacks.membership.values import choose_values
 from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
@@ -85,13 +87,14 @@ def test_rounds_of_whole_epochs_are_combined_and_others_are_not(
     assert [count_named(replace(found, x=found.x[rows]), x[:8]) for rows in (slice(4), slice(4, 8))] == [4, 4]
     assert {(slot.round, slot.example) for slot in found.slots} == {(1 + i // 4, i) for i in range(8)}
     noisy = [observe((x[:4], y[:4]), model=MODEL, data=DATA, seed=seed, defense="gaussian(snr_db=-22)") for seed in range(12)]
-    epochs = Training(learning_rate=0.1, batch_size=4, epochs=1)
-    rounds = [replace(one, round=number, training=epochs) for number, one in enumerate(noisy, start=1)]
-    alone = np.mean([count_named(attack(path, one), x[:4]) for one in rounds])
-    together = attack(path, *rounds)
-    assert count_named(together, x[:4]) == 4 > alone + 0.5
-    assert len(together.x) == 4
-    assert {slot.round for slot in together.slots} == set(range(1, 13))
+    whole = Training(learning_rate=0.1, batch_size=4, epochs=1), Training(learning_rate=0.1, batch_size=5, steps=1)
+    for training in whole:  # a batch of five takes all of four examples
+        rounds = [replace(one, round=number, training=training) for number, one in enumerate(noisy, start=1)]
+        alone = np.mean([count_named(attack(path, one), x[:4]) for one in rounds])
+        together = attack(path, *rounds)
+        assert count_named(together, x[:4]) == 4 > alone + 0.5
+        assert len(together.x) == 4
+        assert {slot.round for slot in together.slots} == set(range(1, 13))
 
 
 def test_other_direction_of_the_update_names_none(
@@ -111,18 +114,39 @@ def test_coefficients_are_those_of_ridge_regression() -> None:
     observed = true @ rows + torch.randn(200, generator=rng, dtype=torch.float64)
     regression = Regression(rows)
     found = regression.fit(observed)
-    ridge = regression._choose_ridge(regression.vectors.T @ rows @ observed, observed.square().sum(), 200)
+    ridge, _ = regression._choose_ridge(regression.vectors.T @ rows @ observed, observed.square().sum(), 200)
     torch.testing.assert_close(found.values, torch.linalg.solve(rows @ rows.T + ridge * torch.eye(30), rows @ observed))
     assert (found.values[:5] > 0.6).all()
     assert (found.values[5:].abs() < 4 * found.variances[5:].sqrt()).all()
     assert 0.5 < (found.values[5:].square() / found.variances[5:]).mean() < 2.0
 
 
+def test_noise_is_estimated_with_more_candidates_than_values() -> None:
+    rng = Generator().manual_seed(0)
+    rows = torch.randn(300, 200, generator=rng)
+    ratios = []
+    for _ in range(10):
+        found = Regression(rows).fit(3 * torch.randn(200, generator=rng))
+        ratios.append(float((found.values.square() / found.variances).mean()))
+    assert 0.7 < np.mean(ratios) < 1.4
+
+
 def test_combined_scores_weigh_rounds_by_their_precision() -> None:
-    sure, unsure = Coefficients(torch.tensor([1.0]), torch.tensor([0.1])), Coefficients(torch.tensor([-3.0]), torch.tensor([1e6]))
+    one = torch.tensor([1.0])
+    sure, unsure = Coefficients(one, one, 0.1 * one), Coefficients(-3 * one, one, 1e6 * one)
     assert float(combine([sure])) == pytest.approx(1 / 0.1**0.5)
     assert float(combine([sure, unsure])) == pytest.approx(1 / 0.1**0.5, rel=1e-3)
     assert float(combine([sure, sure])) == pytest.approx((2 / 0.1) ** 0.5)
+
+
+def test_round_that_hides_the_candidates_does_not_lower_the_scores() -> None:
+    """With gradients a thousandth as long, noise leaves nothing; coefficients shrink, and with them their variance."""
+    rng = Generator().manual_seed(0)
+    rows, noise = torch.randn(60, 500, generator=rng), torch.randn(2, 500, generator=rng)
+    clear = Regression(rows).fit(rows[3] + 0.5 * noise[0])
+    hidden = Regression(1e-3 * rows).fit(1e-3 * rows[3] + 0.5 * noise[1])
+    assert float(combine([clear])[3]) > 10
+    assert float(combine([clear, hidden])[3]) > 0.98 * float(combine([clear])[3])
 
 
 def test_rounds_that_are_not_finite_change_nothing() -> None:
@@ -132,7 +156,7 @@ def test_rounds_that_are_not_finite_change_nothing() -> None:
     assert torch.equal(combine([good, bad]), combine([good]))
     assert torch.equal(combine([good, Regression(rows).fit(torch.full((200,), torch.nan))]), combine([good]))
     assert torch.equal(combine([good, Regression(rows).fit(torch.zeros(200))]), combine([good]))
-    assert estimate_probabilities(combine([bad]), torch.zeros(60)).isnan().all()
+    assert estimate_membership(combine([bad]), torch.zeros(60)).isnan().all()
 
 
 def test_probabilities_are_those_of_the_mixture_and_undecided_without_members() -> None:
@@ -142,21 +166,37 @@ def test_probabilities_are_those_of_the_mixture_and_undecided_without_members() 
         15 + 3 * torch.randn(100, generator=rng),
         torch.arange(1000) % 4,
     )
-    found = estimate_probabilities(torch.cat([others, members]), labels)
+    found = estimate_membership(torch.cat([others, members]), labels)
     assert found[:900].mean() < 0.01
     assert found[900:].mean() > 0.9
     assert abs(float(found.sum()) - 100) < 5
-    assert estimate_probabilities(others, labels[:900]).isnan().all()
-    assert estimate_probabilities(torch.cat([others[:30], members[:10]]), labels[:40]).isnan().all()  # too few
-    assert estimate_probabilities(torch.zeros(100), labels[:100]).isnan().all()
-    assert estimate_probabilities(torch.cat([others, members]), torch.arange(1000) % 60).isnan().all()  # 16 or 17 of a class
+    assert estimate_membership(others, labels[:900]).isnan().all()
+    assert estimate_membership(torch.cat([others[:30], members[:10]]), labels[:40]).isnan().all()  # too few
+    assert estimate_membership(torch.zeros(100), labels[:100]).isnan().all()
+    assert estimate_membership(torch.cat([others, members]), torch.arange(1000) % 60).isnan().all()  # 16 or 17 of a class
+
+
+def test_probability_does_not_fall_with_the_score() -> None:
+    rng = Generator().manual_seed(3)
+    scores = torch.cat([torch.randn(900, generator=rng), 5 + torch.randn(90, generator=rng), torch.linspace(10, 60, 10)])
+    found = estimate_membership(scores, torch.zeros(1000))[scores.argsort()]
+    assert (found.diff() >= 0).all()
+    assert found[-10:].min() > 0.99
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_heavy_tails_without_a_training_example_are_undecided(count: int) -> None:
+    rng = Generator().manual_seed(1)
+    for _ in range(10):  # Student's t distribution with five degrees of freedom
+        spread = torch.randn(5, count, generator=rng).square().mean(dim=0).sqrt()
+        assert estimate_membership(torch.randn(count, generator=rng) / spread, torch.zeros(count)).isnan().all()
 
 
 def test_higher_scores_of_a_whole_class_make_no_candidate_certain() -> None:
     rng = Generator().manual_seed(4)
     scores, labels = torch.randn(1000, generator=rng), torch.arange(1000) % 10
-    assert estimate_probabilities(scores + 3 * (labels == 2), labels).isnan().all()
-    assert not estimate_probabilities(scores + 3 * (labels == 2), torch.zeros(1000)).isnan().any()
+    assert estimate_membership(scores + 3 * (labels == 2), labels).isnan().all()
+    assert not estimate_membership(scores + 3 * (labels == 2), torch.zeros(1000)).isnan().any()
 
 
 def test_confidence_is_high_for_the_named_examples(
@@ -166,6 +206,54 @@ def test_confidence_is_high_for_the_named_examples(
     found = attack(path, observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
     assert found.confidence.min() > 0.9
     assert attack(path, observe((1 - x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)).confidence.isnan().all()
+
+
+def test_cases_together_give_what_each_gives_alone(
+    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
+) -> None:
+    path, x, y = archive
+    seen = [
+        observe((x[rows], y[rows]), model=MODEL, data=DATA, client=f"c{i}", defense="top_k(0.3)")
+        for i, rows in enumerate((slice(8), slice(8, 16)))
+    ]
+    built = AttackSpec(name="membership", arguments={"candidates": str(path)}).build()
+    together = built([Case((one,)) for one in seen], rng=Generator().manual_seed(0))
+    for one, joint in zip(seen, together, strict=True):
+        alone = attack(path, one)
+        assert torch.equal(alone.x, joint.x)
+        torch.testing.assert_close(alone.confidence, joint.confidence, equal_nan=True)
+
+
+def test_update_of_zeros_names_candidates_at_random(
+    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
+) -> None:
+    path, x, y = archive
+    seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
+    nothing = replace(seen, payload=encode({name: torch.zeros_like(u) for name, u in seen.update.items()}))
+    found = [attack(path, nothing, seed=seed) for seed in range(30)]
+    assert all(one.confidence.isnan().all() for one in found)
+    assert np.mean([count_named(one, x[:EXAMPLES]) for one in found]) < 1.5  # 0.53 expected, 8 in the order of the archive
+
+
+def test_values_that_a_quantiser_sent_as_zero_are_compared(observe: Callable[..., Observation]) -> None:
+    x, y = torch.rand(2, 1, 8, 8, generator=Generator().manual_seed(0)), torch.tensor([0, 1])
+    dense, sparse = (observe((x, y), model=MODEL, data=DATA, defense=defense) for defense in ("qsgd(2)", "top_k(0.1)"))
+    assert sum(int((u == 0).sum()) for u in dense.update.values()) > 100
+    assert sum(map(len, choose_values([dense], Generator()).values())) == sum(u.numel() for u in dense.update.values())
+    chosen = choose_values([sparse], Generator())
+    assert all(torch.equal(rows, sparse.sent[name].flatten().nonzero()[:, 0]) for name, rows in chosen.items())
+
+
+def test_as_many_examples_as_candidates_are_refused(
+    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
+) -> None:
+    path, x, y = archive
+    seen = observe((x, y), model=MODEL, data=DATA)
+    with pytest.raises(ValueError, match=r"round 1, client c: 120 examples .* give more than 120 candidates"):
+        attack(path, seen)
+    few = replace(seen, num_examples=5)
+    with pytest.raises(ValueError, match=r"round 2, client c: .* no number of examples.*--rounds"):
+        attack(path, few, replace(few, round=2, num_examples=None))
 
 
 def test_without_candidates_the_attack_says_how_to_give_them(image_case: Callable[..., Any]) -> None:
