@@ -45,18 +45,28 @@ def list_settable(factory: Callable[..., Any]) -> dict[str, Settable]:
 
     factory: function or class that takes an attack's arguments and returns the attack.
     """
-    try:
-        function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
-        hints = get_type_hints(function, include_extras=True)
-    except Exception:  # third-party annotations may not resolve: jobs may then set no text argument
-        hints = {}
-    found = {}
+    hints, found = _read_hints(factory), {}
     for parameter in signature(factory).parameters.values():
         if parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
             declared = _read_allowed_values(hints.get(parameter.name, type(parameter.default)))
             if declared is not None:
                 found[parameter.name] = declared
     return found
+
+
+def list_files(factory: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters of an attack's factory that name a file."""
+    hints = _read_hints(factory)
+    return [name for name, hint in hints.items() if any(isinstance(mark, LocalFile) for mark in get_args(hint)[1:])]
+
+
+def _read_hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type hints of a factory; none if they do not resolve, as may be in code of others."""
+    try:
+        function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
+        return get_type_hints(function, include_extras=True)
+    except Exception:
+        return {}
 
 
 def _read_allowed_values(hint: Any) -> Settable | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.attacks import ATTACKS, AttackSpec
+from attacker.attacks.arguments import list_files
 from attacker.replay.attack_facts import MAX_BYTES
 from fedsim import models
 from fedsim.models.source_code import identify_code
@@ -25,6 +26,7 @@ class Identity:
     oracles:   names of the oracles (information that no server has, such as true labels) that the user gave to the attack.
     truth:     digest of the clients' true examples that oracles read; "" without oracles.
     recording: fingerprint of the recording.
+    files:     digests of the files that arguments of the attack name.
     network, attack_code: `module:name@digest` of the code of network and attack if it is not part of this project, otherwise "".
     """
 
@@ -36,6 +38,7 @@ class Identity:
     network: str = ""
     attack_code: str = ""
     truth: str = ""
+    files: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...], truth: str = "") -> "Identity":
@@ -56,13 +59,14 @@ class Identity:
             network=models.identify_network(recording.manifest.model),
             attack_code=identify_code(factory),
             truth=truth if oracles else "",
+            files=tuple(_hash_file(Path(bound.arguments[name])) for name in list_files(factory) if bound.arguments.get(name)),
         )
 
     @property
     def digest(self) -> str:
         """Return a hash of all fields, as 8 hexadecimal digits."""
         everything = [str(self.spec), self.arguments, self.seed, self.oracles, self.recording, self.network, self.attack_code]
-        return _hash_value([*everything, self.truth] if self.truth else everything)
+        return _hash_value([*everything, *([self.truth] if self.truth else []), *self.files])
 
     def make_path(self, out: Path) -> Path:
         """Return the replay's folder in `out`, the folder of all reconstructions. It need not exist.
@@ -72,9 +76,19 @@ class Identity:
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"
-        if not self.network and not self.attack_code and not self.truth and _read_identity(before) in ("", self.digest):
+        others = (self.network, self.attack_code, self.truth, self.files)
+        if not any(others) and _read_identity(before) in ("", self.digest):
             return before
         return out / f"{name}-{self.digest}"
+
+
+def _hash_file(path: Path) -> str:
+    """Return the digest of a file's content; "" if it cannot be read, which the attack reports."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError:
+        return ""
 
 
 def _hash_value(value: Any) -> str:

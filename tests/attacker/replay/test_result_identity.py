@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -112,6 +113,19 @@ def test_each_network_has_its_own_null(app: Path, tmp_path: Path) -> None:
     assert pairs == {(folders[name, False].name, folders[name, True].name) for name in ("first", "second")}
     shown = {(attack.source, attack.null.source) for attack in gather_run(run).attacks}
     assert shown == pairs
+
+
+def test_results_of_an_edited_file_are_separate(tmp_path: Path) -> None:
+    run, archive = federate(tmp_path / "run", "mlp"), tmp_path / "candidates.npz"
+    spec = AttackSpec(name="membership", arguments={"candidates": str(archive)})
+    folders = set()
+    for seed in range(2):
+        images = np.random.default_rng(seed).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+        np.savez(archive, images=images, labels=np.arange(20) % 10)
+        done = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+        assert (done.done, done.skipped) == (1, 0)
+        folders.add(done.folder)
+    assert len(folders) == 2
 
 
 def test_results_with_other_defaults_are_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
