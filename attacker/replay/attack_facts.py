@@ -35,11 +35,13 @@ RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", 
 
 def read_facts(path: Path) -> dict[str, Any]:
     """Return the content of an `attack.json`. Raises DamagedFile, naming the file and what to do, if it is missing or invalid."""
+    if not SAFE_NAME.fullmatch(path.parent.name):
+        raise DamagedFile(
+            path,
+            f"lies in the folder {shorten(path.parent.name)}, but names of attack folders have at most 200 of the characters A-Z "
+            "a-z 0-9 _ . - and begin with none of . -; rename the folder",
+        )
     try:
-        if not SAFE_NAME.fullmatch(path.parent.name):
-            raise ValueError(
-                f"lies in the folder {shorten(path.parent.name)}, but names of attack folders have only letters, digits and _ . -"
-            )
         told = read_json(path, limit=MAX_BYTES)
         _check_facts(told)
         for case in told["cases"]:

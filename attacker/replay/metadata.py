@@ -1,6 +1,7 @@
 """Metadata of a replay in `attack.json`, which scoring and report read."""
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -12,14 +13,17 @@ from attacker.replay.cases import Plan, make_case_entry, make_row_entry
 from attacker.replay.checkpoints import run_of
 from attacker.replay.identity import Identity
 from fedsim import models
-from fedsim.recording import Manifest, Recording
+from fedsim.recording import DamagedFile, Manifest, Recording
 from fedsim.recording.files import hold_lock, write_bytes
+
+log = logging.getLogger(__name__)
 
 
 def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str]) -> None:
     """Write the file `path`, an `attack.json`: what scoring and report need to know about a replay.
 
-    Its list of cases holds the cases of `plan`, the rows without a usable update, and all others that an existing file lists.
+    Its list of cases holds the cases of `plan`, the rows without a usable update, and all others that an existing file lists. A
+    damaged file is replaced, with a warning; cases of other rounds are listed again once they are replayed again.
     oracles: names of the oracles (information that no server has, such as true labels) that the attack was given. A null is given
     none of those that the user asked for, which the entry `asked_oracles` lists, so that the replay can be repeated.
     """
@@ -42,9 +46,17 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
     }
     below = run_of(path.parent)
     with hold_lock(path.with_name(".lock"), below=below, wait=True):  # another replay may attack other rounds at the same time
-        cases = {case["key"]: case for case in read_facts(path)["cases"]} if os.path.lexists(path) else {}
-        cases |= {case["key"]: case for case in told}
+        cases = _read_cases(path) | {case["key"]: case for case in told}
         write_bytes(path, _to_json(about, [cases[key] for key in sorted(cases)]), below=below)
+
+
+def _read_cases(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the cases that an `attack.json` lists, by key; none if it is missing or, with a warning, damaged."""
+    try:
+        return {case["key"]: case for case in read_facts(path)["cases"]} if os.path.lexists(path) else {}
+    except DamagedFile as error:
+        log.warning("%s: %s. It is written anew with the cases of this replay only.", path, error.reason.partition(";")[0])
+        return {}
 
 
 def _to_json(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:

@@ -132,6 +132,8 @@ def test_damaged_attack_json_is_refused(federate: Federate) -> None:
     (done.folder / "attack.json").write_text("{")
     with pytest.raises(ValueError, match=r"attack\.json: .*replay the attack again"):
         scorer.score(done.folder)
+    attack(run)
+    assert {row.state for row in scorer.score(done.folder)} == {"done"}
 
 
 def test_labels_are_compared_as_multisets() -> None:
