@@ -85,8 +85,8 @@ class AttackOnRun:
     losses:        for each reconstruction that can be read, the attack's own loss after each iteration; empty for a null.
     lpips_reasons: reasons for missing values of the image distance LPIPS.
     unscored:      reconstructions without scores.
-    linked:        results of the cases of attacks on several rounds together. notes: dict from the key of each other scored case
-                   to the attack's notes on its reconstruction; cases without notes are left out.
+    linked:        results of the cases of attacks on several rounds together. notes: dict from the key of each scored case that
+                   is not in `linked` to the attack's notes on its reconstruction; cases without notes are left out.
     """
 
     source: str

@@ -169,5 +169,5 @@ def make_link(superlink: str | None, root_certificates: Path | None, *, insecure
     if insecure == (root_certificates is not None):
         raise ValueError("--superlink needs either --root-certificates FILE or --insecure, and not both")
     if root_certificates is not None and not root_certificates.is_file():
-        raise ValueError(f"--root-certificates {root_certificates}: the file does not exist")
+        raise ValueError(f"--root-certificates {root_certificates} is no file; give the SuperLink's certificate (PEM)")
     return Link(address=superlink, authority=str(root_certificates) if root_certificates else None)

@@ -76,7 +76,8 @@ class Layout:
     def make_client_config(self, number: int, count: int, *, seed: int | None = None) -> dict[str, str | int]:
         """Return Flower's node config of client `number` (from 0) of `count`, a dict, with the paths in its folder.
 
-        seed: the same for all clients, for reproducible secrets; None for random ones.
+        seed: the same for all clients, from which each derives its secrets (the seeds of its noise and of its order of examples),
+              for reproducible runs; None for random secrets.
         """
         return make_client_config(number, count, str(self.make_client_path(number)), experiment=str(self.experiment), seed=seed)
 

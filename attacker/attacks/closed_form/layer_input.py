@@ -77,7 +77,7 @@ def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequen
 def find_suitable_layer(observed: Observed) -> HiddenLayer:
     """Return the first hidden linear layer from whose input an example can be computed.
 
-    The layer has a bias and is trained, it is called once and with a single row, its gradient is not distorted by a known
+    The layer has a bias and is trained, it is called once and on one vector per example, its gradient is not distorted by a known
     defense, its input depends on the example, and the number of distinct values of this input is at least MIN_INPUT_RATIO times
     the number of values of an example. Equal values, such as copies made by pooling, count once (`_count_distinct`).
     Raises ValueError with the reason if there is none, if the update is not of one example and one step, if the network has more
@@ -108,8 +108,8 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
         if distinct >= least and h.requires_grad:
             return HiddenLayer(name, distinct, passed.find_convolution(name, probe))
     raise ValueError(
-        "no hidden linear layer is suitable: it must have a bias, be trained, be called once and with a single row, have a "
-        f"gradient that the defense does not distort, and have an input with at least {least:,.0f} distinct values, a tenth of "
+        "no hidden linear layer is suitable: it must have a bias, be trained, be called once and on one vector per example, have "
+        f"a gradient that the defense does not distort, and have an input with at least {least:,.0f} distinct values, a tenth of "
         "the number of values of an example (equal values, such as copies made by pooling, count once); choose another attack"
     )
 

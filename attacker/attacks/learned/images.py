@@ -38,7 +38,8 @@ def _read_archive(path: Path) -> Tensor:
     name = next((name for name in ARCHIVE_NAMES if name in read_names(path)), ARCHIVE_NAMES[0])
     values = read_arrays(path, (name,))[name]
     if values.dtype != np.uint8 or values.ndim != 4 or values.shape[3] != 3 or not len(values):
-        raise ValueError(f"{path}: {name} must be uint8 of shape (N, H, W, 3), got {values.dtype} of shape {values.shape}")
+        got = f"{values.dtype} of shape {values.shape}"
+        raise ValueError(f"{path}: {name} must be uint8 of shape (N, H, W, 3), N at least 1, got {got}")
     return torch.from_numpy(values).permute(0, 3, 1, 2).contiguous()
 
 

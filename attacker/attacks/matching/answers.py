@@ -178,7 +178,8 @@ def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
 def list_case_slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
     """Return the slots of the o-th observation of case i.
 
-    A `Slot` is a position in the batch of one of the client's local steps, with the index of the example that fills it.
+    A `Slot` is a position in the batch of one of the client's local steps, with the row of the case's reconstruction that fills
+    it.
     """
     observation, places = batch.cases[i].observations[o], batch.links[i].places[o].tolist()
     own = len(places) // batch.epochs

@@ -1,4 +1,4 @@
-"""Routes to submit, list, cancel and repeat jobs."""
+"""Routes to submit, list and cancel jobs, and to run again those that failed, were cancelled or were set aside."""
 
 from typing import Annotated, Any
 

@@ -38,7 +38,8 @@ class DataFiles:
     """The .npz files with the images of a federation.
 
     private: of the clients. held_out: for accuracy. public: for the defense InstaHide, which mixes them in. name: of the data
-    set. part: part of the data set with the clients' and the held-out images; "embedded" if shipped data replace a missing set.
+    set. part: "tuning", "validation" or "report", from which the clients' and the held-out images are (`support.splits.Part`);
+    "embedded" if shipped data replace a missing set.
     """
 
     private: Path

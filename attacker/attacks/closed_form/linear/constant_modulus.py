@@ -257,9 +257,10 @@ class _Problem(NamedTuple):
         return z[good], label[good]
 
     def _solve_zeros(self, z: Tensor, label: Tensor) -> Tensor:
-        """Return unit directions (N, R) that are as near zero as possible at neurons that the results z (N, R) turn off.
+        """Return unit directions q (N, R), in whitened coordinates, whose values `rows @ q` are near zero at many neurons.
 
-        z: results of the descent. label: the class of each, (N,).
+        z: results of the descent, (N, R). label: the class of each, (N,). At the larger of `ZERO_SCALES`, only the neurons that z
+        turns off count; at the smaller ones (`MAX_FREE_SCALE`), all neurons whose value is near zero.
         """
         u = self.u[label]
         strong = u.abs() >= u.abs().quantile(MIN_STRENGTH, dim=1, keepdim=True)
