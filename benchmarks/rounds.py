@@ -27,8 +27,10 @@ for up to 100 rounds. An attacker who has candidates names those that are among 
 is the share of a client's examples that are among the 128 named ones of 1,000 candidates, if these include all of them;
 `named_null` is that of a random choice. `first_of_100` is the share of examples that score highest among 100 candidates, of which
 no other one is an example of any client, if only 20 of a client's 128 examples are among all candidates. Its null is 1 %;
-`bound` is the upper bound on it by differential privacy. `certain` and `certain_and_wrong` count candidates of all clients with a
-confidence of at least 0.9. With `--picture` it is drawn into `docs/membership.png`.
+`last_round_alone` is the share by the last of the rounds only, and `by_another_client` that of a control, the scores of another
+client's updates. `bound` is the upper bound by differential privacy. `read` is the number of rounds that the attacker uses.
+`certain` and `certain_and_wrong` count candidates of all clients with a confidence of at least 0.9. With `--picture` it is drawn
+into `docs/membership.png`.
 
 `growth`: the share of exact images (above 60 dB) after growing numbers of recorded rounds, one line per federation; with
 `--picture` it is drawn into `docs/rounds.png`.

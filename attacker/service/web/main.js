@@ -86,7 +86,7 @@ function showConnection(state) {
 function announceChange({ recording, job, before }) {
   if (recording && before && recording.last_round > before.last_round)
     announce(`${recording.name}: round ${recording.last_round} arrived`);
-  if (recording && !before) announce(`A new run: ${recording.name}`);
+  if (recording && !before && store.loaded) announce(`A new run: ${recording.name}`);
   if (job && before && before.state !== job.state)
     announce(`${formatJobName(job.spec)} on ${job.spec.recording}: ${job.state.replace("_", " ")}`);
 }
