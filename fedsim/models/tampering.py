@@ -67,8 +67,9 @@ def inspect_model(model: nn.Module) -> list[Tampering]:
 def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
     """Yield the signs of tampering in weights, given by parameter name, for the patterns of `inspect_model`.
 
-    Only parameters of two or more dimensions whose names end in "weight" are inspected. The last one of exactly two dimensions is
-    taken for the weight of the last linear layer.
+    Only parameters of two or more dimensions whose names end in "weight" are inspected, each with its bias (the same name with
+    "bias") if `weights` has it; without biases, neurons that never react are not found. The last one of exactly two dimensions
+    is taken for the weight of the last linear layer.
     """
     matrices = {name: w.detach() for name, w in weights.items() if name.endswith("weight") and w.ndim >= 2}
     for name in matrices:

@@ -237,7 +237,8 @@ def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on groups of clients: of nulls against nulls, whose truth is "no leak", and of attacks by `_judge_attack`.
 
     The attacks are a short search, on plain updates and on clipped ones with noise, and a closed form on the plain updates of an
-    MLP. A null is the same attack without the update; those that are compared differ in their seed.
+    MLP. The nulls are the short search without the update, with several seeds. All attacks, also the closed form, are compared
+    with the null of the first seed.
     """
     for name, model in product(DATA_SETS[:1] if asked.quick else DATA_SETS, MODEL_NAMES[:1] if asked.quick else MODEL_NAMES):
         gallery = _load_gallery(asked, name)
@@ -262,13 +263,13 @@ def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
 def _judge_attack(
     clients: "_Clients", attack: AttackCall, found: Answers, null: Answers, gallery: Gallery
 ) -> Iterator[JudgedVerdict]:
-    """Yield verdicts of `attack` against its null on those groups of clients for which the truth is "leak".
+    """Yield verdicts of `attack` against a null on those groups of clients for which the truth is "leak".
 
     The true gain of the attack in a score is the size of its mean difference to the null over all clients, if the verdict on all
     clients finds a leak in this score, else 0. The truth is "leak" if, in at least one score, this gain is as large as the gain
     that the verdict on the group states to be detectable. For the closed form, which recovers the image of every client, it is
     "leak" in every group.
-    found, null: reconstructed images and labels of each client, by the attack and by its null.
+    found, null: reconstructed images and labels of each client, by the attack and by the null.
     """
     everyone = range(len(clients.x))
     whole = judge_attack(clients.score_part(found, everyone, gallery), clients.score_part(null, everyone, gallery))

@@ -61,8 +61,8 @@ CLOSED_FORMS = (
 def measure_limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a row for each closed form and disturbance (noise, a defense, or local steps), and a summary.
 
-    Its key "NETWORK_noise" holds the largest of `NOISE_LEVELS` at which the closed form for this network recovers all images,
-    None if there is no such level.
+    The summary's key "NETWORK_noise" holds the largest of `NOISE_LEVELS` at which the closed form for this network recovers all
+    images, None if there is no such level.
     """
     rows, summary = [], {}
     for form in CLOSED_FORMS[:1] if asked.quick else CLOSED_FORMS:
