@@ -135,7 +135,8 @@ def membership(*, candidates: FilePath = "") -> Membership:
     An attacker who has candidates, such as public photographs or a leaked part of the data, needs no reconstruction: an update is
     nearly a weighted sum of the gradients of its examples at the weights that were sent, and with many more weights than
     candidates, the coefficients of the sum can be estimated. Other examples, local steps and defenses act as noise. Rounds in
-    which clients train on the same examples for whole epochs are combined.
+    which clients train on the same examples for whole epochs are combined. What a defense with error feedback keeps for
+    later rounds is simulated.
 
     candidates: archive (.npz) with `images` (P, H, W[, C]), uint8 or numbers in [0, 1], and `labels` (P,), at most 5,000. Only
                 these can be named, so most of them should be no training examples: they tell how much an update resembles the
