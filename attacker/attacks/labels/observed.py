@@ -39,17 +39,17 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
     return rule(Evidence(gradient, weight, bias, seen.count, guess, seen.defended, head))
 
 
-def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool) -> HeadFeatures:
+def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool, i: int = 0) -> HeadFeatures:
     """Return the features (inputs of the last layer) and the label of each example, inferred from that layer's gradient.
 
     The result is on the CPU.
-    seen:   observed gradients of a single case.
+    seen:   observed gradients of one or more cases. i: index of the case.
     labels: (N,), known or inferred, on the CPU.
     known:  whether `labels` are certain. Otherwise, if the layer has a bias, they are replaced by other labels if such are found
             that fit the gradient better.
     """
-    row, (weight, bias) = seen.get_state(0), models.find_head(seen.model)
-    gradient = {name: g[0].cpu() for name, g in seen.gradients.items()}
+    row, (weight, bias) = seen.get_state(i), models.find_head(seen.model)
+    gradient = {name: g[i].cpu() for name, g in seen.gradients.items()}
     weights = {name: w.cpu() for name, w in row["weights"].items()}
     return solve_head_features(
         gradient[weight],

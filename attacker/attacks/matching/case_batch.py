@@ -11,6 +11,7 @@ from attacker.attacks.base import Case
 from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.linking import Links, build_unlinked
+from attacker.attacks.matching.feature_matching import can_match_features, measure_feature_mismatch, solve_targets
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
@@ -144,12 +145,32 @@ class CaseBatch:
         loss = self.attack.objective.apply_robust_loss
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
 
-    def build_problem(self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None) -> ProblemRow:
+    def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
+        """Return what `build_problem` needs to match features; None if the objective does not, or if they are not known.
+
+        cases, labels: as for `build_problem`. rngs: one generator for each problem.
+        """
+        view, weight = self.views[0], self.attack.objective.features
+        if not (weight and self.attack.sees_gradient and not self.space.joint and can_match_features(view)):
+            return None
+        places = view.rows["places"][list(cases)]
+        found = solve_targets(view, cases, labels.gather(1, places), rngs)
+        found["weight"] = weight * view.worst[list(cases)] * found.pop("trust").to(view.worst)
+        return {name: t.to(self.attack.device) for name, t in found.items()}
+
+    def build_problem(
+        self,
+        cases: Sequence[int],
+        z: Tensor,
+        labels: Tensor,
+        logits: Tensor | None = None,
+        features: ProblemRow | None = None,
+    ) -> ProblemRow:
         """Return the data that `evaluate` needs for one problem (search) of each of these cases, one row per problem.
 
         cases: indices of the cases.
         z: the starting latents (P, D), at which the gain of a defense is computed (`_compute_gain`). labels: (P, V).
-        logits: those of the true examples from an oracle, (P, V, K); None without one.
+        logits: those of the true examples from an oracle, (P, V, K); None without one. features: from `solve_features`.
         """
         rows = torch.tensor(cases, device=z.device)
         problem: ProblemRow = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
@@ -162,6 +183,8 @@ class CaseBatch:
         if self.told_statistics:
             worst = torch.stack([view.worst for view in self.views]).mean(0)
             problem["statistics"] = self.attack.objective.batch_norm * worst[rows]
+        if features is not None:
+            problem["features"] = features
         problem["gain"] = vmap(self._compute_gain, randomness="different")(z, problem)
         return problem
 
@@ -200,7 +223,7 @@ class CaseBatch:
             self.attack.prior.belief
             or self.attack.labels.agreement
             or self.epochs > 1
-            or own.keys() & {"smoothing", "statistics"}
+            or own.keys() & {"smoothing", "statistics", "features"}
         ):
             slope, loss = map_problems(grad_and_value(self._compute_prior_terms), z, per_problem)
         if self.attack.sees_gradient and self.in_order is not None:
@@ -215,8 +238,8 @@ class CaseBatch:
     def _compute_prior_terms(self, z: Tensor, problem: ProblemRow) -> Tensor:
         """Return the sum of one problem's loss terms other than the gradient distance, a 0-d tensor.
 
-        They are the priors, the mismatch of batch norm's statistics, the difference between the examples of local epochs, and the
-        disagreement of predictions and labels.
+        They are the priors, the mismatches of batch norm's statistics and of features, the difference between the examples of
+        local epochs, and the disagreement of predictions and labels.
         """
         x, y = self.decode(z, problem)
         belief = self.attack.prior.belief
@@ -226,11 +249,19 @@ class CaseBatch:
         if "statistics" in problem:
             mismatch = [self.views[o].measure_statistics(problem["views"][str(o)], x) for o in self.told_statistics]
             value = value + problem["gain"] * problem["statistics"] * torch.stack(mismatch).sum()
+        if "features" in problem:
+            value = value + problem["gain"] * problem["features"]["weight"] * self._measure_features(problem, x)
         if self.epochs > 1:
             value = value + self.attack.simulation.order_invariant * local_epochs.measure_disagreement(x, self.epochs)
         if self.attack.labels.agreement:
             value = value + problem["gain"] * self.attack.labels.agreement * self._measure_disagreement(problem, x, y)
         return value
+
+    def _measure_features(self, problem: ProblemRow, x: Tensor) -> Tensor:
+        """Return how much the features of the first observation's examples differ from their targets, 0-d."""
+        view, row, told = self.views[0], problem["views"]["0"], problem["features"]
+        state = {**row.get("buffers", view.buffers), **row.get("weights", view.weights)}
+        return measure_feature_mismatch(view, state, x[row["places"]], told["targets"], told["averages"])
 
     def _measure_disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of squared differences between predicted probabilities and labels of the candidate's examples, 0-d.

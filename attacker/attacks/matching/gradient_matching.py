@@ -115,7 +115,9 @@ class MatchingRun:
         )
         z = self._draw_starts(pending, restart, labels)
         told = [get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
-        problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None)
+        rngs = [seed_generator(self.rng, self.cases[i], f"features {restart}") for i in pending]
+        features = batch.solve_features(pending, labels, rngs)
+        problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None, features)
         problems = Problems(
             evaluate=batch.evaluate,
             per_problem=problem,

@@ -91,6 +91,8 @@ class Objective:
               unknown.
     batch_norm: weight of the term that compares statistics of batch norm with those that clients returned (`batch_statistics`),
               relative to the loss of a zero gradient; 0 leaves it out. It has no effect unless clients return buffers.
+    features: weight of the term that compares the features of the first observation's examples with those that the last layer's
+              gradient determines (`feature_matching`), relative to the loss of a zero gradient; 0 leaves it out.
     """
 
     distance: Distance = euclidean
@@ -99,6 +101,7 @@ class Objective:
     robust: float = 0.0
     later: float = 0.1
     batch_norm: float = 0.0
+    features: float = 0.0
 
     def apply_robust_loss(self, distance: Tensor) -> Tensor:
         """Return Cauchy's loss `robust * log(1 + distance / robust)`, or the distance itself if `robust` is 0."""

@@ -165,6 +165,7 @@ def inverting_gradients(
     compiled: bool = False,
     give_up: float = GIVE_UP_SHARE,
     batch_norm: float = 0.0,
+    feature_matching: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
@@ -180,10 +181,12 @@ def inverting_gradients(
              null (the search without the gradient).
     batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if
                 clients train in mode "train" and return them (`buffers="shared"`).
+    feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last
+                      layer's gradient determines (Liu et al. 2024); the paper uses none. A value to try: 0.1.
     """
     attack = GradientMatching(
         name="inverting_gradients",
-        objective=Objective(distance=cosine, batch_norm=batch_norm),
+        objective=Objective(distance=cosine, batch_norm=batch_norm, features=feature_matching),
         simulation=Simulation(knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(tv=tv),
