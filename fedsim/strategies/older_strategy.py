@@ -1,10 +1,11 @@
 """Recording of strategies of Flower's older interface (`flwr.server.strategy`, with `configure_fit`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from logging import WARNING
+from logging import INFO, WARNING
+from time import time
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
 from flwr.common import Code, FitRes, Parameters, parameters_to_ndarrays
 from flwr.common.logger import log
 from flwr.server.client_proxy import ClientProxy
@@ -15,6 +16,10 @@ from torch import nn
 
 from fedsim.flower import records
 
+SERVER_NODE = 1
+"""Node id of the server in messages, as in Flower's own."""
+TTL_SECONDS = 43_200.0
+"""Lifetime of a message; a reply to a message that is older raises an exception."""
 FAILED_REPLY = 1
 """Code of the error that stands for a client's failure, whose reason the older interface states in words."""
 
@@ -43,7 +48,7 @@ def watch_older(strategy: Any, watched: Strategy, messages: "SentMessages", netw
         for client, instructions in asked:
             own = arrays if instructions.parameters is parameters else names.name_arrays(instructions.parameters)
             content = RecordDict({records.WEIGHTS_KEY: own})
-            messages.sent.append(Message(content, dst_node_id=messages.number_client(client), message_type="train"))
+            messages.sent.append(_make_message(content, messages.number_client(client)))
         watched.configure_train(server_round, arrays, ConfigRecord(), cast(Grid, None))  # nothing is sent through it
         return asked
 
@@ -102,7 +107,12 @@ class SentMessages(Strategy):
     def number_client(self, client: ClientProxy) -> int:
         """Return a client's node id. If the client has none, return a number instead, from 1 in order of first appearance."""
         node = getattr(client, "node_id", None)
-        return int(node) if node is not None else self._numbers.setdefault(client.cid, len(self._numbers) + 1)
+        if node is not None:
+            return int(node)
+        if client.cid not in self._numbers:
+            self._numbers[client.cid] = len(self._numbers) + 1
+            log(INFO, "fedleak: client %r is recorded as %d", client.cid, self._numbers[client.cid])
+        return self._numbers[client.cid]
 
     def list_replies(self, results: Any, failures: Any, names: ArrayNames) -> list[Message]:
         """Return one message for every client that was asked: its reply, or an error if it has no valid result.
@@ -142,6 +152,26 @@ class SentMessages(Strategy):
 
     def summary(self) -> None:
         pass
+
+
+def _make_message(content: RecordDict, node: int) -> Message:
+    """Return a message to a node that is never sent.
+
+    `Message(content, dst_node_id=..., message_type=...)` would raise RuntimeError in apps that `start_simulation` or
+    `start_server` run, since Flower then sets no identity of the run.
+    """
+    metadata = Metadata(
+        run_id=0,
+        message_id="",
+        src_node_id=SERVER_NODE,
+        dst_node_id=node,
+        reply_to_message_id="",
+        group_id="",
+        created_at=time(),
+        ttl=TTL_SECONDS,
+        message_type="train",
+    )
+    return cast(Message, Message(content, metadata=metadata))  # type: ignore[call-overload]
 
 
 def _make_reply(sent: Message, result: FitRes, names: ArrayNames) -> Message:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.common import Context, Parameters, Scalar, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server import ServerAppComponents, ServerConfig
+from flwr.common import Code, Context, FitIns, FitRes, Parameters, Scalar, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import Server, ServerAppComponents, ServerConfig, SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
 from flwr.serverapp import ServerApp
+from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from attacker.attacks import AttackSpec
@@ -138,6 +140,31 @@ def test_the_federation_is_unchanged_and_every_message_is_recorded(
         )
         sent = dict(zip(names, map(torch.as_tensor, older.sent[first][1]), strict=True))
         assert all(torch.equal(t, sent[name]) for name, t in o.weights.items())
+
+
+def test_a_server_outside_of_a_run_is_recorded(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`start_simulation` and `start_server` call the strategy without the identity that Flower gives to tasks of a run."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, None)
+
+    class LocalClient(ClientProxy):
+        def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+            return FitRes(Status(Code.OK, ""), ins.parameters, 4, {})
+
+        def refuse(self, *given: Any) -> Any:
+            raise NotImplementedError
+
+        get_properties = get_parameters = evaluate = reconnect = refuse
+
+    manager = SimpleClientManager()
+    for cid in ("ward 7", "ward 9"):
+        manager.register(LocalClient(cid))
+    start = ndarrays_to_parameters([t.numpy() for t in app.task.Net().state_dict().values()])
+    strategy = app.record(FedAvg(fraction_evaluate=0.0, initial_parameters=start), net="Net")
+    Server(client_manager=manager, strategy=strategy).fit(2, timeout=None)
+    found = list(app.recording.read_observations())
+    assert sorted((o.round, o.client) for o in found) == [(r, c) for r in (1, 2) for c in ("1", "2")]
+    assert all(not u.any() for o in found for u in o.update.values())
 
 
 def test_a_client_whose_list_does_not_fit_is_recorded_as_failed_and_the_strategy_fails_as_before(app: Any) -> None:
