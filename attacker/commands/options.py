@@ -42,8 +42,8 @@ def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:
     """Return the folders of truth: those given, or the run's own. Raises ValueError if there is neither."""
     if not given and not (run / "truth").exists():
         raise ValueError(
-            f"{run} has no folder truth: give the clients' truth with --truth FOLDER, "
-            f"or show the reconstructions without scores: attacker report {run}"
+            f"{run} has no folder truth, which clients of fedsim write and an app that records itself does not: give the "
+            f"clients' truth with --truth FOLDER, or show the reconstructions without scores: attacker report {run}"
         )
     return given or [run / "truth"]
 

@@ -55,7 +55,8 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     """
     at = folder if (folder / "manifest.json").is_file() else folder / "recording"
     if not (at / "manifest.json").is_file():
-        raise ValueError(f"{folder} is not a run: it has no recording/manifest.json")
+        lack = "it has no recording/manifest.json" if folder.exists() else "the folder does not exist"
+        raise ValueError(f"{folder} is not a run: {lack}")
     asked, folder = folder, run_folder(folder)
     check_run(folder)
     check_run(at)

@@ -19,6 +19,9 @@ from attacker.report.undone import Record
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
 
+LIKELY = 0.5
+"""Confidence from which on an attack takes an example for recovered."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnscoredExample:
@@ -51,13 +54,15 @@ class UnscoredExample:
 class Unscored:
     """The reconstructed examples of one attack in cases without scores.
 
-    found:    the first of these examples, in the order of attack.json. total: number of all of them.
+    found:    the first of these examples, in the order of attack.json. total: number of all of them. likely: number of those
+              whose confidence is at least `LIKELY`.
     failures: pairs of a reason why cases have no reconstruction and the number of cases, most frequent first.
     problems: sentences on files that cannot be shown.
     """
 
     found: tuple[UnscoredExample, ...] = ()
     total: int = 0
+    likely: int = 0
     failures: tuple[tuple[str, int], ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -71,7 +76,7 @@ def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpe
     found: list[UnscoredExample] = []
     problems: list[str] = []
     failures: Counter[str] = Counter()
-    total = 0
+    total, likely = 0, 0
     for case in told["cases"]:
         path = folder / f"{case['key']}.safetensors"
         if case["key"] in scored:
@@ -85,10 +90,11 @@ def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpe
             problems.append(f"{error}; it is not shown.")
             continue
         total += len(answer.x)
+        likely += int((answer.confidence >= LIKELY).sum())
         if len(found) < most:
             beside = _read_null_examples(null, case, data)
             found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), most - len(found)))]
-    return Unscored(tuple(found), total, tuple(failures.most_common()), tuple(problems))
+    return Unscored(tuple(found), total, likely, tuple(failures.most_common()), tuple(problems))
 
 
 def _read_failure(path: Path) -> list[str]:

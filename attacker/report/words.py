@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attacker.report.contents import AttackOnRun, ReportedRun, describe_protection, list_changes
+from attacker.report.unscored import LIKELY
 from attacker.scoring import Estimate, GrowthPoint, Summary
 from attacker.scoring.states import FINISHED_STATES, STATES, UNFINISHED_STATES, CaseState, count_unfinished, format_counts
 from fedsim.recording import Manifest
@@ -186,9 +187,10 @@ def _describe_labels(summary: Summary, reads: str) -> str:
 def _describe_unscored(run: ReportedRun) -> str:
     shown = sum(attack.unscored.total for attack in run.attacks)
     if shown and not run.truth:
-        noun = "example was" if shown == 1 else "examples were"
+        noun, likely = "example was" if shown == 1 else "examples were", sum(attack.unscored.likely for attack in run.attacks)
         text = (
-            f"{_describe_protection(run)}{shown:,} {noun} reconstructed, and nothing could be scored, because no truth was given"
+            f"{_describe_protection(run)}{shown:,} {noun} reconstructed, {likely:,} with a confidence of at least {LIKELY}, and "
+            "nothing could be scored, because no truth was given"
         )
         return f"{text[0].upper()}{text[1:]}: only the owners of the data can compare them with the originals."
     if run.attacks and not is_finished(run):

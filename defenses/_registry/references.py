@@ -101,4 +101,6 @@ def _import(reference: str) -> Any:
     try:
         return attrgetter(path)(import_module(module))
     except Exception as error:  # code outside this project may raise anything
-        raise ValueError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
+        unknown = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        mend = "; run the command in the folder with this module, or add the folder to PYTHONPATH" if unknown else ""
+        raise ValueError(f"cannot import {reference}: {type(error).__name__}: {error}{mend}") from error

@@ -100,7 +100,8 @@ class Manifest:
             return _from_json(cls, raw)
         except DamagedFile as error:
             if not path.exists() and not path.is_symlink():
-                raise ValueError(f"{path.parent} is not a recording: it has no {path.name}") from None
+                lack = f"it has no {path.name}" if path.parent.exists() else "the folder does not exist"
+                raise ValueError(f"{path.parent} is not a recording: {lack}") from None
             raise ValueError(str(error)) from None
         except RecursionError:
             raise ValueError(f"{path}: the JSON is nested too deeply") from None

@@ -232,8 +232,8 @@ class Training:
         found = []
         if self.optimiser != "sgd":
             found.append(
-                f"{self.optimiser} makes updates that hold little more than the signs of gradients: attacks match the signs, and "
-                "closed forms fail"
+                f"{self.optimiser} makes updates that hold little more than the signs of gradients: attacks match the signs, "
+                "closed forms fail, and inferred labels are often wrong"
             )
         if self.precision != "float32":
             found.append(f"clients compute in {self.precision} and attacks in float32: the difference acts as noise")

@@ -28,7 +28,8 @@ def test_without_true_examples_reconstructions_are_shown_with_nulls_and_unjudged
     run.attack()
     run.forget_truth()
     page = report(run)
-    assert "4 examples were reconstructed, and nothing could be scored, because no truth was given" in page.text
+    headline = "4 examples were reconstructed, 4 with a confidence of at least 0.5, and nothing could be scored, because no truth"
+    assert headline in page.text
     assert "These cannot be scored, because no truth was given" in page.text
     assert f"attacker score {run.path} --truth FOLDER" in page.text
     assert "label 0, confidence 1.00round 1" not in page.text
