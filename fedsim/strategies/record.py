@@ -105,7 +105,8 @@ def record(
         recorder = Recorder(folder / "recording", manifest)
         log(INFO, "fedleak records this federation in %s", folder)
         types = {name: tensor.dtype for name, tensor in state.items()}
-        return RecordingStrategy(own, recorder, wanted=wanted, foreign=True, buffers=frozenset(state) - weights, types=types)
+        buffers = frozenset(state) - weights
+        return RecordingStrategy(own, recorder, wanted=wanted, foreign=True, buffers=buffers, types=types, stated=training)
 
     watched = _Watched(own, network, str(spec), start)
     # methods are replaced on the instance: a wrapper would be bypassed by a strategy's own `start`, and apps read its attributes

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from logging import WARNING
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.flower import records
+from fedsim.recording.contradictions import find_contradictions
 from fedsim.recording.selection import Wanted
+from fedsim.recording.training import Training
 from fedsim.recording.writer import Recorder, Reply
 from fedsim.strategies.replies import ReplyReader, is_packed, read_pseudonym
 from fedsim.strategies.wrapper import Wrapper, find_innermost
@@ -31,6 +35,8 @@ class RecordingStrategy(Wrapper):
               replies unchanged, even if they are malformed.
     types:    dtypes of the clients' network by parameter name, in which the sent weights are recorded. Some of Flower's
               strategies send float64, which clients round to their own dtype. None: as sent.
+    stated:   training settings of the clients, with which the first reply with whole weights is compared, see
+              `find_contradictions`. None: no comparison.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class RecordingStrategy(Wrapper):
         buffers: frozenset[str] = frozenset(),
         foreign: bool = False,
         types: Mapping[str, torch.dtype] | None = None,
+        stated: Training | None = None,
     ) -> None:
         super().__init__(inner)
         self._recorder, self._wanted, self._buffers, self._foreign = recorder, wanted or Wanted(), buffers, foreign
@@ -54,6 +61,7 @@ class RecordingStrategy(Wrapper):
             types=types or {},
         )
         self._types = types or {}
+        self._stated = stated
         self._attempt = 1
         self._asked: dict[int, int] = {}  # number of bytes sent to each node
         self._sent: list[Metadata] = []
@@ -112,9 +120,19 @@ class RecordingStrategy(Wrapper):
         So only one client's update at a time is in memory.
         """
         reply = replace(reply, client=client)
+        self._warn_of_contradictions(server_round, reply)
         if self._is_written(server_round) and self._is_kept(reply):
             self._recorder.record_reply(server_round, reply)
         return replace(reply, payload=None, buffers={})
+
+    def _warn_of_contradictions(self, server_round: int, reply: Reply) -> None:
+        """Log what the first client returned and the stated training settings cannot explain."""
+        if self._stated is None or reply.payload is None or reply.payload.codec != "weights":
+            return
+        training, self._stated = self._stated.fix_round(server_round), None
+        before = records.to_tensors(self._replies.start)
+        for sentence in find_contradictions(training, reply.num_examples, before, {**reply.payload.tensors, **reply.buffers}):
+            log(WARNING, "fedleak: client %s does not seem to train as record() was told: %s", reply.client, sentence)
 
     def _is_written(self, server_round: int) -> bool:
         return self._wanted.rounds is None or server_round in self._wanted.rounds

@@ -1,0 +1,72 @@
+"""Contradictions between the training that `record()` was told and what a client sent back."""
+
+from collections.abc import Mapping
+from math import ceil
+
+from torch import Tensor
+
+from fedsim.recording.training import Training
+
+COUNTER = "num_batches_tracked"
+"""End of the name of batch norm's counter of the batches that it saw in training mode."""
+STATISTICS = ("running_mean", "running_var")
+MAX_MOVE = 5.0
+"""Largest change of a weight by Adam, relative to the sum of learning rates, that is taken for possible; 1 is usual."""
+MIN_MOVE = 0.05
+"""Smallest largest change by Adam, relative to the learning rate of the first step, which changes every weight by about that."""
+
+
+def find_contradictions(
+    training: Training, reported: int | None, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> list[str]:
+    """Return sentences on what a client returned and `training` cannot explain; empty if nothing was found.
+
+    reported: number of examples that the client reported, if any.
+    before, after: weights and buffers by name, as the client got and returned them. Names in only one of them are left out.
+    """
+    counts = [int(after[name] - before[name]) for name in before.keys() & after.keys() if name.endswith(COUNTER)]
+    tracked = [name for name in before.keys() & after.keys() if name.endswith((COUNTER, *STATISTICS))]
+    changed = any(bool((after[name].double() != before[name].double()).any()) for name in tracked)
+    if training.mode == "eval" and changed:
+        return ['batch norm\'s running statistics changed, so that clients do not train with mode="eval": set mode="train"']
+    found = []
+    passes = _count_passes(training, reported)
+    if training.mode == "train" and counts and passes is not None and max(counts) != passes:
+        found.append(
+            f"batch norm saw {max(counts)} batches in a round, and {passes} follow from {_describe(training)}"
+            f"{f' and {reported} examples' if training.epochs else ''}: compare batch_size, epochs, steps and drop_last"
+        )
+    if training.optimiser != "sgd" and passes:
+        found += _judge_moves(training, ceil(passes / training.accumulation), before, after)
+    return found
+
+
+def _judge_moves(training: Training, steps: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    """Return a sentence if Adam cannot have changed the weights as it did. steps: number of local steps."""
+    names = [name for name in before.keys() & after.keys() if before[name].is_floating_point() and after[name].numel()]
+    names = [name for name in names if not name.endswith(STATISTICS)]
+    if not names or not steps:
+        return []
+    largest = max(float((after[name].double() - before[name].double()).abs().max()) for name in names)
+    possible = sum(training.compute_rate(step) for step in range(steps))
+    if MIN_MOVE * training.compute_rate(0) <= largest <= MAX_MOVE * possible:
+        return []
+    return [
+        f"the largest change of a weight in a round is {largest:.2g}, and {training.optimiser} with a learning rate of "
+        f"{training.learning_rate:g} and {steps} steps changes weights by up to about {possible:.2g}: compare learning_rate"
+    ]
+
+
+def _count_passes(training: Training, reported: int | None) -> int | None:
+    """Return the number of batches that a client runs through the network in a round; None if it is unknown."""
+    if training.epochs is None:
+        return (training.steps or 0) * training.accumulation
+    if reported is None:
+        return None
+    batches = reported / training.batch_size
+    return training.epochs * (int(batches) if training.drop_last else ceil(batches))
+
+
+def _describe(training: Training) -> str:
+    amount = f"epochs={training.epochs}" if training.epochs else f"steps={training.steps}"
+    return f"batch_size={training.batch_size}, {amount}"

@@ -1,0 +1,67 @@
+"""Tests of contradictions between the stated training settings and what a client returned after its real training."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.recording import Training
+from fedsim.recording.contradictions import find_contradictions
+
+EXAMPLES = 20
+
+
+def train_client(*, batch: int = 8, epochs: int = 2, rate: float = 1e-3, mode: str = "train", **settings: Any) -> Any:
+    """Return the state dict of a network with batch norm before and after a training by PyTorch's own optimisers."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.randn(EXAMPLES, 6), torch.arange(EXAMPLES) % 3
+    before = {name: t.clone() for name, t in network.state_dict().items()}
+    optimiser = settings.get("optimiser", torch.optim.AdamW)(network.parameters(), lr=rate)
+    network.train(mode == "train")
+    for _ in range(epochs):
+        for rows in torch.arange(EXAMPLES).split(batch):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
+            optimiser.step()
+    return before, network.state_dict()
+
+
+def judge(states: tuple[dict[str, Tensor], dict[str, Tensor]], **stated: Any) -> list[str]:
+    settings = {"learning_rate": 1e-3, "batch_size": 8, "epochs": 2, "optimiser": "adamw", "mode": "train", **stated}
+    return find_contradictions(Training(**settings), EXAMPLES, *states)
+
+
+def test_training_as_stated_contradicts_nothing() -> None:
+    assert judge(train_client()) == []
+    assert judge(train_client(mode="eval"), mode="eval") == []
+    assert judge(train_client(rate=0.03), learning_rate=0.03) == []
+    assert judge(train_client(batch=3, epochs=1), batch_size=3, epochs=1) == []
+    assert judge(train_client(optimiser=torch.optim.Adam), optimiser="adam") == []
+    assert judge(train_client(optimiser=torch.optim.SGD, rate=0.5), optimiser="sgd") == []
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"batch_size": 2}, "batch norm saw 6 batches in a round, and 20 follow from batch_size=2, epochs=2 and 20 examples"),
+        ({"epochs": 1}, "saw 6 batches in a round, and 3 follow"),
+        ({"epochs": None, "steps": 1}, "saw 6 batches in a round, and 1 follow from batch_size=8, steps=1: compare"),
+        ({"drop_last": True}, "saw 6 batches in a round, and 4 follow"),
+        ({"mode": "eval"}, 'do not train with mode="eval"'),
+        ({"learning_rate": 1e-5}, "adamw with a learning rate of 1e-05 and 6 steps changes weights by up to about 6e-05"),
+        ({"learning_rate": 1.0}, "compare learning_rate"),
+    ],
+)
+def test_wrong_setting_is_named(stated: dict[str, Any], words: str) -> None:
+    found = judge(train_client(), **stated)
+    assert any(words in sentence for sentence in found), found
+
+
+def test_settings_are_not_judged_without_evidence() -> None:
+    """Without batch norm's buffers, and with SGD, nothing tells the number of steps or the learning rate."""
+    before, after = (
+        {name: t for name, t in state.items() if "num" not in name and "running" not in name} for state in train_client()
+    )
+    assert judge((before, after), batch_size=2, optimiser="sgd", learning_rate=7.0) == []
