@@ -83,3 +83,14 @@ def estimate_bias_gradient(rows: Tensor, features: Tensor) -> Tensor:
     v = mean / floor + basis.T @ (inside / (variance + 1e-3 * floor) - inside / floor)
     estimate: Tensor = rows.double() @ (v / (mean @ v))
     return estimate.to(rows.dtype)
+
+
+def estimate_from_sent_entries(rows: Tensor, features: Tensor) -> Tensor:
+    """Estimate the gradient (K,) of the head's bias from rows of which some entries were not sent and are 0.
+
+    The entries of a row that were sent are compared by least squares with those of the mean of the features.
+    rows, features: as for `estimate_bias_gradient`. The estimate is 0 for a row without an entry.
+    """
+    mean, sent = features.double().mean(dim=0), (rows != 0).double()
+    power = sent @ mean.square()
+    return ((rows.double() @ mean) / power.clamp(min=torch.finfo(power.dtype).tiny)).to(rows.dtype)

@@ -18,6 +18,7 @@ from attacker.attacks.labels.counts import (
     count_by_class_features,
     count_by_impact,
     estimate_bias_gradient,
+    estimate_from_sent_entries,
     round_counts,
 )
 from attacker.attacks.labels.fit import MAX_WORK, build_head_fit, find_most_probable
@@ -241,10 +242,15 @@ def _is_bias_sent(evidence: Evidence) -> bool:
 def _get_bias_gradient(evidence: Evidence) -> Tensor:
     """Return the gradient (K,) of the head's bias, or an estimate if the head has no bias or its gradient was not sent.
 
-    K is 2 for a single logit. The estimate needs `Evidence.head`, without which ValueError is raised.
+    K is 2 for a single logit. The estimate needs `Evidence.head`, without which ValueError is raised. If a defense left out some
+    entries of the bias and of the rows, only those of the bias are estimated.
     """
     if evidence.bias is not None and _is_bias_sent(evidence):
-        return _add_negative_logit(evidence.gradient[evidence.bias])
+        bias = evidence.gradient[evidence.bias]
+        if evidence.shortened and evidence.head is not None and not bias.all():
+            guess = estimate_from_sent_entries(evidence.gradient[evidence.weight], evidence.head.features)
+            bias = torch.where(bias == 0, guess, bias)
+        return _add_negative_logit(bias)
     if evidence.head is None:
         raise ValueError(
             "the last layer has no bias, or its gradient was not sent; set Evidence.head, a Head of the layer's weight, its "

@@ -9,6 +9,7 @@ from attacker.attacks.labels.counts import (
     count_by_class_features,
     count_by_impact,
     estimate_bias_gradient,
+    estimate_from_sent_entries,
     round_counts,
 )
 
@@ -70,3 +71,12 @@ def test_estimated_bias_gradient_is_right_if_one_feature_is_constant() -> None:
     weight, offset = torch.randn(4, 6, generator=rng), torch.zeros(4)
     rows, bias = head_gradient(features[:7], torch.tensor([0, 1, 1, 2, 3, 3, 3]), weight, offset)
     torch.testing.assert_close(estimate_bias_gradient(rows, features[7:]), bias, atol=5e-3, rtol=0)
+
+
+def test_estimate_from_sent_entries_is_the_factor_of_the_mean_features() -> None:
+    rng = torch.Generator().manual_seed(0)
+    features = torch.rand(50, 20, generator=rng) + 1
+    true = torch.tensor([-0.4, 0.1, 0.3])
+    rows = true[:, None] * features.mean(dim=0)
+    rows[0, ::2], rows[2] = 0.0, 0.0
+    torch.testing.assert_close(estimate_from_sent_entries(rows, features), torch.tensor([-0.4, 0.1, 0.0]))

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, dlg
-from attacker.attacks.labels.rules import Evidence
+from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.labels.observed import read_labels
+from attacker.attacks.labels.rules import Evidence, infer_labels
+from attacker.attacks.simulation.client import build_network
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
 DATA = DataSpec(shape=(6,), num_classes=3)
@@ -50,3 +53,22 @@ def test_head_of_a_defended_update_is_the_broadcast_one(observe: Callable[..., O
     assert evidence.head is not None
     assert evidence.shortened
     assert torch.equal(evidence.head.weight, observation.weights[evidence.weight])
+
+
+@pytest.mark.parametrize("defense", ["gradient_dropout(0.5)", "random_k(0.2)", "top_k(0.2)"])
+def test_labels_are_read_although_entries_of_the_bias_were_not_sent(observe: Callable[..., Observation], defense: str) -> None:
+    """They are estimated from the entries of the rows that were sent; without, 9 to 13 of 60 labels are missed."""
+    data, rng = DataSpec(shape=(1, 8, 8), num_classes=10), torch.Generator().manual_seed(2)
+    model = ModelSpec(name="mlp", arguments={"hidden": [64]})
+    right = total = 0
+    for seed in range(5):
+        labels = torch.randint(10, (12,), generator=rng)
+        observation = observe(
+            (torch.rand(12, 1, 8, 8, generator=rng), labels), model=model, data=data, defense=defense, seed=seed
+        )
+        network = build_network(observation)
+        seen = ObservedGradients([observation], model=network, device="cpu")
+        found = read_labels(infer_labels, seen, 0, network, torch.Generator().manual_seed(0))
+        total += len(labels)
+        right += int(torch.minimum(found.bincount(minlength=10), labels.bincount(minlength=10)).sum())
+    assert right / total >= 0.9
