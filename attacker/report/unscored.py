@@ -31,8 +31,8 @@ class UnscoredExample:
     number:     its number in the reconstruction, from 1; the order of examples within a batch has no meaning.
     loss:       the attack's own loss at the end of the case; None if it is not finite or there is none. confidence: the attack's
                 estimate of the probability that the example is recovered; None if there is none.
-    route:      method that found the reconstruction. notes: the attack's notes; empty for cases of several rounds, whose notes
-                are in `attacker.report.linked.Linked`.
+    route:      method that found the reconstruction. notes: the attack's notes on the case, at its first example; empty for cases
+                of several rounds, whose notes are in `attacker.report.linked.Linked`.
     shown:      the reconstruction as an image or table row, or why it cannot be shown.
     null:       the example with the same number that the null, the attack without the update, returns for the case, or None.
     """
@@ -137,7 +137,7 @@ def _make_example(
         loss=float(last) if bool(torch.isfinite(last).any()) else None,
         confidence=float(answer.confidence[i]) if bool(answer.confidence[i].isfinite()) else None,
         route=answer.route,
-        notes=() if "rounds" in case else answer.notes,
+        notes=() if "rounds" in case or i else answer.notes,
         shown=show_alone(answer.x[i], data),
         null=null,
     )
