@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from attacker.reconstruction import Reconstruction
+from attacker.reconstruction import Reconstruction, list_slots
 from attacker.report import build
 from attacker.report.gather import gather_run
 from fedsim.recording import Column
@@ -130,3 +130,24 @@ def test_a_null_that_models_the_defense_is_not_shown_beside_an_attack_that_does_
     path.write_text(json.dumps({**json.loads(path.read_text()), "knows_defense": False}))
     (attack,) = gather_run(run.path).attacks
     assert [one.null for one in attack.unscored.found] == [None] * 4
+
+
+def test_notes_on_a_case_are_shown_at_its_first_example_only(make_run: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.forget_truth()
+    path = min(run.path.glob("reconstructions/cpl-0*/*.safetensors"))
+    answer = Reconstruction.read(path)
+    both = replace(
+        answer,
+        x=answer.x.repeat(2, *(1,) * (answer.x.ndim - 1)),
+        y=answer.y.repeat(2),
+        confidence=torch.tensor([0.9, 0.1]),
+        notes=("labels are a guess",),
+        slots=list_slots(1, answer.slots[0].client, [2]),
+    )
+    path.unlink()
+    both.write(path)
+    (attack,) = gather_run(run.path).attacks
+    assert [one.notes for one in attack.unscored.found][:3] == [("labels are a guess",), (), ()]
+    assert (attack.unscored.total, attack.unscored.likely) == (5, 4)
