@@ -72,7 +72,7 @@ class Observed:
         """The model as a chain of layers, or the reason why it is not one, as a string."""
         first = self.cases[0].observations[0]
         try:
-            return read_chain(models.build_layout(first.model, first.data), first.data.shape)
+            return read_chain(models.build_layout(first.model, first.data), first.data.shape, one_dtype=True)
         except NotAChain as error:
             return str(error)
 

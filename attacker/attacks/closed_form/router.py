@@ -15,7 +15,7 @@ from attacker.attacks.base import Case, Effort, Memory, Need, Progress, RoutePla
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
-from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_refusal
+from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_error, explain_refusal
 from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, judge_closed_form, judge_prior
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
@@ -192,13 +192,16 @@ class Routing:
         count (`open`), and an answer from which no search may start (`final`) also replaces one that is not exact. Answers with
         NaN or infinite values are dropped.
         """
-        observed = self.observed.select(pending)
         try:
-            answers = ROUTES[route](observed, self.rng, self.attack.walk)
-        except ValueError as error:
+            self._apply(route, pending)
+        except Exception as error:  # the next routes and the search may still answer; a user's network may fail in any way
             for i in pending:
-                self.found[i].reasons[route] = str(error)
-            return
+                self.found[i].reasons[route] = explain_error(route, error)
+
+    def _apply(self, route: str, pending: list[int]) -> None:
+        """Do what `_try` says; raises what the route raises, and ValueError if it does not apply."""
+        observed = self.observed.select(pending)
+        answers = ROUTES[route](observed, self.rng, self.attack.walk)
         for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
             found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
             found.tried += 1

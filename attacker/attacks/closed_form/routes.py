@@ -1,5 +1,6 @@
 """Registry of routes: the closed forms that the router tries, by default in this order."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer, build_answers, choose_readings, require_single, run_rgap
 from attacker.attacks.closed_form.rgap.walk import Walk, solve_layers
 from attacker.attacks.networks.chain import Chain
+
+log = logging.getLogger(__name__)
 
 Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
 """Maps N stacked observations to N answers, which hold the examples that were found. Raises ValueError if it does not apply."""
@@ -118,9 +121,27 @@ def explain_refusal(route: str, observed: Observed) -> str:
     """Return why a route cannot apply to the observations, as far as is known before it runs; "" if it may apply."""
     try:
         _REQUIREMENTS[route](observed)
-    except ValueError as error:
-        return str(error)
+    except Exception as error:  # a user's network may fail in any way
+        return explain_error(route, error)
     return ""
+
+
+def explain_error(route: str, error: Exception) -> str:
+    """Return why a route gave no answer, from the error that it raised: a ValueError's message, or that the route failed.
+
+    A failure is also logged with its traceback, the first time that it occurs.
+    """
+    if isinstance(error, ValueError):
+        return str(error)
+    words = f"the route {route} failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if words not in _LOGGED:
+        _LOGGED.add(words)
+        log.warning("%s", words, exc_info=error)
+    return words
+
+
+_LOGGED = set[str]()
+"""Failures of routes that have been logged, since a route is tried on every update of a recording."""
 
 
 def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:

@@ -228,12 +228,12 @@ class CaseBatch:
             slope, loss = map_problems(grad_and_value(self._compute_prior_terms), z, per_problem)
         if self.attack.sees_gradient and self.in_order is not None:
             more_slope, more_loss = self.in_order.evaluate(z, per_problem, self.decode)
-            return slope + more_slope, loss + more_loss
-        if self.attack.sees_gradient:
+            slope, loss = slope + more_slope, loss + more_loss
+        elif self.attack.sees_gradient:
             for o, view in enumerate(self.views):
                 more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self.decode, own, precision)
                 slope, loss = slope + more_slope, loss + more_loss
-        return slope, loss
+        return slope.to(z), loss.to(z)  # a network with weights of several dtypes gives the loss the widest of them
 
     def _compute_prior_terms(self, z: Tensor, problem: ProblemRow) -> Tensor:
         """Return the sum of one problem's loss terms other than the gradient distance, a 0-d tensor.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ def _clamp_inside(f: Tensor, low: float, high: float) -> Tensor:
     return f.clamp(low + SATURATION_MARGIN, high - SATURATION_MARGIN)
 
 
+@lru_cache
 def leaky_relu(slope: float) -> Activation:
     """Return the leaky ReLU whose slope is `slope`, a positive number, for negative z, and 1 elsewhere."""
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from attacker.attacks.networks.activations import IDENTITY, Activation
 from attacker.attacks.networks.traced import (
+    CONVERSIONS,
     Linear,
     NotAChain,
     are_reshapes,
@@ -32,6 +33,9 @@ Sides = tuple[int, int]
 
 BATCH_SIZE = 1_000_003
 """Batch size for shape inference: a prime that equals no other size in a network, so that the batch axis is recognised."""
+
+OTHER_BATCH_SIZES = (1, 2)
+"""Further batch sizes for which a network is read if its code used a size as a number; it must be the same chain for all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +86,27 @@ class Chain:
         return self.layers[0].inputs
 
 
-def read_chain(model: nn.Module, shape: tuple[int, ...]) -> Chain:
+def read_chain(model: nn.Module, shape: tuple[int, ...], *, one_dtype: bool = False) -> Chain:
     """Return `model` in evaluation mode as a chain of layers, for inputs of `shape`; its weights may be on the meta device.
 
+    one_dtype: whether the caller computes in a single floating dtype, so that conversions between such dtypes have no effect.
     Raises NotAChain with the reason if it is not a chain that closed forms support. Among the reasons are paths that join
     (residual networks), max pooling, normalisation, grouped convolutions, shared or computed weights, and code that cannot be
     traced.
     """
-    graph, modules = trace(model)
-    for node in graph.nodes:
-        if get_call_name(node) in JOINING_OPERATIONS and len(node.all_input_nodes) > 1 and not _is_size(node):
-            raise NotAChain(_explain_join(node))
-    reader = _ChainBuilder(model, modules, shape)
-    for node in graph.nodes:
-        reader.take(node)
-    return reader.build_chain()
+    chain, assumed = _read_for_batch(model, shape, BATCH_SIZE, one_dtype)
+    for size in OTHER_BATCH_SIZES if assumed else ():
+        if repr(_read_for_batch(model, shape, size, one_dtype)[0]) != repr(chain):
+            raise NotAChain("its code treats batches of different sizes differently, and closed forms support one way only")
+    return chain
+
+
+def _read_for_batch(model: nn.Module, shape: tuple[int, ...], batch: int, one_dtype: bool) -> tuple[Chain, bool]:
+    """Return the chain that the model's code computes for `batch` examples, and whether the code used a size as a number."""
+    reader = _ChainBuilder(model, shape, batch, one_dtype)
+    graph, modules = trace(model, reader.read_size)
+    reader.take_all(graph, modules)
+    return reader.build_chain(), reader.assumed
 
 
 def _explain_join(node: fx.Node) -> str:
@@ -105,17 +115,39 @@ def _explain_join(node: fx.Node) -> str:
 
 
 class _ChainBuilder:
-    """The builder of a chain, which is passed the nodes of a traced network in order."""
+    """The builder of a chain, which is passed the nodes of a traced network in order, also while it is being traced."""
 
-    def __init__(self, model: nn.Module, modules: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
-        self.modules, self.parameters = modules, dict(model.named_parameters())
+    def __init__(self, model: nn.Module, shape: tuple[int, ...], batch: int, one_dtype: bool) -> None:
+        self.modules, self.parameters = dict[str, nn.Module](), dict(model.named_parameters())
         self.shape = self.inputs = shape
+        self.batch, self.one_dtype, self.taken, self.assumed = batch, one_dtype, 0, False
         self.last: fx.Node | None = None
         self.shapes: dict[fx.Node, torch.Size] = {}
         self.sizes: dict[fx.Node, Any] = {}
         self.layers: list[Layer] = []
         self.pending: list[Linear] = []
         self.open = False
+
+    def read_size(self, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
+        """Return the value of a node that reads sizes, for `trace`.
+
+        Raises TraceError if the node does something else, and NotAChain if a node before it is not supported.
+        """
+        if not _is_size(node):
+            raise fx.proxy.TraceError(f"the value of {node} depends on the input")
+        self.take_all(node.graph, modules)
+        self.assumed = True
+        return self.sizes[node]
+
+    def take_all(self, graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+        """Take the nodes of the graph that were not taken yet."""
+        self.modules, nodes = modules, list(graph.nodes)[self.taken :]
+        for node in nodes:
+            if get_call_name(node) in JOINING_OPERATIONS and len(node.all_input_nodes) > 1 and not _is_size(node):
+                raise NotAChain(_explain_join(node))
+        for node in nodes:
+            self.take(node)
+        self.taken += len(nodes)
 
     def take(self, node: fx.Node) -> None:
         if node.op == "output":
@@ -125,13 +157,13 @@ class _ChainBuilder:
         if _is_size(node):
             try:
                 self.sizes[node] = self._compute_value(node)
-            except (TypeError, LookupError, ArithmeticError) as error:
+            except (TypeError, LookupError, ArithmeticError, RuntimeError) as error:
                 raise NotAChain(f"its code asks for a size that inputs of {self.shape} do not have: {error}") from error
             return
         if node.op != "placeholder":
             self._read_node(node)
         self.last = node
-        self.shapes[node] = torch.Size((BATCH_SIZE, *self.shape))
+        self.shapes[node] = torch.Size((self.batch, *self.shape))
 
     def build_chain(self) -> Chain:
         if not self.layers:
@@ -161,7 +193,7 @@ class _ChainBuilder:
             self._add_weighted(str(node.target)[2:], module)  # type: ignore[arg-type]
         elif (activation := find_activation(node, module)) is not None:
             self._add_activation(activation, node)
-        else:
+        elif not (self.one_dtype and node.op == "call_method" and node.target in CONVERSIONS):
             self._add_linear(node, module)
 
     def _add_weighted(self, name: str, module: nn.Conv2d | nn.Linear) -> None:
@@ -210,7 +242,7 @@ class _ChainBuilder:
         arguments = tuple(a for a in values[0] if not isinstance(a, fx.Node))
         keywords = {key: a for key, a in values[1].items() if not isinstance(a, fx.Node)}
         try:
-            function = build_map(node, module, (BATCH_SIZE, *self.shape), arguments, keywords)
+            function = build_map(node, module, (self.batch, *self.shape), arguments, keywords)
         except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(f"{get_call_name(node)} does not take {self.shape}: {error}") from error
         x = torch.zeros(2, *self.shape)  # not on the meta device, on which adaptive pooling takes seconds to load
@@ -234,9 +266,12 @@ class _ChainBuilder:
 
     def _compute_value(self, node: fx.Node) -> Any:
         if node.op == "call_method" or node.target is getattr:
-            shape = self.shapes[node.args[0]]  # type: ignore[index]
-            where: Any = node.args[1] if node.op == "call_method" and len(node.args) > 1 else node.kwargs.get("dim")
-            return shape if where is None else shape[where]
+            x = torch.empty(self.shapes[node.args[0]], device="meta")  # type: ignore[index]
+            if node.op == "call_function":
+                return getattr(x, str(node.args[1]))
+            return getattr(x, str(node.target))(*node.args[1:], **node.kwargs)
+        if node.target is len and node.args[0] in self.shapes:
+            return self.shapes[node.args[0]][0]  # type: ignore[index]
         values = fx.node.map_arg((node.args, dict(node.kwargs)), self.sizes.__getitem__)
         return node.target(*values[0], **values[1])  # type: ignore[operator]
 
@@ -244,13 +279,15 @@ class _ChainBuilder:
 def _is_size(node: fx.Node) -> bool:
     """Return whether a node reads the shape of a tensor, or computes with values that were read so."""
     if node.op == "call_method":
-        return bool(node.target == "size")
+        return node.target in ("size", "dim", "ndimension", "numel", "nelement")
     if node.op != "call_function":
         return False
     if node.target is getattr:
-        return bool(node.args[1] == "shape")
+        return node.args[1] in ("shape", "ndim", "dtype")
     inputs = node.all_input_nodes
-    return getattr(node.target, "__module__", None) == "_operator" and bool(inputs) and all(map(_is_size, inputs))
+    return node.target is len or (
+        getattr(node.target, "__module__", None) in ("_operator", "math") and bool(inputs) and all(map(_is_size, inputs))
+    )
 
 
 def _read_convolution(name: str, module: nn.Conv2d) -> dict[str, Sides]:

@@ -18,9 +18,10 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
 
     Attacks store images channels last, batch problems with `vmap`, and need second derivatives. `Tensor.view`, hard sigmoids,
     fused attention and cuDNN's recurrent layers, which do not support this, are replaced by equivalents. Activation checkpointing
-    is switched off.
+    is switched off. If `state` was converted to one floating dtype, the network's code computes in that dtype throughout: it
+    converts nothing to the dtypes of its own weights.
     """
-    with allow_double_backward(model), _AnyLayout():
+    with allow_double_backward(model), _AnyLayout(_find_new_dtype(model, state)):
         logits: Tensor = functional_call(model, dict(state), (x,))
     return logits
 
@@ -38,12 +39,38 @@ def allow_double_backward(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def _find_new_dtype(model: nn.Module, state: Mapping[str, Tensor]) -> torch.dtype | None:
+    """Return the floating dtype to which `state` was converted; None if it has several, or the one that `model` has."""
+    given = {t.dtype for t in state.values() if t.is_floating_point()}
+    own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return given.pop() if len(given) == 1 and given != own else None
+
+
 class _AnyLayout(TorchFunctionMode):
-    """A mode in which `view` accepts tensors of any memory layout, and hard sigmoids can be differentiated twice."""
+    """A mode in which `view` accepts tensors of any memory layout, and hard sigmoids can be differentiated twice.
+
+    dtype: replaces all floating dtypes that the network's code names; None to replace none.
+    """
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.dtype = dtype
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.dtype is not None:
+            if func in _CONVERSIONS:
+                return args[0].to(self.dtype)
+            if func is not Tensor.view:  # it reads the bits as those of another dtype
+                args, kwargs = tuple(map(self._replace_dtype, args)), {k: self._replace_dtype(v) for k, v in kwargs.items()}
         replaced = _REPLACED.get(func)
-        return func(*args, **kwargs or {}) if replaced is None else replaced(*args, **kwargs or {})
+        return func(*args, **kwargs) if replaced is None else replaced(*args, **kwargs)
+
+    def _replace_dtype(self, value: Any) -> Any:
+        return self.dtype if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+
+_CONVERSIONS = (Tensor.double, Tensor.float, Tensor.half, Tensor.bfloat16)
 
 
 def _view(x: Tensor, *shape: Any, **keywords: Any) -> Tensor:

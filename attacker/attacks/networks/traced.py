@@ -2,7 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,9 @@ from attacker.attacks.networks.activations import IDENTITY, RELU, SIGMOID, TANH,
 from defenses.networks import Stochastic
 from fedsim.models.foreign import take_logits
 
+CONVERSIONS = ("double", "float", "half", "bfloat16")
+"""Methods of a tensor that change nothing but its floating dtype."""
+
 Linear = Callable[[Tensor], Tensor]
 """A linear map of batches without parameters: average pooling or a reshape."""
 
@@ -21,21 +27,23 @@ class NotAChain(ValueError):
     """The error for a network that closed-form attacks cannot invert; the message names the part of it and the reason."""
 
 
+@dataclass(frozen=True, eq=False)
 class Reshaped:
     """A reshape of a batch to (N, *shape); one entry of the shape may be -1."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+    shape: tuple[int, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), *self.shape)
 
 
+@dataclass(frozen=True, eq=False)
 class Pooled:
     """An average pooling function of PyTorch with the arguments from the network's code."""
 
-    def __init__(self, function: Linear, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.function, self.arguments, self.keywords = function, arguments, keywords
+    function: Linear
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.function(x, *self.arguments, **self.keywords)
@@ -46,29 +54,106 @@ def are_reshapes(maps: Iterable[Linear]) -> bool:
     return all(isinstance(one, Reshaped) for one in maps)
 
 
+ReadSize = Callable[[fx.Node, dict[str, nn.Module]], Any]
+"""Maps a node of a graph that is being traced to its value, if that follows from sizes of tensors alone; else raises TraceError.
+
+The second argument is the dict of modules that `trace` returns.
+"""
+
+
+class _Proxy(fx.Proxy):
+    """A traced tensor, or a size of one. Its length is a number, and a size can be used as a number."""
+
+    def __getattr__(self, name: str) -> "_Attribute":
+        return _Attribute(self, name)
+
+    def __len__(self) -> int:
+        return int(self.tracer.create_proxy("call_function", len, (self,), {}))  # type: ignore[call-overload,no-any-return]
+
+    def __index__(self) -> int:
+        return int(self.tracer.read(self))  # type: ignore[attr-defined]
+
+    __int__ = __index__
+
+
+class _Attribute(fx.proxy.Attribute, _Proxy):
+    """An attribute of a traced tensor, such as its shape."""
+
+
 class _Tracer(fx.Tracer):
+    """A tracer that lets Python code decide and loop by the sizes of tensors, whose values `read_size` returns."""
+
+    def __init__(self, read_size: ReadSize) -> None:
+        super().__init__()
+        self.read_size, self.modules, self.reads = read_size, dict[str, nn.Module](), False
+
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
         whole = isinstance(module, Stochastic) or find_kind(module) is not None
         return whole or super().is_leaf_module(module, qualified_name)
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
-def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
+    def read(self, proxy: fx.Proxy) -> Any:
+        self.reads = True
+        try:
+            return self.read_size(proxy.node, self.modules)
+        finally:
+            self.reads = False
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return a module's attribute; `read_size` gets it as it is, and the traced code a proxy of a parameter or buffer."""
+        return attr_val if self.reads else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module, for `read_size`, or record the call in the graph, for the traced code."""
+        return forward(*args, **kwargs) if self.reads else super().call_module(m, forward, args, kwargs)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        return bool(self.read(obj))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        return iter(self.read(obj))
+
+
+def _know_no_size(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
+    raise fx.proxy.TraceError(f"the value of {node} is not known")
+
+
+def trace(model: nn.Module, read_size: ReadSize = _know_no_size) -> tuple[fx.Graph, dict[str, nn.Module]]:
     """Return the torch.fx graph of a copy of `model` in evaluation mode, and a dict from name in `model` to module of the copy.
 
-    The copy shares the weights. Raises NotAChain if the model's code cannot be traced, or if a module has hooks or a replaced
-    `forward`.
+    The copy shares the weights. read_size: function that is called where the code needs a size as a number.
+    Raises NotAChain if the model's code cannot be traced, or if a module has hooks or a replaced `forward`.
     """
     if hooked := [name or "the model" for name, module in model.named_modules() if _is_hooked(module)]:
         raise NotAChain(f"{hooked[0]} has hooks or a replaced forward method, which cannot be traced")
     values = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)]
+    tracer = _Tracer(read_size)
     try:
         kept = {id(t): t for t in (*model.parameters(), *model.buffers(), *values)}
         own = nn.Sequential(copy.deepcopy(model, kept)).eval()  # a copy, since tracing changes modules that store state
-        graph = _Tracer().trace(own)
+        tracer.modules = {name[2:]: module for name, module in own.named_modules() if name}
+        graph = tracer.trace(own)
+    except NotAChain:  # by `read_size`
+        raise
     except Exception as error:  # a user's network may fail in any way
-        said = (str(error).splitlines() or [""])[0]
-        raise NotAChain(f"its code cannot be traced: {type(error).__name__}: {said}") from error
-    return graph, {name[2:]: module for name, module in own.named_modules() if name}
+        raise NotAChain(_explain_failure(error)) from error
+    return graph, tracer.modules
+
+
+def _explain_failure(error: Exception) -> str:
+    """Return why code cannot be traced, with the line of the network's code that failed and how to rewrite it."""
+    said = (str(error).splitlines() or [""])[0]
+    known = isinstance(error, fx.proxy.TraceError) or "Proxy" in said or "symbolic" in said
+    what = (
+        "Python code needs the values of a tensor, and only its sizes are known" if known else f"{type(error).__name__}: {said}"
+    )
+    advice = "write this line with layers and functions of PyTorch, and decide only by sizes" * known
+    library = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(library)]
+    where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return "; ".join(filter(None, (f"its code cannot be traced: {what}" + f" ({where})" * bool(where), advice)))
 
 
 def _is_hooked(module: nn.Module) -> bool:
@@ -104,12 +189,23 @@ def find_activation(node: fx.Node, module: nn.Module | None) -> Activation | Non
     """
     if module is not None:
         return _build_leaky_relu(module.negative_slope) if type(module) is nn.LeakyReLU else _MODULES.get(type(module))
+    if _is_relu_clamp(node):
+        return RELU
     if node.op == "call_method":
         return _METHODS.get(str(node.target))
     if node.target in (functional.leaky_relu, functional.leaky_relu_):
         slope: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
         return _build_leaky_relu(slope)
     return _FUNCTIONS.get(node.target)
+
+
+def _is_relu_clamp(node: fx.Node) -> bool:
+    """Return whether a node clamps a tensor to values of at least 0, without an upper limit."""
+    if node.target not in _CLAMPS:
+        return False
+    low, high = (*node.args[1:], None, None)[:2]
+    low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
+    return isinstance(low, int | float) and low == 0 and high is None
 
 
 def _build_leaky_relu(slope: Any) -> Activation:
@@ -159,6 +255,8 @@ _FUNCTIONS: dict[Any, Activation] = {
     **dict.fromkeys((functional.sigmoid, torch.sigmoid, torch.sigmoid_), SIGMOID),
     **dict.fromkeys((functional.tanh, torch.tanh, torch.tanh_), TANH),
 }
+_CLAMPS: set[Any] = {"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"}
+_CLAMPS |= {getattr(torch, name) for name in _CLAMPS}
 _POOLING: set[Any] = {nn.AvgPool2d, nn.AdaptiveAvgPool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d}
 _DROPOUT: set[Any] = {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
 _FUNCTIONAL_DROPOUT: set[Any] = {functional.dropout, functional.dropout2d, torch.dropout}
@@ -179,7 +277,12 @@ _REASONS = {
     "linear": "the only linear layer that closed forms support is torch.nn.Linear",
 }
 
+_UNKNOWN = (
+    "it is not a supported layer, activation or linear map; supported are Linear, Conv2d, average pooling, flatten and reshape, "
+    "ReLU, leaky ReLU, sigmoid and tanh"
+)
+
 
 def _explain_refusal(what: str) -> str:
     plain = what.lower().replace("_", "")
-    return next((why for part, why in _REASONS.items() if part in plain), "it is not a supported layer, activation or linear map")
+    return next((why for part, why in _REASONS.items() if part in plain), _UNKNOWN)

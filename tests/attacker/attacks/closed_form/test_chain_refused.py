@@ -224,8 +224,23 @@ CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "all as one": (lambda m, x: m.fc(m.conv(x).view(1, -1)), "view mixes the examples of a batch"),
     "no such dimension": (whole(lambda m, x: x.view(x.size(7), -1)), r"asks for a size that inputs of \(4, 9, 8\) do not have"),
     "a size that does not fit": (whole(lambda m, x: x.view(-1, 5)), "view does not take"),
-    "a choice by value": (lambda m, x: m.fc(m.conv(x).flatten(1)) if x.sum() > 0 else x, "cannot be traced: TraceError"),
-    "an error without words": (lambda m, x: (_ for _ in ()).throw(RuntimeError()), "cannot be traced: RuntimeError: $"),
+    "a choice by value": (
+        lambda m, x: m.fc(m.conv(x).flatten(1)) if x.sum() > 0 else x,
+        r"needs the values of a tensor, .* \(test_chain_refused\.py, line \d+: .*x\.sum\(\) > 0.*\); write this line with",
+    ),
+    "a choice by mean": (lambda m, x: m.fc(m.conv(x).flatten(1)) * float(x.mean()), "needs the values of a tensor"),
+    "a loop over examples": (lambda m, x: torch.stack([m.fc(m.conv(one)) for one in x]), "needs the values of a tensor"),
+    "an error without words": (lambda m, x: (_ for _ in ()).throw(RuntimeError()), "cannot be traced: RuntimeError:  "),
+    "a refused size": (whole(lambda m, x: x if len(x) < 9 else m.missing), "cannot be traced: AttributeError.*has no attribute"),
+    "a choice by batch": (whole(lambda m, x: x.relu() if len(x) > 1 else x.tanh()), "batches of different sizes differently"),
+    "a choice by two": (whole(lambda m, x: x.relu() if x.size(0) == 2 else x), "batches of different sizes differently"),
+    "an unsupported one before": (
+        whole(lambda m, x: x.exp().view(len(x.exp()), -1)),
+        "its code calls exp: it is not a",
+    ),
+    "values clamped from above": (whole(lambda m, x: x.clamp(0, 1)), "its code calls clamp: it is not a supported"),
+    "values clamped at one": (whole(lambda m, x: torch.clamp(x, min=1)), "its code calls clamp: it is not a supported"),
+    "another dtype": (whole(lambda m, x: x.double().float()), "its code calls double"),
     "two activations": (whole(lambda m, x: x.relu().tanh()), "tanh follows no layer with weights"),
 }
 

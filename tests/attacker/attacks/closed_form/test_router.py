@@ -13,7 +13,7 @@ from attacker.attacks import AttackSpec, Case, cpl, exact, find_unmet, inverting
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import run_rgap
 from attacker.attacks.closed_form.router import EXACT_DISTANCE
-from attacker.attacks.closed_form.routes import ROUTES
+from attacker.attacks.closed_form.routes import _REQUIREMENTS, ROUTES
 from attacker.reconstruction import Reconstruction
 from defenses import DefenseSpec
 from fedsim import models
@@ -233,3 +233,32 @@ def test_notes_are_written_and_read_back(image_case: Make, tmp_path: Path) -> No
     (answer,) = rgap()([altered(case, lambda u: {name: 2 * t for name, t in u.items()})], rng=seeded())
     answer.write(tmp_path / "one.safetensors")
     assert Reconstruction.read(tmp_path / "one.safetensors").notes == answer.notes != ()
+
+
+def test_route_that_fails_unexpectedly_is_noted_and_logged_once(
+    image_case: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*given: Any) -> Any:
+        raise RuntimeError("no such kernel\nin any library")
+
+    case, _, _ = image_case()
+    monkeypatch.setitem(ROUTES, "linear", fail)
+    monkeypatch.setitem(ROUTES, "layers", fail)
+    (answer,) = exact(steps=1)([case], rng=seeded())
+    assert answer.route != "layers"
+    exact(steps=1)([case], rng=seeded())
+    assert [one.getMessage() for one in caplog.records if "the route layers failed" in one.getMessage()] == [
+        "the route layers failed: RuntimeError: no such kernel"
+    ]
+    with pytest.raises(ValueError, match=r"the route layers failed: RuntimeError: no such kernel$"):
+        exact(route="layers", fallback="none")([case], rng=seeded())
+
+
+def test_plan_names_a_requirement_that_fails(image_case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(observed: Any) -> Any:
+        raise TypeError("no tensor")
+
+    monkeypatch.setitem(_REQUIREMENTS, "features", fail)
+    reasons = exact().plan(image_case()[0]).reasons
+    assert reasons["features"] == "the route features failed: TypeError: no tensor"
+    assert reasons["layers"] == ""
