@@ -1,16 +1,21 @@
 """Findings from the scores of attacks, or from their confidence if the true examples are not given."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked
-from attacker.audit.plan import JOINT_ATTACKS
+from attacker.audit.plan import ATTACK_RULE, JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
+from attacker.replay.cases import Planned
 from attacker.replay.tasks import make_reconstruction_path
 from attacker.scoring import ScoreRow, Summary
+from fedsim.recording import Row
 
 RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked", "labels-leak"
+NO_ANSWER = "no conclusion from attacks: no attack produced an answer"
+MAX_REASON = 200
+"""Largest number of characters of the reason why an attack failed."""
 MIN_CONFIDENCE = 0.95
 """Smallest confidence with which a reconstruction counts as recovered if the true examples are not given."""
 FAILED_GAP = 1.0
@@ -27,7 +32,8 @@ class AuditedAttack:
     """The results of one attack on a sample of updates, and of its null, the same attack without the gradient.
 
     spec:           the attack with its arguments, as text.
-    updates:        number of updates in the sample.
+    updates:        number of updates in the sample. failed: how many of them have no reconstruction because the attack failed.
+    failure:        why it failed on the first of these, shortened to `MAX_REASON` characters; "" if it failed on none.
     outcome, words: outcome of the comparison with the null and the whole result as text, see `Verdict`; "" without the true
                     examples.
     examples:       number of distinct true examples compared. recovered, null_recovered: how many of them the attack and the
@@ -45,6 +51,8 @@ class AuditedAttack:
 
     spec: str
     updates: int
+    failed: int = 0
+    failure: str = ""
     outcome: str = ""
     words: str = ""
     examples: int = 0
@@ -56,6 +64,16 @@ class AuditedAttack:
     leaked: tuple[str, ...] = ()
     efficiency: float | None = None
     picture: str = ""
+
+    @property
+    def has_answer(self) -> bool:
+        """Return whether the attack reconstructed at least one update."""
+        return self.failed < self.updates
+
+    @property
+    def failure_words(self) -> str:
+        """Return on how many updates the attack failed, and why; "" if it failed on none."""
+        return f"failed on {self.failed} of {_count(self.updates, 'update')}: {self.failure}" if self.failed else ""
 
     @property
     def is_joint(self) -> bool:
@@ -108,16 +126,32 @@ def count_confident(folder: Path, cases: Sequence[str]) -> int:
     return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
 
 
-def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
-    """Yield one result, that of the strongest attack; none if `attacks` is empty.
+def describe_failures(rows: Sequence[Row], cases: Sequence[Planned], failed: Mapping[str, str]) -> tuple[int, str]:
+    """Return on how many updates an attack failed, and why it failed on the first, shortened; 0 and "" if it failed on none.
 
-    The result is a `Finding` if this attack reveals examples, labels or other parts of them, and a `NotChecked` otherwise.
+    rows: the updates of the sample, all those of a client in one case. cases: their cases. failed: reasons by the keys of cases.
+    """
+    lost = {case.rows[0].client: " ".join(failed[case.key].split()) for case in cases if case.key in failed}
+    reason = next(iter(lost.values()), "")
+    return sum(row.client in lost for row in rows), reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
+
+
+def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
+    """Yield a `NotChecked` for each attack that failed on some updates, and then one result, that of the strongest attack.
+
+    The result is a `Finding` if this attack reveals examples, labels or other parts of them, and a `NotChecked` otherwise, also
+    if no attack has an answer.
     scored:  whether the attacks were compared with the true examples. If not, the number of confident examples decides which
              attack is strongest, and there is a finding if it is not zero.
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
     """
     advice = f"The declared defense, {defense}, does not prevent this. {ADVICE}" if defense else ADVICE
+    for one in attacks:
+        if one.failed:
+            yield NotChecked(rule=ATTACK_RULE, reason=f"{one.spec} {one.failure_words}", kind="inconclusive")
+    attacks = [one for one in attacks if one.has_answer]
     if not attacks:
+        yield NotChecked(rule=RECOVERED_RULE, reason=NO_ANSWER, kind="inconclusive")
         return
     if not scored:
         yield _judge_confidence(max(attacks, key=lambda one: one.confident), advice)

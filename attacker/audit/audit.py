@@ -1,13 +1,13 @@
 """The audit of a recorded federation: checks of its settings, attacks within a budget, and a graded verdict."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from attacker.attacks import ATTACKS
-from attacker.audit.attack_findings import AuditedAttack, count_confident, find_strongest_attack, judge_results
+from attacker.audit.attack_findings import AuditedAttack, count_confident, describe_failures, find_strongest_attack, judge_results
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense, check_support
@@ -61,9 +61,14 @@ class Audit:
         """Return the worst grade of the findings, or "none found" if there are none."""
         return worst(self.findings)
 
+    @property
+    def has_answer(self) -> bool:
+        """Return whether an attack reconstructed at least one update. If not, the grade follows from the checks alone."""
+        return any(one.has_answer for one in self.attacks)
+
     def as_json(self) -> dict[str, Any]:
-        """Return the audit, with its grade, as a dict that can be written as JSON."""
-        return {"grade": self.grade, **asdict(self)}
+        """Return the audit, with its grade and `has_answer`, as a dict that can be written as JSON."""
+        return {"grade": self.grade, "has_answer": self.has_answer, **asdict(self)}
 
 
 def check_recording(recording: Recording) -> list[CheckResult]:
@@ -146,8 +151,11 @@ def audit(
             )
         else:
             both = [one.replay(recording, out, null=null, model=model) for null in (False, True)]
-            cases = [case.key for case in both[0].plan.cases]
-            attacks.append(_result(one, cases, [replayed(replay).folder for replay in both], scorer))
+            cases = both[0].plan.cases
+            done = [replayed(replay) for replay in both]
+            result = _result(one, [case.key for case in cases], [replay.folder for replay in done], scorer)
+            failed, failure = describe_failures(one.rows, cases, done[0].failed)
+            attacks.append(replace(result, failed=failed, failure=failure))
     results += judge_results(attacks, scored=scorer is not None, defense=str(recording.manifest.defense))
     results += check_robustness(recording, find_strongest_attack(attacks) if scorer is not None else None)
     results += _list_missing_bounds(scorer)

@@ -68,13 +68,13 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         grade="moderate",
         title="The server can count how many examples of each label a client used.",
         evidence=f"{told}, in {len(tested)} updates; by chance it would be {2 * INTEGER_TOLERANCE:.0%}. In the first "
-        f"update, {_format_counts(tested[0].round().int().tolist())}.",
+        f"update, {format_counts(tested[0].round().int().tolist())}.",
         advice="Add noise to the update of the last layer (clip and gaussian), or sum the updates of many clients by secure "
         "aggregation. If labels are no secret, accept this finding.",
     )
 
 
-def _format_counts(counts: Sequence[int]) -> str:
+def format_counts(counts: Sequence[int]) -> str:
     """Return the numbers of examples of all labels as text; of more than `MAX_LISTED` labels, only the first nonzero ones."""
     if len(counts) <= MAX_LISTED:
         return f"from label 0 on: {', '.join(map(str, counts))}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from attacker.audit.attack_findings import NO_ANSWER
 from attacker.audit.audit import Audit
 from attacker.audit.findings import GRADES, Grade
 from attacker.audit.what_if import describe_change
@@ -42,6 +43,7 @@ def render(found: Audit, run: Path) -> str:
     shown = [one.picture for one in found.findings if one.picture]
     return environment.get_template("audit.html").render(
         audit=found,
+        no_answer=NO_ANSWER,
         describe_change=describe_change,
         meanings=GRADE_MEANINGS,
         grades=GRADES,
@@ -69,7 +71,10 @@ def write(found: Audit, run: Path, path: Path) -> None:
 
 
 def to_sarif(found: Audit) -> dict[str, Any]:
-    """Return the findings as JSON values in the Static Analysis Results Interchange Format 2.1.0, which code hosts show."""
+    """Return the findings as JSON values in the Static Analysis Results Interchange Format 2.1.0, which code hosts show.
+
+    Attacks that failed are notifications, and an audit in which no attack has an answer is an unsuccessful execution.
+    """
     rules = {one.rule: one for one in found.findings}
     driver = {
         "name": "fedleak",
@@ -86,10 +91,17 @@ def to_sarif(found: Audit) -> dict[str, Any]:
         }
         for one in found.findings
     ]
+    told = [("warning", f"{one.spec} {one.failure_words}") for one in found.attacks if one.failed]
+    if not found.has_answer:
+        told.append(("error", NO_ANSWER))
+    invocation = {
+        "executionSuccessful": found.has_answer,
+        "toolExecutionNotifications": [{"level": level, "message": {"text": text}} for level, text in told],
+    }
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
+        "runs": [{"tool": {"driver": driver}, "invocations": [invocation], "results": results}],
     }
 
 
@@ -97,20 +109,24 @@ def to_junit(found: Audit) -> str:
     """Return the audit as the XML text of a JUnit test suite.
 
     Each finding is a failed test, each check that passed a passed one, and each that was not made or decided nothing a skipped
-    one.
+    one. If no attack has an answer, there is one more test, with an error.
     """
-    count = len(found.findings) + len(found.passed) + len(found.not_checked)
+    count = len(found.findings) + len(found.passed) + len(found.not_checked) + (not found.has_answer)
     suite = ElementTree.Element(
         "testsuite",
         name=f"fedleak audit of {found.run}",
         tests=str(count),
         failures=str(len(found.findings)),
+        errors=str(int(not found.has_answer)),
         skipped=str(len(found.not_checked)),
         time=f"{found.seconds:.1f}",
     )
     for one in found.findings:
         case = ElementTree.SubElement(suite, "testcase", classname="audit", name=one.rule)
         ElementTree.SubElement(case, "failure", type=one.grade, message=one.title).text = f"{one.evidence} {one.advice}"
+    if not found.has_answer:
+        case = ElementTree.SubElement(suite, "testcase", classname="audit", name="attacks")
+        ElementTree.SubElement(case, "error", message=NO_ANSWER)
     for passed in found.passed:
         ElementTree.SubElement(suite, "testcase", classname="audit", name=passed.rule)
     for skipped in found.not_checked:

@@ -1,7 +1,9 @@
 """The attacks of an audit: chosen from what the recording offers, and sized to a time budget."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 from attacker.attacks import AttackSpec, Case, find_unmet, presets
@@ -62,7 +64,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
     usually `exact`, which solves equations instead of searching. The budget left before each attack is shared equally by it and
     the attacks after it. Attacks on single updates get those of the first round with a complete update, since the network of the
     first round has learned least, which makes examples easiest to separate. Attacks on several rounds get all rounds of each
-    chosen client. out: as in `PlannedAttack.replay`.
+    chosen client, of those with the most usable rounds first. out: as in `PlannedAttack.replay`.
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     if not rows:
@@ -71,10 +73,11 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
     fitting: list[list[PlannedAttack]] = []
     for name, arguments in CANDIDATE_ATTACKS:
         spec = AttackSpec(name=name, arguments=_choose_arguments(name, recording) if arguments is None else arguments)
-        if reason := _explain_unfit(_select(spec, rows, 1), recording, out):
+        whole, reason = _fit(_select(spec, rows), recording, out)
+        if reason:
             yield NotChecked(rule=ATTACK_RULE, reason=f"{name}: {reason}")
         else:
-            fitting.append(list(_sizes(recording, spec, rows, out)))
+            fitting.append(list(_sizes(recording, whole, out)))
     yield from _share_budget(fitting, seconds)
 
 
@@ -89,9 +92,10 @@ def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) ->
         share = left / (len(fitting) - place)
         chosen = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
         if chosen is None:
+            enough = _find_budget(fitting, place)
             reason = (
                 f"{sizes[-1].spec} needs {sizes[-1].core_seconds:.1f} seconds for a single client, more than its share "
-                f"({share:.1f} seconds) of the budget of {seconds:.0f} seconds: give more by --budget"
+                f"({share:.1f} seconds) of the budget of {seconds:.0f} seconds: give --budget {enough}s or more"
             )
             yield NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out")
             continue
@@ -99,20 +103,44 @@ def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) ->
         yield chosen
 
 
-def _explain_unfit(one: PlannedAttack, recording: Recording, out: Path) -> str:
-    """Return why an attack does not suit a recording; "" if it does. one: the attack on one client."""
+def _find_budget(fitting: Sequence[Sequence[PlannedAttack]], place: int) -> int:
+    """Return a budget in whole seconds that is enough for the attack at `place` on one client, whatever those before it use.
+
+    fitting: as in `_share_budget`. It is the smaller of two bounds: either the attacks before it run on the most clients, or
+    each of them uses no more than an equal share, of which the first attack may be larger.
+    """
+    need, later = fitting[place][-1].core_seconds, len(fitting) - place
+    before = sum(sizes[0].core_seconds for sizes in fitting[:place])
+    return ceil(min(before + need * later, len(fitting) * max(need, fitting[0][-1].core_seconds))) + 1
+
+
+def _fit(whole: PlannedAttack, recording: Recording, out: Path) -> tuple[PlannedAttack, str]:
+    """Return the attack, and why it does not suit a recording; "" if it does.
+
+    whole: the attack on the first clients. A joint attack is returned on those of them with the most usable rounds first.
+    """
+    joint = whole.spec.name in JOINT_ATTACKS
+    needs_rounds = joint and not (whole.spec.name == "agic" and _has_epochs(recording))
+    if needs_rounds and len(whole.rows) == len({row.client for row in whole.rows}):
+        return whole, _explain_single_rounds(whole)
+    if whole.spec.name == "rog" and all(step.name in UNCOMPRESSED for step in recording.manifest.defense.steps):
+        return whole, "it is for compressed updates, and no compression is declared"
+    if not joint:
+        return whole, _find_unmet_need(whole, recording)
+    cases = whole.replay(recording, out, null=False).plan.cases
+    usable = {case.rows[0].client: len(case.rows) for case in cases if not case.reason}
+    if not usable:
+        return whole, cases[0].reason
+    return replace(whole, rows=tuple(sorted(whole.rows, key=lambda row: -usable.get(row.client, 0)))), ""
+
+
+def _explain_single_rounds(one: PlannedAttack) -> str:
+    """Return why a joint attack does not suit updates of which each is of another client."""
     several = len({row.round for row in one.rows}) > 1
     if one.spec.name == "agic":
-        if not several and not _has_epochs(recording):
-            return "it needs several rounds or local epochs, and only one of each is recorded"
-    elif one.spec.name in JOINT_ATTACKS and not several:
-        return "it needs several rounds, and only one is recorded"
-    if one.spec.name == "rog" and all(step.name in UNCOMPRESSED for step in recording.manifest.defense.steps):
-        return "it is for compressed updates, and no compression is declared"
-    if one.spec.name not in JOINT_ATTACKS:
-        return _find_unmet_need(one, recording)
-    cases = one.replay(recording, out, null=False).plan.cases
-    return "" if any(not case.reason for case in cases) else cases[0].reason
+        what = "only one round of each client" if several else "only one of each"
+        return f"it needs several rounds or local epochs, and {what} is recorded"
+    return f"it needs several rounds, and only one {'of each client ' if several else ''}is recorded"
 
 
 def _find_unmet_need(one: PlannedAttack, recording: Recording) -> str:
@@ -144,26 +172,32 @@ def _tuned(name: str, recording: Recording) -> dict[str, object]:
     return presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data)
 
 
-def _select(spec: AttackSpec, rows: Sequence[Row], count: int) -> PlannedAttack:
-    """Return an attack on updates of the first `count` clients, with `core_seconds` 0 (not estimated).
+def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:
+    """Return an attack on updates of as many clients as an audit attacks at most, with `core_seconds` 0 (not estimated).
 
-    Joint attacks get all updates of these clients. Others get updates of the first round in `rows`, from its first `count`
-    clients.
+    Joint attacks get all updates of the clients with the most rounds. Others get updates of the first round in `rows`.
     """
-    own = rows if spec.name in JOINT_ATTACKS else [row for row in rows if row.round == rows[0].round]
-    chosen = set(list(dict.fromkeys(row.client for row in own))[:count])
-    return PlannedAttack(spec=spec, rows=tuple(row for row in own if row.client in chosen), core_seconds=0.0)
+    rounds = Counter(row.client for row in rows)
+    joint = spec.name in JOINT_ATTACKS
+    own = sorted(rows, key=lambda row: -rounds[row.client]) if joint else [row for row in rows if row.round == rows[0].round]
+    return _keep_clients(PlannedAttack(spec=spec, rows=tuple(own), core_seconds=0.0), CLIENT_COUNTS[0])
 
 
-def _sizes(recording: Recording, spec: AttackSpec, rows: list[Row], out: Path) -> Iterator[PlannedAttack]:
+def _keep_clients(one: PlannedAttack, count: int) -> PlannedAttack:
+    """Return the attack on updates of its first `count` clients."""
+    chosen = set(list(dict.fromkeys(row.client for row in one.rows))[:count])
+    return replace(one, rows=tuple(row for row in one.rows if row.client in chosen))
+
+
+def _sizes(recording: Recording, whole: PlannedAttack, out: Path) -> Iterator[PlannedAttack]:
     """Yield the attack, with its forecast time, on updates of up to 16, 8, 4, 2 and 1 clients (`CLIENT_COUNTS`), in this order.
 
-    A count is left out if the next smaller one includes all clients already. rows: complete updates of the recording.
+    A count is left out if the next smaller one includes all clients already. whole: the attack on all of them.
     """
-    clients = {row.client for row in _select(spec, rows, len(rows)).rows}
+    clients = {row.client for row in whole.rows}
     for count in CLIENT_COUNTS:
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):
             continue
-        one = _select(spec, rows, count)
+        one = _keep_clients(whole, count)
         forecast = one.replay(recording, out, null=False).estimate_work()
         yield replace(one, core_seconds=2 * forecast.core_seconds)

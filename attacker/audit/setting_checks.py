@@ -1,18 +1,28 @@
 """Checks of settings that make attacks easy, whatever the data are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.label_checks import format_counts
+from fedsim import models
 from fedsim.recording import Observation, Recording
 
-SINGLE_RULE, METRICS_RULE, SECURE_RULE, STATISTICS_RULE = (
+SINGLE_RULE, METRICS_RULE, SECURE_RULE, STATISTICS_RULE, BUFFERS_RULE = (
     "single-examples",
     "metrics-in-clear",
     "secure-aggregation",
     "batch-statistics",
+    "changing-buffers",
 )
+BATCH_NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""Last parts of the names of batch norm's buffers."""
+MAX_NAMED = 6
+"""Largest number of buffers that a finding names."""
+COUNT_TOLERANCE = 1e-3
+"""Largest distance of a buffer's change from a whole number at which it counts as one; averaged buffers are rounded."""
 EQUATION_METRICS = ("loss", "accuracy")
 """Words in the names of metrics that are functions of a client's examples."""
 MIN_COHORT = 3
@@ -26,13 +36,13 @@ values smaller than this share of the largest one count as zero."""
 def check_settings(recording: Recording, observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield the results of the checks of settings, each a finding if the setting is weak.
 
-    They test whether there are updates of a single example, whether metrics of a single example or buffers such as batch-norm
-    statistics are sent, and, for secure aggregation, its threshold and number of clients, and whether sums of several rounds
-    isolate a client.
+    They test whether there are updates of a single example, whether metrics of a single example, batch-norm statistics or other
+    buffers that change are sent, and, for secure aggregation, its threshold and number of clients, and whether sums of several
+    rounds isolate a client.
     """
     yield _check_examples(observations)
     yield _check_metrics(observations)
-    yield _check_statistics(observations)
+    yield from _check_buffers(observations, own=(recording.folder.parent / "experiment.toml").exists())
     yield from _check_secure(recording)
     yield from _check_cohorts(recording)
 
@@ -75,17 +85,100 @@ def _equations(observation: Observation) -> list[str]:
     return [name for name in observation.metrics if any(word in name for word in EQUATION_METRICS)]
 
 
-def _check_statistics(observations: Sequence[Observation]) -> CheckResult:
-    sent = [one for one in observations if one.buffers_after]
-    if not sent:
-        return Passed(rule=STATISTICS_RULE, evidence="clients send no buffers, such as batch-norm statistics")
-    defended = any(one.defenses.steps or one.gradient.step for one in sent)
-    return Finding(
-        rule=STATISTICS_RULE,
-        grade="moderate" if defended else "low",
-        title="Clients send batch-norm statistics, which no defense covers.",
-        evidence=f"{len(sent)} updates come with {len(sent[0].buffers_after)} buffers, such as means of a client's batches.",
-        advice='Keep batch-norm statistics on the clients (buffers="local"), or use another normalisation.',
+def _check_buffers(observations: Sequence[Observation], *, own: bool) -> Iterator[CheckResult]:
+    """Yield two results: whether batch-norm statistics are sent, and whether other buffers are.
+
+    Buffers that no client changes are ignored. own: whether an experiment of this project made the recording, and not an app
+    that records itself.
+    """
+    changed = {name: None for one in observations for name in one.buffers_after if _has_changed(one, name)}
+    norms = _list_batch_norm_buffers(observations[0], changed)
+    defended = any(one.defenses.steps or one.gradient.step for one in observations)
+    advice = _advise_on_buffers(own=own)
+    statistics, others = ([name for name in changed if (name in norms) is wanted] for wanted in (True, False))
+    if statistics:
+        yield Finding(
+            rule=STATISTICS_RULE,
+            grade="moderate" if defended else "low",
+            title="Clients send batch-norm statistics, which no defense covers.",
+            evidence=f"{_count_senders(observations, statistics)} come with {_name_buffers(statistics)}: means and variances of "
+            "a client's batches, and their number.",
+            advice=f"{advice} Or use another normalisation.",
+        )
+    else:
+        yield Passed(rule=STATISTICS_RULE, evidence="clients send no batch-norm statistics that change")
+    if not others:
+        yield Passed(rule=BUFFERS_RULE, evidence="clients send no buffers that change, apart from batch-norm statistics")
+        return
+    told = [words for name in others if (words := _describe_histogram(observations, name))]
+    evidence = f"{_count_senders(observations, others)} come with {_name_buffers(others)}, which may be computed from the data."
+    yield Finding(
+        rule=BUFFERS_RULE,
+        grade="moderate" if defended or told else "low",
+        title="Clients send the numbers of their examples of each label in a buffer, which no defense covers."
+        if told
+        else "Clients send buffers that change while they train, which no defense covers.",
+        evidence=" ".join([evidence, *told]),
+        advice=advice,
+    )
+
+
+def _has_changed(observation: Observation, name: str) -> bool:
+    """Return whether a client sent another value of a buffer than it had received; true if it had received none."""
+    before = observation.buffers.get(name)
+    return before is None or not torch.equal(before.double(), observation.buffers_after[name].double())
+
+
+def _list_batch_norm_buffers(observation: Observation, names: Iterable[str]) -> set[str]:
+    """Return those of the buffers `names` that belong to layers of batch norm, by their names if the network cannot be built."""
+    own = {name for name in names if name.rpartition(".")[2] in BATCH_NORM_BUFFERS}
+    try:
+        network = models.build_layout(observation.model, observation.data)
+    except ValueError:
+        return own
+    layers = {name for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
+    return {name for name in own if name.rpartition(".")[0] in layers}
+
+
+def _describe_histogram(observations: Sequence[Observation], name: str) -> str:
+    """Return a sentence on a buffer whose change is the label histogram in some update; "" if it is in none."""
+    counts = [found for one in observations if (found := _read_histogram(one, name))]
+    if not counts:
+        return ""
+    return (
+        f"The change of {name} is the label histogram in {len(counts)} of {len(observations)} updates: its values are whole "
+        f"numbers that sum to the number of examples. In the first, {format_counts(counts[0])}."
+    )
+
+
+def _read_histogram(observation: Observation, name: str) -> list[int]:
+    """Return the change of a buffer if it can be the number of examples of each label, summed over epochs; else an empty list."""
+    before, after = observation.buffers.get(name), observation.buffers_after.get(name)
+    if before is None or after is None or after.shape != (observation.data.num_classes,) or not observation.num_examples:
+        return []
+    change = after.double() - before.double()
+    whole = change.round()
+    sums = (observation.num_examples, observation.num_examples * (observation.training.epochs or 1))
+    near = bool(((change - whole).abs() <= COUNT_TOLERANCE).all() and (whole >= 0).all())
+    return [int(count) for count in whole] if near and int(whole.sum()) in sums else []
+
+
+def _count_senders(observations: Sequence[Observation], names: Sequence[str]) -> str:
+    count = sum(any(name in one.buffers_after and _has_changed(one, name) for name in names) for one in observations)
+    return f"{count} of {len(observations)} updates"
+
+
+def _name_buffers(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"changed values of {len(names)} buffer{'s' * (len(names) != 1)} ({', '.join(names[:MAX_NAMED])}{more})"
+
+
+def _advise_on_buffers(*, own: bool) -> str:
+    if own:
+        return 'Keep buffers on the clients: set training.buffers to "local" in the experiment.'
+    return (
+        "Change the app, so that clients send and load parameters only (net.named_parameters()) and not the whole state_dict; "
+        "each client then keeps its own buffers."
     )
 
 

@@ -22,6 +22,7 @@ class AuditOutcome:
     grade: the worst grade of the findings. recovered, examples: of the examples that the strongest attack attacked, the number
     that it recovered, and their number; 0 without the true examples. psnr: its mean PSNR in dB; None without images, and without
     the true examples. accuracy: test accuracy of the global model after the last round; None if it was not measured then.
+    has_answer: whether an attack reconstructed at least one update.
     """
 
     grade: Grade
@@ -29,6 +30,7 @@ class AuditOutcome:
     examples: int = 0
     psnr: float | None = None
     accuracy: float | None = None
+    has_answer: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,7 @@ def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path
         examples=strongest.examples if strongest else 0,
         psnr=strongest.psnr if strongest else None,
         accuracy=float(accuracy) if isinstance(accuracy, int | float) else None,
+        has_answer=any(one.has_answer for one in attacks),
     )
 
 
@@ -89,6 +92,10 @@ def describe_change(one: MeasuredChange) -> str:
     """Return the effect of a change as sentences."""
     before, after = one.before, one.after
     found = f"With {one.change}, the verdict is {after.grade} instead of {before.grade}."
+    if not (before.has_answer and after.has_answer):
+        found += (
+            f" This is no comparison of attacks: {'after' if before.has_answer else 'before'} the change, none had an answer."
+        )
     if before.examples and after.examples:
         found += f" The strongest attack recovers {after.recovered} of {after.examples} examples"
         found += f" instead of {before.recovered} of {before.examples}."

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from attacker.commands.options import parse_duration
 from attacker.commands.replay import KEPT_ON_INTERRUPT
-from fedsim.commands.console import Json, err, out, print_json, report_errors
+from fedsim.commands.console import EXIT_FAILURES, Json, err, out, print_json, report_errors
 
 if TYPE_CHECKING:
     from attacker.audit import Audit
@@ -35,7 +35,11 @@ def audit(
     ] = None,
     fail_above: Annotated[
         str | None,
-        typer.Option(metavar="GRADE", help="Exit with status 4 if the grade is worse: none, low, moderate or serious."),
+        typer.Option(
+            metavar="GRADE",
+            help="Exit with status 4 if the grade is worse: none, low, moderate or serious; otherwise with 1 if no attack "
+            "produced an answer.",
+        ),
     ] = None,
     truth: Annotated[
         list[Path] | None,
@@ -70,8 +74,8 @@ def audit(
     written. Without truth, the verdict follows from the checks and from the confidence of the attacks. Repeating the command
     continues where it stopped.
 
-    Exit status: 0 if the audit is complete; 4 if the grade is worse than --fail-above; 2 for wrong arguments; 1 for other errors;
-                 130 after Ctrl-C.
+    Exit status: 0 if the audit is complete; 4 if the grade is worse than --fail-above; 2 for wrong arguments; 1 for other errors,
+                 and with --fail-above if no attack produced an answer; 130 after Ctrl-C.
     """
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.audit import GRADES, output
@@ -106,6 +110,9 @@ def audit(
             _print_audit(found, files)
         if limit is not None and GRADES.index(found.grade) > limit:
             raise typer.Exit(EXIT_ABOVE_GRADE)
+        if limit is not None and not found.has_answer:
+            err.print("no attack produced an answer, so that the grade follows from the checks alone: --fail-above cannot pass")
+            raise typer.Exit(EXIT_FAILURES)
 
 
 def _parse_grade(text: str | None, grades: tuple[str, ...]) -> int | None:
@@ -199,18 +206,25 @@ def _print_plan_only(recording: Any, run: Path, seconds: float) -> None:
     from attacker.audit import Finding, check_recording
     from attacker.audit.plan import plan_attacks
 
+    plan = list(plan_attacks(recording, run / "reconstructions", seconds=seconds))  # fails if the network cannot be built
     for one in check_recording(recording):
         if isinstance(one, Finding):
             out.print(f"[bold]{one.grade}[/]: {escape(one.title)} {escape(one.evidence)}", soft_wrap=True)
-    _print_plan(list(plan_attacks(recording, run / "reconstructions", seconds=seconds)))
+    _print_plan(plan)
 
 
 def _print_audit(found: "Audit", files: list[Path]) -> None:
-    out.print(f"[bold]{escape(found.run)}: {found.grade}[/]")
+    from attacker.audit.attack_findings import NO_ANSWER
+
+    out.print(f"[bold]{escape(found.run)}: {found.grade}[/]{'' if found.has_answer else f'; {NO_ANSWER}'}", soft_wrap=True)
+    for attack in found.attacks:
+        if attack.failed:
+            out.print(f"{escape(attack.spec)} {escape(attack.failure_words)}", soft_wrap=True)
     for one in found.findings:
         out.print(f"[bold]{one.grade}[/]: {escape(one.title)}\n  {escape(one.evidence)}\n  {escape(one.advice)}", soft_wrap=True)
     if not found.findings:
-        out.print(f"{len(found.passed)} checks found nothing, and no attack beat its null; that is no proof that nothing leaks.")
+        beaten = ", and no attack beat its null" if found.has_answer else ""
+        out.print(f"{len(found.passed)} checks found nothing{beaten}; that is no proof that nothing leaks.")
     if found.what_if is not None:
         from attacker.audit.what_if import describe_change
 

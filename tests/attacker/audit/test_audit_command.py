@@ -1,0 +1,63 @@
+"""Tests of the command `attacker audit` when no attack has an answer, and when the network cannot be built."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from attacker.audit import plan
+from attacker.audit.attack_findings import NO_ANSWER
+from attacker.cli import app
+from attacker.commands import audit as command
+from attacker.commands.audit import EXIT_ABOVE_GRADE
+from attacker.replay.replay import Replay, Replayed
+from fedsim.commands.console import EXIT_FAILURES
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import FederationRun
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run with findings of the checks, graded moderate, and without truth."""
+    experiment = {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": "digits",
+        "clients": {"count": 4},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+    }
+    out = tmp_path_factory.mktemp("runs") / "command"
+    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    shutil.rmtree(out / "truth")
+    return out
+
+
+def fail_always(replay: Replay) -> Replayed:
+    return Replayed(replay.folder, failed={case.key: "ValueError: no" for case in replay.plan.cases})
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [([], 0), (["--fail-above", "low"], EXIT_ABOVE_GRADE), (["--fail-above", "serious"], EXIT_FAILURES)],
+)
+def test_fail_above_does_not_pass_without_answers(
+    run: Path, words: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_replay_shown", fail_always)
+    result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", *words])
+    assert result.exit_code == status, result.output
+    assert f"moderate; {NO_ANSWER}" in result.stdout
+    assert "exact(fallback='none') failed on 1 of 1 update: ValueError: no" in result.stdout
+    assert ("--fail-above cannot pass" in " ".join(result.stderr.split())) is (status == EXIT_FAILURES)
+
+
+def test_a_plan_that_fails_prints_no_finding(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*recording: object, seconds: float) -> None:
+        raise ValueError("the network cannot be built")
+
+    assert "single example" in CliRunner().invoke(app, ["audit", str(run), "--plan"]).stdout
+    monkeypatch.setattr(plan, "plan_attacks", fail)
+    result = CliRunner().invoke(app, ["audit", str(run), "--plan"])
+    assert (result.exit_code, result.stdout) == (2, "")

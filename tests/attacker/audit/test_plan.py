@@ -1,0 +1,105 @@
+"""Tests of the plan of an audit: which clients joint attacks use, and the budget that a left-out attack needs."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from attacker.audit.findings import NotChecked
+from attacker.audit.plan import PlannedAttack, plan_attacks
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import FederationRun
+from fedsim.recording import DamagedFile, Observation, Recording, Row
+
+ROUNDS = 4
+
+
+class Sampled(Recording):
+    """A recording in which clients have only their first rounds.
+
+    kept: number of rounds by client; all if it is not listed. damaged: round and client of updates that cannot be read.
+    """
+
+    kept: Mapping[str, int] = MappingProxyType({})
+    damaged: frozenset[tuple[int, str]] = frozenset()
+
+    def read_rows(self, **options: Any) -> list[Row]:  # type: ignore[override]
+        return [row for row in super().read_rows(**options) if row.round <= self.kept.get(row.client, ROUNDS)]
+
+    def read_observation(self, row: Row) -> Observation:
+        if (row.round, row.client) in self.damaged:
+            raise DamagedFile(Path("update"), "is damaged")
+        return super().read_observation(row)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    experiment = {
+        "rounds": ROUNDS,
+        "model": {"name": "mlp", "hidden": [16]},
+        "data": "digits",
+        "clients": {"count": 3},
+        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
+    }
+    out = tmp_path_factory.mktemp("runs") / "sampled"
+    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    return out / "recording"
+
+
+@pytest.fixture
+def sampled(folder: Path) -> Sampled:
+    """A recording whose first, second and third client have 1, 3 and 4 rounds."""
+    one = Sampled(folder)
+    names = list(dict.fromkeys(row.client for row in one.read_rows()))
+    one.kept = dict(zip(names, (1, 3, 4), strict=True))
+    return one
+
+
+def plan(recording: Recording, out: Path, seconds: float) -> tuple[dict[str, PlannedAttack], list[str]]:
+    """Return the planned attacks by name, and the reasons for the others."""
+    results = list(plan_attacks(recording, out, seconds=seconds))
+    planned = {one.spec.name: one for one in results if not isinstance(one, NotChecked)}
+    return planned, [one.reason for one in results if isinstance(one, NotChecked)]
+
+
+def find_smallest(recording: Recording, out: Path, name: str) -> set[str]:
+    """Return the clients that the attack `name` uses under the smallest budget under which it is planned."""
+    plans = (plan(recording, out, 0.01 * 1.5**step)[0] for step in range(30))
+    return next({row.client for row in planned[name].rows} for planned in plans if name in planned)
+
+
+def test_joint_attacks_are_judged_by_the_client_with_the_most_rounds(sampled: Sampled, tmp_path: Path) -> None:
+    planned, reasons = plan(sampled, tmp_path, 1e9)
+    assert {"spans", "accumulate", "agic"} <= planned.keys()
+    assert not any("several rounds" in reason for reason in reasons)
+    assert planned["exact"].rows[0].round == 1  # attacks on single updates keep the first round
+
+
+def test_joint_attacks_begin_with_the_client_with_the_most_rounds(sampled: Sampled, tmp_path: Path) -> None:
+    assert find_smallest(sampled, tmp_path, "accumulate") == {list(sampled.kept)[2]}
+
+
+def test_damaged_rounds_do_not_count(sampled: Sampled, tmp_path: Path) -> None:
+    _, second, third = sampled.kept
+    sampled.damaged = frozenset((number, third) for number in (1, 2, 3))
+    assert find_smallest(sampled, tmp_path, "accumulate") == {second}
+
+
+def test_clients_with_one_round_each_do_not_suit_joint_attacks(folder: Path, tmp_path: Path) -> None:
+    recording = Sampled(folder)
+    recording.kept = dict.fromkeys((row.client for row in recording.read_rows()), 1)
+    planned, reasons = plan(recording, tmp_path, 1e9)
+    assert "accumulate" not in planned
+    assert "accumulate: it needs several rounds, and only one is recorded" in reasons
+
+
+def test_the_named_budget_is_enough(folder: Path, tmp_path: Path) -> None:
+    recording, needs = Recording(folder), r"^(\w+)\(.*give --budget (\d+)s or more$"
+    told = [match.groups() for reason in plan(recording, tmp_path, 0.001)[1] if (match := re.search(needs, reason))]
+    assert {"inverting_gradients", "cpl", "accumulate", "agic"} <= {name for name, _ in told}
+    for name, seconds in told:
+        assert name in plan(recording, tmp_path, float(seconds))[0]
