@@ -16,7 +16,7 @@ from attacker.attacks.simulation.client import build_network
 from attacker.scoring.metrics import mse
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
-from fedsim.recording.codec import Payload
+from fedsim.recording.codec import Payload, encode
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -227,8 +227,9 @@ def test_attack_with_an_image_prior_refuses_table_rows(observe) -> None:
 @pytest.mark.parametrize("defense", ["", "prune(0.5)", "sign('mean')", "withhold(['*'])"])
 def test_zero_update_gets_an_answer_with_low_confidence(image_case, defense: str) -> None:
     case, _, _ = image_case(0, defense=defense)
-    zeros = {name: torch.zeros_like(t) for name, t in case.observations[0].payload.tensors.items()}
-    (found,) = cpl(steps=2)([Case((replace(case.observations[0], payload=Payload(tensors=zeros)),))], rng=seeded())
+    observation = case.observations[0]
+    zeros = {name: torch.zeros_like(t) for name, t in observation.update.items()}
+    (found,) = cpl(steps=2)([Case((replace(observation, payload=encode(zeros, observation.payload.codec)),))], rng=seeded())
     assert found.explained.item() == 0
     assert found.confidence.item() < 0.05
     assert found.loss.isfinite().all()
