@@ -90,11 +90,19 @@ def measure_usage(process: int) -> Usage:
         at = PROC_FOLDER / str(tree.pop())
         try:
             text = (at / "stat").read_text()
-            for children in at.glob("task/*/children"):
-                tree += map(int, children.read_text().split())
         except OSError:  # the process has ended
             continue
+        tree += list_children(int(at.name))
         fields = text[text.rindex(")") + 2 :].split()  # the process name in parentheses may contain any character
         pages += int(fields[21])
         ticks += sum(map(int, fields[11:15]))  # CPU time of the process and of its children that have ended
     return Usage(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def list_children(process: int) -> list[int]:
+    """Return the ids of the child processes of the process with this id; none if /proc does not show it."""
+    children: list[int] = []
+    for path in (PROC_FOLDER / str(process)).glob("task/*/children"):
+        with suppress(OSError):  # the thread has ended since the folder was listed
+            children += map(int, path.read_text().split())
+    return children

@@ -88,6 +88,16 @@ def test_end_of_a_killed_worker_is_explained(
     assert explained.endswith(expected[kills])
 
 
+def test_children_of_other_threads_are_listed_if_one_thread_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tasks = tmp_path / "7" / "task"
+    (tasks / "1" / "children").mkdir(parents=True)  # cannot be read, as the file of a thread that has ended
+    (tasks / "2").mkdir()
+    (tasks / "2" / "children").write_text("11 12 ")
+    monkeypatch.setattr(process_usage, "PROC_FOLDER", tmp_path)
+    assert process_usage.list_children(7) == [11, 12]
+    assert process_usage.list_children(8) == []
+
+
 @pytest.mark.parametrize("line", ["no json", "x" * 2000])
 def test_worker_that_writes_an_invalid_message_is_killed(start: Start, line: str) -> None:
     end = "" if len(line) > 1000 else "\n"

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from attacker.replay.executors.process_usage import list_children
 from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import idle_workers, job_worker
 from attacker.service.supervisor.idle_workers import IdleWorkers
@@ -57,8 +58,7 @@ def stand_by(idle: IdleWorkers) -> None:
 
 def workers() -> set[int]:
     """Return the ids of living child processes."""
-    found = {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
-    return {pid for pid in found if alive(pid)}
+    return {pid for pid in list_children(os.getpid()) if alive(pid)}
 
 
 def alive(pid: int) -> bool:

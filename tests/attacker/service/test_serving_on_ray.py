@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from attacker.replay.executors.process_usage import list_children
 from attacker.service.jobs.job import FINAL_STATES
 
 pytestmark = pytest.mark.ray
@@ -26,11 +27,10 @@ def descendants(pid: int) -> dict[int, str]:
     """Return the living descendants of a process, with their command lines."""
     found, waiting = dict[int, str](), [pid]
     while waiting:
-        at = Path(f"/proc/{waiting.pop()}")
-        with suppress(OSError):
-            for path in at.glob("task/*/children"):
-                waiting += (children := [int(child) for child in path.read_text().split()])
-                found |= {child: Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ") for child in children}
+        for child in list_children(waiting.pop()):
+            with suppress(OSError):
+                found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+                waiting.append(child)
     return found
 
 
