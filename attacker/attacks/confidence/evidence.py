@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
+from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.confidence.laplace import CG_ITERATIONS, Posterior
 from attacker.attacks.gradients.products import GradientTensors, squared_norm
 from fedsim.recording.observation import DataSpec
@@ -159,6 +160,7 @@ def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data:
               the batch.
     Where no calibration curve decides, a whole batch of several examples from the route `linear` that explains the gradient up to
     CERTIFIED_MISFIT is certified: examples with enough certainty get CERTIFIED_CONFIDENCE, the others stay undecided.
+    An example whose values are those of an 8-bit image (`is_eight_bit`) is certified in any case.
     If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times, or
     another example may be missing.
     """
@@ -175,7 +177,15 @@ def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data:
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
         words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
         judged = Judged(sure, explained, evidence, (words,))
-    return _mark_repeats_undecided(judged, x)
+    return _mark_repeats_undecided(_certify_eight_bit(judged, x), x)
+
+
+def _certify_eight_bit(own: Judged, x: Tensor) -> Judged:
+    surer = is_eight_bit(x).cpu() & ~(own.confidence >= CERTIFIED_CONFIDENCE)
+    if not bool(surer.any()):
+        return own
+    words = f"{int(surer.sum())} of {len(x)} examples are certified by their values, which are all multiples of 1/255 (8 bits)"
+    return replace(own, confidence=own.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*own.notes, words))
 
 
 def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:

@@ -21,6 +21,7 @@ from attacker.attacks.closed_form.linear.isolation import Groups, estimate_round
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, polish
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
 from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
+from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain, Layer
 from defenses.base import Tensors
 
@@ -117,9 +118,9 @@ class _Task:
         self.weight = _augment(layer, weights)
         self.bounds = None if bounds is None else tuple(b.double().flatten() for b in bounds)
         self.biased = layer.bias is not None
-        self.uniform = len(chain.layers) == 2 and chain.layers[1].shape[0] <= 2
-        """Whether each example's row of D is determined by a sign and its zeros. Neurons that are on for the same examples then
-        have parallel rows, so that parallel rows are not evidence of a single example."""
+        self.uniform = any(later.shape[0] <= 2 for later in chain.layers[1:])
+        """Whether each example's row of D may be determined by a sign and its zeros. Neurons that are on for the same examples
+        then have parallel rows, so that parallel rows are not evidence of a single example."""
 
     def recover_single(self, rank: int, note: str) -> LinearAnswer:
         """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
@@ -202,18 +203,22 @@ class _Task:
     def _recover_some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
         """Recover examples from K groups of parallel rows; at most `rank` and `examples` of them, if these are known.
 
-        Confirmed groups, of several rows, come first. Others are used only if their input lies within the known bounds of the
-        data. directions: those of the groups as rows of the gradient, (K, F'), with F' = F + 1 if there is a bias, else F.
+        Inputs whose values are those of an 8-bit image come first, then confirmed groups, of several rows. Others are used only
+        if their input lies within the known bounds of the data.
+        directions: those of the groups as rows of the gradient, (K, F'), with F' = F + 1 if there is a bias, else F.
         rank: that of the gradient; 0 if unknown. note: remark that is copied to the answer.
         """
-        chosen = select_independent(directions)
-        x, fits = self._compute_inputs(directions[chosen])
-        several = groups.confirmed[chosen] & fits & (not self.uniform)
-        lone = ~several & fits & self._is_within_bounds(x)
+        x, fits = self._compute_inputs(directions)
+        stored = fits & self._is_eight_bit(x)
+        first = torch.argsort(stored, descending=True, stable=True)
+        chosen = first[select_independent(directions[first])]
+        x, fits, stored = x[chosen], fits[chosen], stored[chosen]
+        several = groups.confirmed[chosen] & fits & ~stored & (not self.uniform)
+        lone = ~stored & ~several & fits & self._is_within_bounds(x)
         most = min(rank or len(x), examples or len(x))
-        order = torch.cat([several.nonzero()[:, 0], lone.nonzero()[:, 0]])[:most]
+        order = torch.cat([mask.nonzero()[:, 0] for mask in (stored, several, lone)])[:most]
         agreeing = groups.count[chosen].clamp(min=2).double()
-        certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), SINGLE_NEURON_CERTAINTY)[order]
+        certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), SINGLE_NEURON_CERTAINTY).masked_fill(stored, 1.0)[order]
         total = rank or examples or "unknown"
         said = f"{len(order)} of {total} examples were found, each alone in activating a neuron" if len(order) else _NONE_ALONE
         return LinearAnswer(
@@ -305,6 +310,12 @@ class _Task:
         off = self.rows.norm(dim=1) == 0
         fits = (z[:, off] * torch.sign(last) <= 1e-6).all(dim=1)
         return directions[:, :-1] / torch.where(there, last, 1), there[:, 0] & fits
+
+    def _is_eight_bit(self, x: Tensor) -> Tensor:
+        if self.bounds is None or not self.biased:
+            return torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        low, high = self.bounds
+        return is_eight_bit((x - low) / (high - low))
 
     def _is_within_bounds(self, x: Tensor) -> Tensor:
         if self.bounds is None or not self.biased:

@@ -12,6 +12,7 @@ from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruc
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.confidence import judge_prior
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, explain_unlinear, join_parameters, read_rows
+from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
 from attacker.attacks.multi_round.spans.recovery import MIN_CLEARANCE, FoundExamples, add_separated, count_all_shared, recover
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
@@ -35,7 +36,8 @@ at a signal-to-noise ratio of 40 dB larger. At that noise two of 41 examples tha
 class Spans:
     """An attack that intersects the row spaces of a client's updates of the linear layer whose input is the example itself.
 
-    relu:    whether to look for the remaining examples of a batch by the zeros of ReLU, see `separation`.
+    relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
+             by the zeros of ReLU (`separation`).
     sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
     """
 
@@ -67,8 +69,11 @@ class Spans:
         low, high = find_limits(first)
         found = recover(spaces, shared, low, high)
         isolated = len(found.vectors)
-        if self.relu and (forwards := _list_forwards(case, layer)):
-            found = add_separated(found, spaces, forwards, low, high)
+        if self.relu:
+            parallel = has_independent_errors(first, find_chain(first))
+            found = add_lone_rows(found, spaces, low, high, parallel=parallel)
+            if forwards := _list_forwards(case, layer):
+                found = add_separated(found, spaces, forwards, low, high)
         words = _describe(spaces, shared, isolated, len(found.vectors))
         if not len(found.vectors):
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
@@ -95,7 +100,8 @@ def spans(*, relu: bool = True) -> Spans:
 
     Where two batches share exactly one example, their row spaces in general share only the multiples of [x, 1].
 
-    relu: in rounds of one local step, look for the remaining examples of a batch by the zeros that ReLU causes in the update.
+    relu: also look for examples that alone turn on neurons, and for the remaining examples of batches of one local step by the
+          zeros that ReLU causes in the update.
     """
     return Spans(relu=relu)
 
@@ -140,7 +146,7 @@ def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], T
 
     The result is empty if the layer is not the network's first one, or is not followed by ReLU.
     """
-    chain = _find_chain(case.observations[0])
+    chain = find_chain(case.observations[0])
     if chain is None or chain.layers[0].weight != layer.weight or chain.layers[0].activation.name != "relu":
         return {}
 
@@ -150,7 +156,8 @@ def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], T
     return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
 
 
-def _find_chain(observation: Observation) -> Chain | None:
+def find_chain(observation: Observation) -> Chain | None:
+    """Return the observed model as a chain of layers, or None if it is not one."""
     try:
         return read_chain(models.build_layout(observation.model, observation.data), observation.data.shape)
     except NotAChain:
@@ -164,7 +171,7 @@ def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Tenso
     sent.
     """
     first = case.observations[0]
-    chain = _find_chain(first)
+    chain = find_chain(first)
     labels = torch.zeros(len(found.vectors), dtype=torch.long)
     if chain is None or chain.layers[0].weight != layer.weight:
         return _predict(case.observations[-1], found)

@@ -11,6 +11,7 @@ from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruc
 from attacker.attacks.multi_round.spans.attack import (
     build_grey,
     compute_spaces,
+    find_chain,
     find_limits,
     judge_certainty,
     label_examples,
@@ -18,13 +19,13 @@ from attacker.attacks.multi_round.spans.attack import (
 )
 from attacker.attacks.multi_round.spans.cohorts import (
     IsolatedClient,
-    find_lone_rows,
     isolate_clients,
     name_owner,
     separate_by_zeros,
     split_sums,
 )
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
+from attacker.attacks.multi_round.spans.lone_rows import find_lone_rows, has_independent_errors
 from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.reconstruction import Reconstruction, Slot
@@ -40,7 +41,7 @@ UNKNOWN_OWNER = SUM_CLIENT
 class CohortSpans:
     """An attack that isolates the spans of single clients' examples in secure sums, and separates the examples in a span.
 
-    lone_rows: whether to look also for examples that alone turn on several neurons of a sum.
+    lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
     sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
     """
 
@@ -71,15 +72,25 @@ class CohortSpans:
         spaces = compute_spaces(bounded, layer, rng, progress, self.device)
         cohorts = [observation.cohort for observation in case.observations]
         clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
-        vectors = [separate_by_zeros(space) for space in split_sums(spaces, cohorts, clients).values()]
-        if self.lone_rows:
-            vectors += [find_lone_rows(space) for space in spaces if space.rank and not space.saturated]
+        parts = list(split_sums(spaces, cohorts, clients).values())
         low, high = find_limits(first)
-        kept = [vector * torch.sign(vector[-1]) for own in vectors for vector in own if is_plausible(vector, low, high)]
+        parallel = has_independent_errors(first, find_chain(first))
+        candidates = [(separate_by_zeros(part), torch.inf if parallel or part.rank == 1 else 0.0) for part in parts]
+        if self.lone_rows:
+            live = [space for space in spaces if space.rank]
+            candidates += [(find_lone_rows(space, low, high, parallel=parallel), torch.inf) for space in live]
+        kept = [
+            (vector * torch.sign(vector[-1]), clearance)
+            for own, clearance in candidates
+            for vector in own
+            if is_plausible(vector, low, high)
+        ]
         words = _describe(spaces, clients, cohorts)
         if not kept:
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
-        merged, clearance = merge_equal(torch.stack(kept), torch.full((len(kept),), torch.inf, dtype=torch.float64))
+        merged, clearance = merge_equal(
+            torch.stack([vector for vector, _ in kept]), torch.tensor([clear for _, clear in kept], dtype=torch.float64)
+        )
         found = FoundExamples(merged, clearance, find_holders(merged, spaces))
         owners = [name_owner(own, cohorts) for own in found.holders]
         named = sum(owner != "" for owner in owners)
@@ -103,7 +114,8 @@ def cohort_spans(*, lone_rows: bool = True) -> CohortSpans:
 
     The span of a client's examples is isolated by intersecting the row spaces of the sums in which it took part. Its examples are
     then separated by the zeros that ReLU causes in the update.
-    lone_rows: also look for examples that alone turn on several neurons of a sum, as SRATTA does.
+    lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does: several neurons, or a single one if
+               the values in its row are those of an 8-bit image.
     """
     return CohortSpans(lone_rows=lone_rows)
 

@@ -125,16 +125,6 @@ def separate_by_zeros(space: RowSpace) -> Tensor:
     return scaled
 
 
-def find_lone_rows(space: RowSpace) -> Tensor:
-    """Return vectors (n, F) in units of noise of examples that alone turn on at least two neurons of a sum (parallel rows)."""
-    groups = group_parallel_rows(space.coordinates, space.noise, space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise)
-    directions = groups.directions[groups.confirmed]
-    lengths = space.y.norm(dim=1)
-    error = (directions / lengths).norm(dim=1)
-    scaled: Tensor = directions @ space.basis / (ERROR_FACTOR * error[:, None])
-    return scaled
-
-
 def name_owner(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> str:
     """Return the only client that took part in all sums that contain an example, or "" if there are several or none."""
     common = set.intersection(*(set(cohorts[t]) for t in holders)) if holders else set()

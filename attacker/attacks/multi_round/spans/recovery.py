@@ -155,7 +155,10 @@ def merge_equal(vectors: Tensor, clearance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def find_holders(vectors: Tensor, spaces: Sequence[RowSpace]) -> tuple[tuple[int, ...], ...]:
-    """Return for each vector (N, F), in units of noise, the indices of the row spaces that contain it."""
+    """Return for each vector (N, F), in units of noise, the indices of the row spaces that contain it.
+
+    A saturated space may contain any vector, so that only those count to which one of the rows behind it is parallel.
+    """
     found: list[list[int]] = [[] for _ in vectors]
     unit = vectors / vectors.norm(dim=1, keepdim=True)
     threshold = compute_threshold(vectors.shape[1])
@@ -163,6 +166,12 @@ def find_holders(vectors: Tensor, spaces: Sequence[RowSpace]) -> tuple[tuple[int
         if not space.rank:
             continue
         basis = space.basis
+        if space.saturated:
+            rows = space.coordinates / space.coordinates.norm(dim=1, keepdim=True).clamp(min=torch.finfo(basis.dtype).tiny)
+            nearest = (unit @ basis.T @ rows.T).abs().amax(dim=1)
+            for i in (nearest > 1 - MAX_EQUAL_DISTANCE**2 / 2).nonzero()[:, 0].tolist():
+                found[i].append(t)
+            continue
         outside = 1 - (unit @ basis.T).square().sum(dim=1)
         for i in (outside < MAX_SCREENED_DISTANCE**2).nonzero()[:, 0].tolist():
             stack = torch.cat([space.y, vectors[i : i + 1]])

@@ -1,6 +1,7 @@
 """Tests of the attack `cohort_spans`: subspaces of single clients from secure sums, and their examples with the owner named."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -34,16 +35,20 @@ def hold(*names: str) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def make_sums(
-    cohorts: Sequence[tuple[str, ...]], holdings: Mapping[str, tuple[Tensor, Tensor]], hidden: int = 96, client: str = SUM_CLIENT
+    cohorts: Sequence[tuple[str, ...]],
+    holdings: Mapping[str, tuple[Tensor, Tensor]],
+    hidden: int = 96,
+    client: str = SUM_CLIENT,
+    data: DataSpec = DATA,
 ) -> Case:
     """Return secure sums of clients that take one local step on each of their examples; weights change with the rounds."""
     model = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
-    network = models.build(model, DATA, seed=2)
+    network = models.build(model, data, seed=2)
     weights = {name: p.detach() for name, p in network.named_parameters()}
     training, rounds = Training(learning_rate=0.05, batch_size=1, steps=EXAMPLES), []
     for number, cohort in enumerate(cohorts, start=1):
         batches = {name: [(x[None], y[None]) for x, y in zip(*holdings[name], strict=True)] for name in cohort}
-        updates = [train(network, weights, own, training, DATA).update for own in batches.values()]
+        updates = [train(network, weights, own, training, data).update for own in batches.values()]
         update = {name: torch.stack([one[name] for one in updates]).mean(dim=0) for name in weights}
         rounds.append(
             Observation(
@@ -52,7 +57,7 @@ def make_sums(
                 cohort=cohort,
                 num_examples=EXAMPLES * len(cohort),
                 model=model,
-                data=DATA,
+                data=data,
                 training=training,
                 defenses=DefenseSpec(),
                 weights=weights,
@@ -105,6 +110,18 @@ def test_fixed_cohorts_name_no_owner() -> None:
     (found,) = cohort_spans()([case], rng=seeded())  # finds examples that alone turn on a neuron
     assert set(list_owners(found)) == {""}
     assert any("0 of 4 clients are isolated" in note for note in found.notes)
+
+
+def test_with_two_classes_only_true_examples_are_certain() -> None:
+    """All neurons that are on for the same examples have parallel rows then, so that a parallel row may be a mixture."""
+    holdings = {name: (x, y % 2) for name, (x, y) in hold("a", "b", "c").items()}
+    case = make_sums(COHORTS, holdings, data=replace(DATA, num_classes=2))
+    (found,) = cohort_spans()([case], rng=seeded())
+    x = torch.cat([own for own, _ in holdings.values()])
+    errors = (found.x[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2)
+    assert float(errors.amin(dim=0).max()) < 1e-3
+    certain = found.confidence >= 0.9
+    assert float(errors[certain].amin(dim=1).max() if certain.any() else 0.0) < 1e-3
 
 
 def test_layer_narrower_than_a_sum_is_refused() -> None:

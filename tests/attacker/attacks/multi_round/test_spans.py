@@ -29,17 +29,22 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def make_client(
-    order: tuple[tuple[int, ...], ...], examples: int = 9, model: ModelSpec = MLP, defense: str = "", **training: object
+    order: tuple[tuple[int, ...], ...],
+    examples: int = 9,
+    model: ModelSpec = MLP,
+    defense: str = "",
+    data: DataSpec = DATA,
+    **training: object,
 ) -> tuple[Case, Tensor, Tensor]:
     """Return the rounds of a client that trains on each batch of `order` in turn, and its examples and labels."""
-    x = torch.rand(examples, *DATA.shape, generator=seeded(5))
-    y = torch.arange(examples) % DATA.num_classes
-    network, spec, rounds = models.build(model, DATA, seed=1), DefenseSpec.parse(defense), []
+    x = torch.rand(examples, *data.shape, generator=seeded(5))
+    y = torch.arange(examples) % data.num_classes
+    network, spec, rounds = models.build(model, data, seed=1), DefenseSpec.parse(defense), []
     weights = {name: p.detach() for name, p in network.named_parameters()}
     for number, rows in enumerate(order, start=1):
         settings = Training(**{"learning_rate": 0.1, "batch_size": len(rows), "steps": 1, **training})
         batches = [(x[list(rows)][part], y[list(rows)][part]) for part in torch.arange(len(rows)).split(settings.batch_size)]
-        update = train(network, weights, batches, settings, DATA).update
+        update = train(network, weights, batches, settings, data).update
         built = spec.build()
         sent, _ = built.apply(update, built.init(update), seeded(number))
         rounds.append(
@@ -49,7 +54,7 @@ def make_client(
                 cohort=("c",),
                 num_examples=len(rows),
                 model=model,
-                data=DATA,
+                data=data,
                 training=settings,
                 defenses=spec,
                 weights=weights,
@@ -146,6 +151,18 @@ def test_zeros_of_relu_give_the_other_examples_of_a_batch() -> None:
     assert len(alone.x) == 1
     assert len(more.x) == 9
     assert float(measure_errors(more.x, x).max()) < 1e-3
+
+
+@pytest.mark.parametrize(("model", "classes"), [(MLP, 2), (ModelSpec(name="mlp", arguments={"hidden": [64, 2]}), 4)])
+def test_no_mixture_is_recovered_where_the_errors_of_all_examples_are_multiples_of_each_other(
+    model: ModelSpec, classes: int
+) -> None:
+    """Neurons that are on for the same examples have parallel rows behind two logits, or behind two neurons."""
+    order = ((0, 1, 2, 3), (0, 1, 4, 5), (2, 6, 7, 8))
+    case, x, _ = make_client(order, model=model, data=replace(DATA, num_classes=classes))
+    (found,) = spans()([case], rng=seeded())
+    errors = (found.x[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2).amin(dim=1)
+    assert float(errors.max()) < 1e-3
 
 
 def test_several_local_steps_with_momentum_and_weight_decay_span_the_examples_used() -> None:

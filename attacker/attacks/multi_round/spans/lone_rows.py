@@ -1,0 +1,87 @@
+"""Examples that alone turn on a neuron of a first layer with ReLU: the neuron's row of the update is a multiple of [x, 1].
+
+A row of a mixture of examples has the same form. A row counts as one example's if another neuron has a parallel row, since two
+neurons rarely mix examples in equal proportions, or if its values are those of an 8-bit image (Marchand et al. 2023, "SRATTA",
+recognise examples by such knowledge about the data). Parallel rows are no evidence if the errors of all examples are multiples of
+each other, as in tasks of two classes, where all neurons that are on for the same examples have parallel rows.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.closed_form.linear.isolation import group_parallel_rows
+from attacker.attacks.confidence.eight_bit import LEVELS, is_eight_bit
+from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.row_space import RowSpace
+from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, ZERO_LEVEL
+from attacker.attacks.networks.chain import Chain
+from fedsim.recording.observation import Observation
+
+MIN_GRID_CLEARANCE = 20.0
+"""Smallest distance of two 8-bit values, in standard deviations of the noise of a row's values, at which they are compared."""
+
+
+def has_independent_errors(observation: Observation, chain: Chain | None) -> bool:
+    """Return whether examples differ in the direction of the error that reaches the first layer, so that parallel rows tell.
+
+    They do not if the network has two classes, or a layer of at most two neurons after the first one.
+    chain: the network as a chain of layers; None if it is not one, and then the number of classes alone decides.
+    """
+    narrow = chain is not None and any(layer.shape[0] <= 2 for layer in chain.layers[1:])
+    return observation.data.num_classes > 2 and not narrow
+
+
+def add_lone_rows(
+    found: FoundExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool
+) -> FoundExamples:
+    """Return the examples found, together with the plausible ones among those that alone turn on neurons in one of the spaces.
+
+    low, high, parallel: as for `find_lone_rows`.
+    """
+    lone = [vector for space in spaces if space.rank for vector in find_lone_rows(space, low, high, parallel=parallel)]
+    new = [vector * torch.sign(vector[-1]) for vector in lone if is_plausible(vector, low, high)]
+    if not new:
+        return found
+    vectors, clearance = merge_equal(
+        torch.cat([found.vectors, torch.stack(new)]), torch.cat([found.clearance, torch.full((len(new),), torch.inf).double()])
+    )
+    return FoundExamples(vectors, clearance, find_holders(vectors, spaces))
+
+
+def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool) -> Tensor:
+    """Return vectors (n, F) in units of noise of examples that alone turn on neurons, some of them several times.
+
+    low, high: normalised inputs (F - 1,) of an example of all zeros, and of one of all ones.
+    parallel: whether parallel rows count, see `has_independent_errors`.
+    """
+    stored = find_eight_bit_rows(space, low, high)
+    return torch.cat([find_parallel_rows(space), stored]) if parallel else stored
+
+
+def find_parallel_rows(space: RowSpace) -> Tensor:
+    """Return vectors (n, F) in units of noise of directions in which a space has at least two rows.
+
+    The result is empty if the space is saturated, since rows of more examples than dimensions say nothing about their number.
+    """
+    if space.saturated:
+        return space.y[:0]
+    groups = group_parallel_rows(space.coordinates, space.noise, space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise)
+    directions = groups.directions[groups.confirmed]
+    lengths = space.y.norm(dim=1)
+    error = (directions / lengths).norm(dim=1)
+    scaled: Tensor = directions @ space.basis / (ERROR_FACTOR * error[:, None])
+    return scaled
+
+
+def find_eight_bit_rows(space: RowSpace, low: Tensor, high: Tensor) -> Tensor:
+    """Return vectors (n, F) in units of noise of the rows that are multiples of [x, 1] of an 8-bit image x.
+
+    low, high: as for `find_lone_rows`.
+    """
+    rows = space.coordinates @ space.basis
+    clear = rows[:, -1].abs() * float((high - low).abs().min()) > MIN_GRID_CLEARANCE * LEVELS * space.noise
+    rows, noise = rows[clear], space.noise[clear]
+    stored = is_eight_bit((rows[:, :-1] / rows[:, -1:] - low) / (high - low))
+    return rows[stored] / noise[stored, None]
