@@ -70,6 +70,11 @@ def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
     while bool(free.any()):
         neighbours = (near & free).sum(dim=1) * free
         centre = neighbours.argmax()
+        if int(neighbours[centre]) == 1:  # no two of the rows that are left are parallel
+            directions += list(unit[free])
+            counts += [1] * int(free.sum())
+            chances += list(_compute_tolerance(error[free][:, None], error[free]).pow(unit.shape[1] - 1).sum(dim=1))
+            break
         members = near[centre] & free
         weight = 1 / error[members].clamp(min=torch.finfo(unit.dtype).tiny).square()
         side = torch.sign(unit[members] @ unit[members][0])

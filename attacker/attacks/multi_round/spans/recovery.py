@@ -159,25 +159,29 @@ def find_holders(vectors: Tensor, spaces: Sequence[RowSpace]) -> tuple[tuple[int
 
     A saturated space may contain any vector, so that only those count to which one of the rows behind it is parallel.
     """
-    found: list[list[int]] = [[] for _ in vectors]
-    unit = vectors / vectors.norm(dim=1, keepdim=True)
-    threshold = compute_threshold(vectors.shape[1])
-    for t, space in enumerate(spaces):
-        if not space.rank:
-            continue
-        basis = space.basis
-        if space.saturated:
-            rows = space.coordinates / space.coordinates.norm(dim=1, keepdim=True).clamp(min=torch.finfo(basis.dtype).tiny)
-            nearest = (unit @ basis.T @ rows.T).abs().amax(dim=1)
-            for i in (nearest > 1 - MAX_EQUAL_DISTANCE**2 / 2).nonzero()[:, 0].tolist():
-                found[i].append(t)
-            continue
-        outside = 1 - (unit @ basis.T).square().sum(dim=1)
-        for i in (outside < MAX_SCREENED_DISTANCE**2).nonzero()[:, 0].tolist():
-            stack = torch.cat([space.y, vectors[i : i + 1]])
-            if float(torch.linalg.svdvals(torch.linalg.qr(stack.T).R)[-1]) <= threshold:
-                found[i].append(t)
-    return tuple(map(tuple, found))
+    if not len(vectors):
+        return ()
+    held = torch.stack([_is_in_space(vectors, space) for space in spaces], dim=1)
+    return tuple(tuple(row.nonzero()[:, 0].tolist()) for row in held)
+
+
+def _is_in_space(vectors: Tensor, space: RowSpace) -> Tensor:
+    """Return a mask (N,) of the vectors (N, F), in units of noise, that a row space contains, see `find_holders`.
+
+    A vector v is contained if the smallest singular value of Y and v stacked is at most the threshold t. The rows of Y are
+    orthogonal, with lengths s above t. With v's coordinates b along them and its length o outside of them, this holds if and only
+    if o^2 <= t^2 (1 + sum_i b_i^2 / (s_i^2 - t^2)), by the secular equation of the stack's eigenvalues.
+    """
+    inside = vectors @ space.basis.T
+    if space.saturated:
+        rows = space.coordinates / space.coordinates.norm(dim=1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
+        cosine: Tensor = (inside @ rows.T).abs().amax(dim=1) / vectors.norm(dim=1)
+        return cosine > 1 - MAX_EQUAL_DISTANCE**2 / 2
+    noise = compute_threshold(vectors.shape[1]) ** 2
+    outside = (vectors - inside @ space.basis).square().sum(dim=1)
+    spread = (inside.square() / (space.y.square().sum(dim=1) - noise).clamp(min=torch.finfo(vectors.dtype).tiny)).sum(dim=1)
+    near: Tensor = outside < MAX_SCREENED_DISTANCE**2 * vectors.square().sum(dim=1)
+    return near & (outside <= noise * (1 + spread))
 
 
 def add_separated(

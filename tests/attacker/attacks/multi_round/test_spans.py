@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
 from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, explain_unlinear, read_rows
 from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
-from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, intersect
+from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, compute_threshold, intersect
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
 from defenses import DefenseSpec
 from fedsim import models
@@ -246,3 +246,23 @@ def test_the_null_is_grey_and_has_one_example_per_place() -> None:
     assert null.x.shape == (18, *DATA.shape)
     assert float((null.x - 0.5).abs().max()) == 0
     assert null.route == "prior alone"
+
+
+@pytest.mark.parametrize("shift", [0.0, 2e-5, 1e-4, 1e-3])
+def test_row_space_contains_a_vector_if_it_adds_no_singular_value_above_the_noise(shift: float) -> None:
+    """The closed form for the smallest singular value agrees with that of the stacked matrix."""
+    rng = seeded(7)
+    lengths = torch.tensor([1e6, 3e4, 2e3, 60.0], dtype=torch.float64)
+    y = lengths[:, None] * torch.linalg.qr(torch.randn(30, 4, generator=rng, dtype=torch.float64)).Q.T
+    space = RowSpace(y, torch.ones(9, 4, dtype=torch.float64), torch.ones(9, dtype=torch.float64), 2.0, saturated=False)
+    vectors = torch.randn(20, 4, generator=rng, dtype=torch.float64) * torch.logspace(-3, 0, 20, dtype=torch.float64)[:, None] @ y
+    vectors = vectors + shift * vectors.norm(dim=1, keepdim=True) * torch.randn(20, 30, generator=rng, dtype=torch.float64)
+    expected = [float(torch.linalg.svdvals(torch.cat([y, v[None]]))[-1]) <= compute_threshold(30) for v in vectors]
+    assert [bool(own) for own in find_holders(vectors, [space])] == expected
+
+
+def test_vectors_well_above_the_noise_outside_of_a_row_space_are_not_in_it() -> None:
+    y = 1e4 * torch.eye(2, 30, dtype=torch.float64)
+    space = RowSpace(y, torch.ones(9, 2, dtype=torch.float64), torch.ones(9, dtype=torch.float64), 2.0, saturated=False)
+    outside = y[:1] + 2 * compute_threshold(30) * torch.eye(30, dtype=torch.float64)[5]
+    assert find_holders(torch.cat([y[:1], outside]), [space]) == ((0,), ())
