@@ -4,7 +4,7 @@ It counts the clients whose examples the attack separates from those of others, 
 it also names the right client.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,11 +12,11 @@ from support.contract import Options, ResultRow, measure_cpu
 from support.rounds.federation import LocalBatch, make_network, record_sums
 from support.rounds.spans import EXACT_DB, count_exact, measure_best
 from support.splits import Images, load_images
-from torch import Generator
+from torch import Generator, Tensor
 
 from attacker.attacks import Case, cohort_spans
-from attacker.attacks.multi_round.spans.cohort_attack import list_owners, measure_isolation
-from fedsim.recording import Training
+from attacker.attacks.multi_round.spans.cohort_attack import list_groups, list_owners, measure_isolation
+from fedsim.recording import Observation, Training
 
 MAX_OUTSIDE = 1e-3
 """Largest distance of a client's normalised examples from a span that counts as this client's own."""
@@ -29,6 +29,7 @@ class CohortSetting:
     clients, cohort: number of clients, and of those that take part in a round. examples: number of examples of each client.
     steps, batch: local steps of a round, and the size of their batches.
     fixed: whether the clients form fixed groups that take turns; otherwise each cohort is drawn at random.
+    trainings: number of times that the same clients train from other random weights, for `rounds` rounds each.
     hidden: width of the first layer. defense: of the sum, as in an experiment; "" for none. data: name of the data set.
     what:  name of the federation in the table.
     """
@@ -39,6 +40,7 @@ class CohortSetting:
     examples: int = 8
     steps: int = 2
     batch: int = 4
+    trainings: int = 1
     hidden: int = 256
     fixed: bool = False
     defense: str = ""
@@ -47,11 +49,26 @@ class CohortSetting:
     what: str = ""
 
 
+SRATTA = CohortSetting(
+    clients=5,
+    cohort=5,
+    rounds=20,
+    examples=100,
+    steps=5,
+    batch=8,
+    hidden=1000,
+    data="mnist",
+    learning_rate=0.5,
+    what="SRATTA's configuration, MNIST",
+)
+"""Settings of the paper's experiments, which use Fashion-MNIST. It attacks 20 trainings of the same clients together."""
+
+
 def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
     """Return the federations of the table, one for each row; `quick` returns two small ones.
 
     The first has random cohorts, two local steps and 30 rounds. The others differ from it by four local steps on smaller batches,
-    10 or 20 rounds, fixed cohorts, a narrow first layer, or noise; the last has the setup of the attack SRATTA's paper, on MNIST.
+    10 or 20 rounds, fixed cohorts, a narrow first layer, or noise; the last two have the setup of the attack SRATTA's paper.
     """
     if quick:
         return [
@@ -66,18 +83,8 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
         CohortSetting(fixed=True, what="fixed cohorts"),
         CohortSetting(hidden=24, what="narrow layer"),
         CohortSetting(defense="gaussian(snr_db=40)", what="noise of 40 dB"),
-        CohortSetting(
-            clients=5,
-            cohort=5,
-            rounds=20,
-            examples=100,
-            steps=5,
-            batch=8,
-            hidden=1000,
-            data="mnist",
-            learning_rate=0.5,
-            what="SRATTA's configuration, MNIST",
-        ),
+        SRATTA,
+        replace(SRATTA, trainings=20, what=f"{SRATTA.what}, 20 trainings"),
     ]
 
 
@@ -86,7 +93,9 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
 
     Column isolated: share of clients for which the attack finds the linear span of their own examples. exact: share of all
     examples to which a reconstruction has a PSNR above `EXACT_DB`; exact_with_owner, wrong_owner: share of all for which it also
-    names the right client, or only a wrong one. null: `exact` of the null, the same attack without the sums.
+    names the right client, or only a wrong one. grouped: answers that are put into a group of one client with others, as a share
+    of all examples. grouped_rightly: share of the pairs within groups that are examples of one client. null: `exact` of the
+    null, the same attack without the sums.
     """
     images = load_images(asked, setting.data, setting.clients * setting.examples)
     holdings = {
@@ -95,7 +104,8 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
     }
     case = record(asked, setting, images, holdings)
     isolated = _count_isolated(case, holdings, asked)
-    exact = owned = wrong_owner = found = 0
+    exact = owned = wrong_owner = found = grouped = 0
+    pairs = (0, 0)
     with measure_cpu() as clock:
         try:
             (answer,) = replace(cohort_spans(), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))
@@ -104,11 +114,13 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
     if answer is not None:
         found, owners = len(answer.x), list_owners(answer)
         names = [name for name, own in holdings.items() for _ in range(len(own))]
+        grouped = sum(number > 0 for number in list_groups(answer))
         hit = measure_best(answer.x, torch.cat([own.x for own in holdings.values()])) > EXACT_DB
         exact = int(hit.any(dim=0).sum())
         right = torch.tensor([[bool(owner) and owner == name for name in names] for owner in owners])
         other = torch.tensor([[bool(owner) and owner != name for name in names] for owner in owners])
         owned, wrong_owner = int((hit & right).any(dim=0).sum()), int((hit & other & ~(hit & right).any(dim=0)).any(dim=0).sum())
+        pairs = _count_grouped_pairs(list_groups(answer), hit, names)
     total = len(images)
     (grey,) = cohort_spans().null()([case], rng=Generator().manual_seed(asked.seed))
     return {
@@ -124,6 +136,8 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
         "exact": exact / total,
         "exact_with_owner": owned / total,
         "wrong_owner": wrong_owner / total,
+        "grouped": grouped / total,
+        "grouped_rightly": pairs[0] / pairs[1] if pairs[1] else None,
         "candidates": found,
         "null": count_exact(grey, torch.cat([own.x for own in holdings.values()])) / total,
         "cpu_seconds": clock.seconds,
@@ -138,15 +152,30 @@ def record(asked: Options, setting: CohortSetting, images: Images, holdings: Map
     """
     rng, names, rounds = Generator().manual_seed(asked.seed + 1), sorted(holdings), []
     groups = [names[i : i + setting.cohort] for i in range(0, len(names), setting.cohort)]
-    for number in range(setting.rounds):
+    for number in range(setting.rounds * setting.trainings):
         if setting.fixed:
             cohort = groups[number % len(groups)]
         else:
             cohort = [names[i] for i in torch.randperm(len(names), generator=rng)[: setting.cohort].tolist()]
         rounds.append({name: _draw_batches(holdings[name], setting, rng) for name in sorted(cohort)})
     training = Training(learning_rate=setting.learning_rate, batch_size=setting.batch, steps=setting.steps)
-    network = make_network(images.data, training, hidden=setting.hidden, seed=asked.seed)
-    return record_sums(network, rounds, defense=setting.defense)
+    seen: list[Observation] = []
+    for number in range(setting.trainings):
+        network = make_network(images.data, training, hidden=setting.hidden, seed=asked.seed + number)
+        own = rounds[number * setting.rounds : (number + 1) * setting.rounds]
+        seen += record_sums(network, own, defense=setting.defense).observations
+    return Case(tuple(replace(one, round=number) for number, one in enumerate(seen, start=1)))
+
+
+def _count_grouped_pairs(groups: Sequence[int], hit: Tensor, names: Sequence[str]) -> tuple[int, int]:
+    """Return the number of pairs of answers in one group that are examples of one client, and that of all pairs in groups.
+
+    groups: number of each answer's group, 0 for none. hit: mask (answers, examples) of answers that are an example. names: client
+    of each example.
+    """
+    owners = [names[int(row.int().argmax())] if bool(row.any()) else None for row in hit]
+    pairs = [(i, j) for j in range(len(groups)) for i in range(j) if groups[i] == groups[j] > 0]
+    return sum(owners[i] is not None and owners[i] == owners[j] for i, j in pairs), len(pairs)
 
 
 def _draw_batches(own: Images, setting: CohortSetting, rng: Generator) -> list[LocalBatch]:

@@ -146,14 +146,19 @@ def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], T
 
     The result is empty if the layer is not the network's first one, or is not followed by ReLU.
     """
-    chain = find_chain(case.observations[0])
-    if chain is None or chain.layers[0].weight != layer.weight or chain.layers[0].activation.name != "relu":
+    if not precedes_relu(case.observations[0], layer):
         return {}
 
     def make(observation: Observation) -> Callable[[], Tensor]:
         return lambda: join_parameters(observation.weights, layer)
 
     return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
+
+
+def precedes_relu(observation: Observation, layer: InputLayer) -> bool:
+    """Return whether the layer is the first one of a network that is a chain of layers, and is followed by ReLU."""
+    chain = find_chain(observation)
+    return chain is not None and chain.layers[0].weight == layer.weight and chain.layers[0].activation.name == "relu"
 
 
 def find_chain(observation: Observation) -> Chain | None:

@@ -15,6 +15,7 @@ from attacker.attacks.multi_round.spans.attack import (
     find_limits,
     judge_certainty,
     label_examples,
+    precedes_relu,
     require_input_layer,
 )
 from attacker.attacks.multi_round.spans.cohorts import (
@@ -24,10 +25,13 @@ from attacker.attacks.multi_round.spans.cohorts import (
     separate_by_zeros,
     split_sums,
 )
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
+from attacker.attacks.multi_round.spans.grouping import group_by_client
+from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, join_parameters
 from attacker.attacks.multi_round.spans.lone_rows import find_lone_rows, has_independent_errors
 from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
+from attacker.attacks.networks.input_layer import InputLayer
+from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
@@ -93,7 +97,14 @@ class CohortSpans:
         )
         found = FoundExamples(merged, clearance, find_holders(merged, spaces))
         owners = [name_owner(own, cohorts) for own in found.holders]
+        groups = _group(case, layer, found, spaces)
+        numbers = [0] * len(owners)
+        for number, group in enumerate(groups, start=1):
+            owner = name_owner(sorted({t for i in group for t in found.holders[i]}), cohorts)
+            for i in group:
+                numbers[i], owners[i] = number, owners[i] or owner
         named = sum(owner != "" for owner in owners)
+        told = f"{sum(map(len, groups))} of them form {len(groups)} groups of one client each, by neurons that local steps switch"
         return build_reconstruction(
             case,
             convert_to_examples(found.vectors, first.data),
@@ -104,8 +115,12 @@ class CohortSpans:
             confidence=judge_certainty(found),
             slots=_list_slots(case, found.holders, owners),
             seconds=perf_counter() - started,
-            evidence={"error": tuple(found.error.tolist()), "rounds": tuple(float(len(own)) for own in found.holders)},
-            notes=(*words, f"{named} of {len(owners)} examples have a single possible owner"),
+            evidence={
+                "error": tuple(found.error.tolist()),
+                "rounds": tuple(float(len(own)) for own in found.holders),
+                "group": tuple(map(float, numbers)),
+            },
+            notes=(*words, f"{named} of {len(owners)} examples have a single possible owner", told),
         )
 
 
@@ -138,6 +153,19 @@ def list_owners(found: Reconstruction) -> list[str]:
         if slot.client != UNKNOWN_OWNER:
             owners[slot.example] = slot.client
     return owners
+
+
+def list_groups(found: Reconstruction) -> list[int]:
+    """Return the number, from 1, of the group of examples of one client that the attack puts each example into; 0 for none."""
+    return [int(number) for number in found.evidence.get("group", (0.0,) * len(found.x))]
+
+
+def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
+    """Return groups of examples of one client each; none unless clients take several steps on a layer that ReLU follows."""
+    first = case.observations[0]
+    if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
+        return []
+    return group_by_client(found, spaces, [join_parameters(one.weights, layer) for one in case.observations])
 
 
 def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:

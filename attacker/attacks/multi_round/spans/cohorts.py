@@ -49,12 +49,14 @@ def isolate_clients(
         own = [t for t, cohort in enumerate(cohorts) if client in cohort and not spaces[t].saturated]
         if not own:
             continue
+        if set.intersection(*(set(cohorts[t]) for t in own)) != {client}:
+            continue
         others, y, last = set(cohorts[own[0]]) - {client}, spaces[own[0]].y, rounds[own[0]]
         for t in own[1:]:
             if not others:
                 break
             y, others, last = intersect(y, spaces[t].y).y, others & set(cohorts[t]), rounds[t]
-        if not others and len(y):
+        if len(y):
             found[client] = IsolatedClient(y, last)
     return found
 
