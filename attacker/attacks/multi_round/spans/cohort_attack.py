@@ -165,7 +165,8 @@ def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []
-    return group_by_client(found, spaces, [join_parameters(one.weights, layer) for one in case.observations])
+    sent = [join_parameters(one.weights, layer) for one in case.observations]
+    return group_by_client(found, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
 
 
 def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:

@@ -2,7 +2,8 @@
 
 All clients of a round start from the same weights. A neuron that is off for an example at these weights, but has the example in
 its row of the update, was turned on by a step on other examples of the same client. If the row consists of recovered examples
-only, and the neuron is on for a single one of them at the weights sent, that one belongs to the same client.
+only, the neuron is on for a single one of them at the weights sent, and the change of the weights by this one is large enough to
+turn it on for the other, both belong to the same client.
 
 The paper also links examples that a neuron's row lacks although it is on for them at the weights sent. This is left out: the
 shares of examples that the network classifies well are too small to be told from zero, and such links were often wrong.
@@ -19,36 +20,42 @@ from attacker.attacks.multi_round.spans.recovery import FoundExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
 from attacker.attacks.multi_round.spans.separation import ZERO_LEVEL
 
+MAX_ERROR = 10.0
+"""Largest error of a row by those of the examples, in units of the row's own noise, up to which its examples are known."""
 MIN_COSINE = 1e-5
 """Smallest cosine between an example and a neuron's weights, in magnitude, from which the neuron's state is known."""
 
 
-def group_by_client(found: FoundExamples, spaces: Sequence[RowSpace], sent: Sequence[Tensor]) -> list[list[int]]:
+def group_by_client(
+    found: FoundExamples, spaces: Sequence[RowSpace], sent: Sequence[Tensor], clients: Sequence[int]
+) -> list[list[int]]:
     """Return groups of at least two examples that belong to one client each, as indices of `found`.
 
-    spaces: of the sums. sent: [W, b] (width, F) of the layer, as it was sent in each of these rounds. The clients take several
-    local steps of SGD without weight decay, which would turn neurons off by itself.
+    spaces: of the sums. sent: [W, b] (width, F) of the layer, as it was sent in each of these rounds. clients: number of
+    clients of each sum, which is the mean of their updates. The clients take several local steps of SGD without weight decay,
+    which would turn neurons off by itself.
     """
     links: list[tuple[int, int]] = []
-    for t, (space, forward) in enumerate(zip(spaces, sent, strict=True)):
+    for t, (space, forward, count) in enumerate(zip(spaces, sent, clients, strict=True)):
         held = [i for i, holders in enumerate(found.holders) if t in holders]
         if len(held) > 1 and not space.saturated:
-            links += [(held[i], held[j]) for i, j in link_examples(found.vectors[held], space, forward)]
+            links += [(held[i], held[j]) for i, j in link_examples(found.vectors[held], space, forward, count)]
     if not links:
         return []
     first, second = zip(*links, strict=True)
-    count = len(found.vectors)
-    labels = connected_components(coo_matrix(([1] * len(links), (first, second)), shape=(count, count)), directed=False)[1]
+    shape = (len(found.vectors), len(found.vectors))
+    labels = connected_components(coo_matrix(([1] * len(links), (first, second)), shape=shape), directed=False)[1]
     groups: dict[int, list[int]] = {}
     for example, label in enumerate(labels.tolist()):
         groups.setdefault(label, []).append(example)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def link_examples(vectors: Tensor, space: RowSpace, forward: Tensor) -> list[tuple[int, int]]:
+def link_examples(vectors: Tensor, space: RowSpace, forward: Tensor, clients: int) -> list[tuple[int, int]]:
     """Return pairs of examples of a sum that belong to the same client.
 
     vectors: (n, F) multiples of [x, 1] in the sum's row space, in units of noise. forward: [W, b] (width, F) that was sent.
+    clients: number of clients of the sum.
     """
     x = vectors / vectors[:, -1:]
     inverse = torch.linalg.pinv(x)
@@ -57,13 +64,15 @@ def link_examples(vectors: Tensor, space: RowSpace, forward: Tensor) -> list[tup
     level = space.noise.clamp(min=torch.finfo(rows.dtype).tiny)
     error = level + shares.abs() @ vectors[:, -1].abs().reciprocal()
     left = (rows - shares @ x).norm(dim=1)
-    explained = (left <= compute_threshold(rows.shape[1]) * error) & (rows.norm(dim=1) > ZERO_LEVEL * level)
+    explained = (left <= compute_threshold(rows.shape[1]) * level) & (error <= MAX_ERROR * level)
     active = shares.abs() > ZERO_LEVEL * error[:, None] * inverse.norm(dim=0)
-    cosine = (forward @ x.T) / torch.outer(forward.norm(dim=1).clamp(min=torch.finfo(rows.dtype).tiny), x.norm(dim=1))
+    before, overlap = forward @ x.T, x @ x.T
+    cosine = before / torch.outer(forward.norm(dim=1).clamp(min=torch.finfo(rows.dtype).tiny), x.norm(dim=1))
     links: list[tuple[int, int]] = []
     for neuron in explained.nonzero()[:, 0].tolist():
         turned_on = active[neuron] & (cosine[neuron] < -MIN_COSINE)
         movers = (active[neuron] & ~turned_on).nonzero()[:, 0].tolist()
         if len(movers) == 1:
-            links += [(movers[0], other) for other in turned_on.nonzero()[:, 0].tolist()]
+            after = before[neuron] + clients * shares[neuron, movers[0]] * overlap[movers[0]]
+            links += [(movers[0], other) for other in (turned_on & (after > 0)).nonzero()[:, 0].tolist()]
     return links

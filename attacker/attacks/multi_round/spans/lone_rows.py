@@ -78,10 +78,12 @@ def find_parallel_rows(space: RowSpace) -> Tensor:
 def find_eight_bit_rows(space: RowSpace, low: Tensor, high: Tensor) -> Tensor:
     """Return vectors (n, F) in units of noise of the rows that are multiples of [x, 1] of an 8-bit image x.
 
-    low, high: as for `find_lone_rows`.
+    The values of x are rounded to 8 bits. low, high: as for `find_lone_rows`.
     """
     rows = space.coordinates @ space.basis
     clear = rows[:, -1].abs() * float((high - low).abs().min()) > MIN_GRID_CLEARANCE * LEVELS * space.noise
-    rows, noise = rows[clear], space.noise[clear]
-    stored = is_eight_bit((rows[:, :-1] / rows[:, -1:] - low) / (high - low))
-    return rows[stored] / noise[stored, None]
+    scale = rows[clear, -1:] / space.noise[clear, None]
+    x = (rows[clear, :-1] / rows[clear, -1:] - low) / (high - low)
+    stored = is_eight_bit(x)
+    exact = low + (LEVELS * x[stored]).round() / LEVELS * (high - low)
+    return scale[stored] * torch.cat([exact, torch.ones_like(scale[stored])], dim=1)
