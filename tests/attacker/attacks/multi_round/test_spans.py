@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
-from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, explain_unlinear, read_rows
+from attacker.attacks.multi_round.spans import recovery
+from attacker.attacks.multi_round.spans.attack import find_limits
+from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, convert_to_examples, explain_unlinear, read_rows
 from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
-from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, intersect
+from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace, compute_row_space, intersect
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
 from defenses import DefenseSpec
 from fedsim import models
@@ -229,3 +231,21 @@ def test_the_null_is_grey_and_has_one_example_per_place() -> None:
     assert null.x.shape == (18, *DATA.shape)
     assert float((null.x - 0.5).abs().max()) == 0
     assert null.route == "prior alone"
+
+
+def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row spaces are intersected once per pair of rounds that share examples, and further only where some are not known yet."""
+    order = [rows for seed in range(12) for rows in torch.randperm(12, generator=seeded(seed)).split(3)]  # type: ignore[no-untyped-call]
+    case, x, _ = make_client(tuple(tuple(rows.tolist()) for rows in order), examples=12)
+    spaces, calls, intersect_once = find_spaces(case), [0], recovery.intersect
+
+    def count_calls(first: Tensor, second: Tensor) -> Intersection:
+        calls[0] += 1
+        return intersect_once(first, second)
+
+    shared = count_all_shared(spaces, seeded())
+    monkeypatch.setattr(recovery, "intersect", count_calls)
+    low, high = find_limits(case.observations[0])
+    found = recover(spaces, shared, low, high)
+    assert measure_errors(convert_to_examples(found.vectors, DATA), x).max() < 1e-4
+    assert calls[0] <= int((shared.triu(1) > 0).sum())
