@@ -20,7 +20,12 @@ QSGD, and the gain in PSNR of the largest number of rounds over one round.
 the accountant bounds how often that is right.
 
 `convolution`: a LeNet and batches of 4 over five epochs of two rounds, whose examples the attack links by itself. Ten rounds
-together stand against the best single round of each image.
+together stand against the best single round of each image. `link_rate` is the share of pairs (one image used in two rounds) that
+the attack takes for the same image, after the examples of each round are assigned to its images by truth.
+
+`scale`: CPU-seconds and peak memory of `attacker replay --attack spans` and of linking, on recordings of up to 10,000
+observations of 100 clients. The images are noise, as only sizes matter. Cost grows with `pairs`, the pairs of rounds of a client;
+with the batches of this table, nearly all of them have a label in common.
 
 `practical`: Flower's PyTorch quickstart with the settings of its template (batches of 32, momentum, one local epoch), recorded
 for up to 100 rounds. An attacker who has candidates names those that are among a client's 128 examples, by `membership`. `named`
@@ -46,9 +51,10 @@ from support.rounds.cohorts import list_cohort_settings, make_cohort_row
 from support.rounds.convolution import make_convolution_rows
 from support.rounds.growth import draw_growth, make_growth_rows
 from support.rounds.practical import draw_practical, make_practical_rows
+from support.rounds.scale import make_scale_rows
 from support.rounds.spans import list_settings, make_span_row
 
-TABLES = ("spans", "cohorts", "feedback", "stochastic", "private", "convolution", "practical", "growth")
+TABLES = ("spans", "cohorts", "feedback", "stochastic", "private", "convolution", "scale", "practical", "growth")
 
 
 def main() -> None:
@@ -61,6 +67,7 @@ def main() -> None:
         "stochastic": run_stochastic_table,
         "private": run_private_table,
         "convolution": run_convolution_table,
+        "scale": run_scale_table,
         "practical": run_practical_table,
         "growth": run_growth_table,
     }
@@ -159,18 +166,31 @@ def run_convolution_table(asked: Options) -> TableAndSummary:
     """Return the table of a convolutional network in batches of 4, and its summary.
 
     conv_gain_db: mean PSNR of an attack on all rounds minus that of the best single round of each image, in dB.
-    link_rate:    share of pairs (one image used in two rounds) that the attack linked. The true share may be higher: where two
-                  images of a batch have the same label, right links may count as wrong.
+    link_rate:    mean share, over many clients, of pairs (one image used in two rounds) that linking claims to be the same image.
+    wrong_links:  mean share of links that join different images.
     """
     rows = make_convolution_rows(asked)
     best = next(row for row in rows if row["by"] == "best single round")
     joint = next(row for row in rows if row["by"].startswith("all rounds, linked"))
     summary: ResultRow = {
         "conv_gain_db": joint["psnr"] - best["psnr"],
-        "link_rate": joint["link_rate"],
+        "link_rate": rows[-1]["link_rate"],
+        "wrong_links": rows[-1]["wrong_links"],
         "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
     }
     return rows, summary
+
+
+def run_scale_table(asked: Options) -> TableAndSummary:
+    """Return the table of growing recordings, and its summary: the ratio of the last row's costs to those of the first.
+
+    pairs_growth: ratio of the numbers of pairs of rounds of a client.
+    spans_growth, linking_growth, spans_memory_growth, linking_memory_growth: ratios of CPU-seconds and of peak memory.
+    """
+    rows = list(make_scale_rows(asked))
+    ratios = {"pairs": "pairs", "spans": "spans_seconds", "linking": "linking_seconds"}
+    ratios |= {"spans_memory": "spans_peak_mb", "linking_memory": "linking_peak_mb"}
+    return rows, {f"{name}_growth": rows[-1][column] / rows[0][column] for name, column in ratios.items()}
 
 
 def run_practical_table(asked: Options) -> TableAndSummary:
