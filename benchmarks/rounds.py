@@ -10,7 +10,11 @@ B. `certain_and_wrong` counts answers with a confidence above 0.9 that are not r
 `cohorts`: secure sums over cohorts that change from round to round; the server knows the sum and who took part. `isolated` is the
 share of clients for which the span of their own images was separated from that of the others, `exact` the share of images above
 60 dB, `exact_with_owner` the share that is also assigned to the right client. Counter-measures stand beside it: fixed groups of
-clients that are never summed with others, a layer with fewer neurons than a sum has images, noise.
+clients that are never summed with others, a layer with fewer neurons than a sum has images, noise, and rounding as in our secure
+aggregation and in Flower's.
+
+`isolation`: the same secure sums with four local steps, client by client: the rounds in which it takes part, and after how many
+recorded rounds its span is isolated. With `--picture` it is drawn into `docs/cohorts.png`.
 
 `feedback`: top-k of 1 % with and without error feedback, and DGC, attacked by `accumulate` over up to 100 rounds. A gap is the
 PSNR of the uncompressed reconstruction of one round minus that of the attack. `stochastic`: stochastic signs and
@@ -50,11 +54,12 @@ from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_acc
 from support.rounds.cohorts import list_cohort_settings, make_cohort_row
 from support.rounds.convolution import make_convolution_rows
 from support.rounds.growth import draw_growth, make_growth_rows
+from support.rounds.isolation import draw_isolation, make_isolation_rows
 from support.rounds.practical import draw_practical, make_practical_rows
 from support.rounds.scale import make_scale_rows
 from support.rounds.spans import list_settings, make_span_row
 
-TABLES = ("spans", "cohorts", "feedback", "stochastic", "private", "convolution", "scale", "practical", "growth")
+TABLES = ("spans", "cohorts", "isolation", "feedback", "stochastic", "private", "convolution", "scale", "practical", "growth")
 
 
 def main() -> None:
@@ -63,6 +68,7 @@ def main() -> None:
     tables = {
         "spans": run_spans_table,
         "cohorts": run_cohorts_table,
+        "isolation": run_isolation_table,
         "feedback": run_feedback_table,
         "stochastic": run_stochastic_table,
         "private": run_private_table,
@@ -117,6 +123,21 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
         "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
     }
     return rows, summary
+
+
+def run_isolation_table(asked: Options) -> TableAndSummary:
+    """Return the table of isolated clients, and its summary: after how many rounds half of the clients and all are isolated.
+
+    A number is None if so many never are. With `--picture` the table is drawn as well.
+    """
+    rows = make_isolation_rows(asked)
+    if "picture" in asked.flags:
+        draw_isolation(rows, Path(__file__).parents[1] / "docs" / "cohorts.png")
+    after = sorted(row["isolated_after"] for row in rows if row["isolated_after"] is not None)
+    return rows, {
+        "half_isolated_after": after[len(rows) // 2 - 1] if len(after) >= len(rows) // 2 else None,
+        "all_isolated_after": after[-1] if len(after) == len(rows) else None,
+    }
 
 
 def run_feedback_table(asked: Options) -> TableAndSummary:

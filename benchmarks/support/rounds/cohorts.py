@@ -20,6 +20,12 @@ from fedsim.recording import Training
 
 MAX_OUTSIDE = 1e-3
 """Largest distance of a client's normalised examples from a span that counts as this client's own."""
+OUR_ROUNDING = 3.0 / ((2**31 - 1) // (4 * 8)) / 8
+"""Step of `secure_aggregation = true` for cohorts of 4 clients of 8 examples: [-3, 3] is scaled to the largest range whose sum,
+weighted by the numbers of examples, fits into 32 bits."""
+FLOWER_ROUNDING = 2 * 8.0 / 2**22 * 1000 / 8
+"""Step of Flower's SecAgg+ workflow with its defaults: [-8, 8] is divided into 2^22 steps after multiplication by the number of
+examples, 8, over max_weight, 1000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +35,7 @@ class CohortSetting:
     clients, cohort: number of clients, and of those that take part in a round. examples: number of examples of each client.
     steps, batch: local steps of a round, and the size of their batches.
     fixed: whether the clients form fixed groups that take turns; otherwise each cohort is drawn at random.
+    rounding: step to which clients round the values of their updates before they are summed; 0 for none.
     hidden: width of the first layer. defense: of the sum, as in an experiment; "" for none. data: name of the data set.
     what:  name of the federation in the table.
     """
@@ -42,6 +49,7 @@ class CohortSetting:
     hidden: int = 256
     fixed: bool = False
     defense: str = ""
+    rounding: float = 0.0
     data: str = "cifar10"
     learning_rate: float = 0.02
     what: str = ""
@@ -66,6 +74,8 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
         CohortSetting(fixed=True, what="fixed cohorts"),
         CohortSetting(hidden=24, what="narrow layer"),
         CohortSetting(defense="gaussian(snr_db=40)", what="noise of 40 dB"),
+        CohortSetting(steps=4, batch=2, rounding=OUR_ROUNDING, what="random cohorts, rounded as by default"),
+        CohortSetting(steps=4, batch=2, rounding=FLOWER_ROUNDING, what="random cohorts, rounded as by Flower's SecAgg+"),
         CohortSetting(
             clients=5,
             cohort=5,
@@ -146,7 +156,7 @@ def record(asked: Options, setting: CohortSetting, images: Images, holdings: Map
         rounds.append({name: _draw_batches(holdings[name], setting, rng) for name in sorted(cohort)})
     training = Training(learning_rate=setting.learning_rate, batch_size=setting.batch, steps=setting.steps)
     network = make_network(images.data, training, hidden=setting.hidden, seed=asked.seed)
-    return record_sums(network, rounds, defense=setting.defense)
+    return record_sums(network, rounds, defense=setting.defense, rounding=setting.rounding)
 
 
 def _draw_batches(own: Images, setting: CohortSetting, rng: Generator) -> list[LocalBatch]:
