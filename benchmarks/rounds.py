@@ -16,6 +16,8 @@ aggregation and in Flower's.
 `isolation`: the same secure sums with four local steps, client by client: the rounds in which it takes part, and after how many
 recorded rounds its span is isolated. With `--picture` it is drawn into `docs/cohorts.png`.
 
+`anonymous`: the updates of six clients in two epochs, without their names, grouped by the examples that they share.
+
 `feedback`: top-k of 1 % with and without error feedback, and DGC, attacked by `accumulate` over up to 100 rounds. A gap is the
 PSNR of the uncompressed reconstruction of one round minus that of the attack. `stochastic`: stochastic signs and
 QSGD, and the gain in PSNR of the largest number of rounds over one round.
@@ -51,6 +53,7 @@ from pathlib import Path
 
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_accumulated_rows, make_private_rows
+from support.rounds.anonymous import make_anonymous_rows
 from support.rounds.cohorts import list_cohort_settings, make_cohort_row
 from support.rounds.convolution import make_convolution_rows
 from support.rounds.growth import draw_growth, make_growth_rows
@@ -59,7 +62,19 @@ from support.rounds.practical import draw_practical, make_practical_rows
 from support.rounds.scale import make_scale_rows
 from support.rounds.spans import list_settings, make_span_row
 
-TABLES = ("spans", "cohorts", "isolation", "feedback", "stochastic", "private", "convolution", "scale", "practical", "growth")
+TABLES = (
+    "spans",
+    "cohorts",
+    "isolation",
+    "anonymous",
+    "feedback",
+    "stochastic",
+    "private",
+    "convolution",
+    "scale",
+    "practical",
+    "growth",
+)
 
 
 def main() -> None:
@@ -69,6 +84,7 @@ def main() -> None:
         "spans": run_spans_table,
         "cohorts": run_cohorts_table,
         "isolation": run_isolation_table,
+        "anonymous": run_anonymous_table,
         "feedback": run_feedback_table,
         "stochastic": run_stochastic_table,
         "private": run_private_table,
@@ -137,6 +153,16 @@ def run_isolation_table(asked: Options) -> TableAndSummary:
     return rows, {
         "half_isolated_after": after[len(rows) // 2 - 1] if len(after) >= len(rows) // 2 else None,
         "all_isolated_after": after[-1] if len(after) == len(rows) else None,
+    }
+
+
+def run_anonymous_table(asked: Options) -> TableAndSummary:
+    """Return the table of updates without names, and its summary: the columns `grouped` and `wrong` of the row without noise."""
+    rows = make_anonymous_rows(asked)
+    return rows, {
+        "grouped": rows[0]["grouped"],
+        "wrong": rows[0]["wrong"],
+        "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
     }
 
 

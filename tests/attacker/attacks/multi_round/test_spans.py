@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
 from attacker.attacks.multi_round.spans import recovery
+from attacker.attacks.multi_round.spans.anonymous import group_observations, group_rounds
 from attacker.attacks.multi_round.spans.attack import find_limits
 from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, convert_to_examples, explain_unlinear, read_rows
 from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
@@ -249,3 +250,25 @@ def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: 
     found = recover(spaces, shared, low, high)
     assert measure_errors(convert_to_examples(found.vectors, DATA), x).max() < 1e-4
     assert calls[0] <= int((shared.triu(1) > 0).sum())
+
+
+def test_updates_without_names_are_grouped_by_their_examples() -> None:
+    """Three clients in two epochs each; the fourth uses every example once, so that nothing connects its updates."""
+    rounds = []
+    for client in range(3):
+        case, _, _ = make_client(tuple(tuple(9 * client + i for i in rows) for rows in TWO_EPOCHS), examples=36)
+        rounds += [(client, replace(one, client=f"r{one.round}c{client}")) for one in case.observations]
+    case, _, _ = make_client(((27, 28, 29), (30, 31, 32)), examples=36)
+    rounds += [(3 + one.round, one) for one in case.observations]
+    shuffled = [rounds[i] for i in torch.randperm(len(rounds), generator=seeded()).tolist()]
+    owner = {id(one): client for client, one in shuffled}
+    groups = group_observations([one for _, one in shuffled], seeded())
+    assert [len(group) for group in groups] == [6, 6, 6, 1, 1]
+    assert all(len({owner[id(one)] for one in group}) == 1 for group in groups)
+    assert all([one.round for one in group] == sorted(one.round for one in group) for group in groups)
+
+
+def test_two_updates_of_one_round_are_not_of_one_client() -> None:
+    shared = torch.tensor([[3, 2, 0], [2, 3, 1], [0, 1, 3]])
+    assert group_rounds(shared, [1, 2, 1]) == [[0, 1], [2]]
+    assert group_rounds(shared, [1, 2, 3]) == [[0, 1, 2]]
