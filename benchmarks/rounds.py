@@ -16,6 +16,9 @@ aggregation and in Flower's.
 `isolation`: the same secure sums with four local steps, client by client: the rounds in which it takes part, and after how many
 recorded rounds its span is isolated. With `--picture` it is drawn into `docs/cohorts.png`.
 
+`disaggregation`: secure sums over random cohorts of a LeNet's clients, each with one image, which are solved for the updates of
+single clients at several learning rates.
+
 `anonymous`: the updates of six clients in two epochs, without their names, grouped by the examples that they share.
 
 `feedback`: top-k of 1 % with and without error feedback, and DGC, attacked by `accumulate` over up to 100 rounds. A gap is the
@@ -56,6 +59,7 @@ from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_acc
 from support.rounds.anonymous import make_anonymous_rows
 from support.rounds.cohorts import list_cohort_settings, make_cohort_row
 from support.rounds.convolution import make_convolution_rows
+from support.rounds.disaggregation import make_disaggregation_rows
 from support.rounds.growth import draw_growth, make_growth_rows
 from support.rounds.isolation import draw_isolation, make_isolation_rows
 from support.rounds.practical import draw_practical, make_practical_rows
@@ -66,6 +70,7 @@ TABLES = (
     "spans",
     "cohorts",
     "isolation",
+    "disaggregation",
     "anonymous",
     "feedback",
     "stochastic",
@@ -84,6 +89,7 @@ def main() -> None:
         "spans": run_spans_table,
         "cohorts": run_cohorts_table,
         "isolation": run_isolation_table,
+        "disaggregation": run_disaggregation_table,
         "anonymous": run_anonymous_table,
         "feedback": run_feedback_table,
         "stochastic": run_stochastic_table,
@@ -154,6 +160,12 @@ def run_isolation_table(asked: Options) -> TableAndSummary:
         "half_isolated_after": after[len(rows) // 2 - 1] if len(after) >= len(rows) // 2 else None,
         "all_isolated_after": after[-1] if len(after) == len(rows) else None,
     }
+
+
+def run_disaggregation_table(asked: Options) -> TableAndSummary:
+    """Return the table of secure sums that are solved for single updates, and its summary: the best mean PSNR in dB."""
+    rows = make_disaggregation_rows(asked)
+    return rows, {"best_psnr": max(row["psnr"] for row in rows)}
 
 
 def run_anonymous_table(asked: Options) -> TableAndSummary:
