@@ -10,7 +10,16 @@ B. `certain_and_wrong` counts answers with a confidence above 0.9 that are not r
 `cohorts`: secure sums over cohorts that change from round to round; the server knows the sum and who took part. `isolated` is the
 share of clients for which the span of their own images was separated from that of the others, `exact` the share of images above
 60 dB, `exact_with_owner` the share that is also assigned to the right client. Counter-measures stand beside it: fixed groups of
-clients that are never summed with others, a layer with fewer neurons than a sum has images, noise.
+clients that are never summed with others, a layer with fewer neurons than a sum has images, noise, and rounding as in our secure
+aggregation and in Flower's.
+
+`isolation`: the same secure sums with four local steps, client by client: the rounds in which it takes part, and after how many
+recorded rounds its span is isolated. With `--picture` it is drawn into `docs/cohorts.png`.
+
+`disaggregation`: secure sums over random cohorts of a LeNet's clients, each with one image, which are solved for the updates of
+single clients at several learning rates.
+
+`anonymous`: the updates of six clients in two epochs, without their names, grouped by the examples that they share.
 
 `feedback`: top-k of 1 % with and without error feedback, and DGC, attacked by `accumulate` over up to 100 rounds. A gap is the
 PSNR of the uncompressed reconstruction of one round minus that of the attack. `stochastic`: stochastic signs and
@@ -20,7 +29,12 @@ QSGD, and the gain in PSNR of the largest number of rounds over one round.
 the accountant bounds how often that is right.
 
 `convolution`: a LeNet and batches of 4 over five epochs of two rounds, whose examples the attack links by itself. Ten rounds
-together stand against the best single round of each image.
+together stand against the best single round of each image. `link_rate` is the share of pairs (one image used in two rounds) that
+the attack takes for the same image, after the examples of each round are assigned to its images by truth.
+
+`scale`: CPU-seconds and peak memory of `attacker replay --attack spans` and of linking, on recordings of up to 10,000
+observations of 100 clients. The images are noise, as only sizes matter. Cost grows with `pairs`, the pairs of rounds of a client;
+with the batches of this table, nearly all of them have a label in common.
 
 `practical`: Flower's PyTorch quickstart with the settings of its template (batches of 32, momentum, one local epoch), recorded
 for up to 100 rounds. An attacker who has candidates names those that are among a client's 128 examples, by `membership`. `named`
@@ -42,13 +56,30 @@ from pathlib import Path
 
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_accumulated_rows, make_private_rows
+from support.rounds.anonymous import make_anonymous_rows
 from support.rounds.cohorts import list_cohort_settings, make_cohort_row
 from support.rounds.convolution import make_convolution_rows
+from support.rounds.disaggregation import make_disaggregation_rows
 from support.rounds.growth import draw_growth, make_growth_rows
+from support.rounds.isolation import draw_isolation, make_isolation_rows
 from support.rounds.practical import draw_practical, make_practical_rows
+from support.rounds.scale import make_scale_rows
 from support.rounds.spans import list_settings, make_span_row
 
-TABLES = ("spans", "cohorts", "feedback", "stochastic", "private", "convolution", "practical", "growth")
+TABLES = (
+    "spans",
+    "cohorts",
+    "isolation",
+    "disaggregation",
+    "anonymous",
+    "feedback",
+    "stochastic",
+    "private",
+    "convolution",
+    "scale",
+    "practical",
+    "growth",
+)
 
 
 def main() -> None:
@@ -57,10 +88,14 @@ def main() -> None:
     tables = {
         "spans": run_spans_table,
         "cohorts": run_cohorts_table,
+        "isolation": run_isolation_table,
+        "disaggregation": run_disaggregation_table,
+        "anonymous": run_anonymous_table,
         "feedback": run_feedback_table,
         "stochastic": run_stochastic_table,
         "private": run_private_table,
         "convolution": run_convolution_table,
+        "scale": run_scale_table,
         "practical": run_practical_table,
         "growth": run_growth_table,
     }
@@ -112,6 +147,37 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
     return rows, summary
 
 
+def run_isolation_table(asked: Options) -> TableAndSummary:
+    """Return the table of isolated clients, and its summary: after how many rounds half of the clients and all are isolated.
+
+    A number is None if so many never are. With `--picture` the table is drawn as well.
+    """
+    rows = make_isolation_rows(asked)
+    if "picture" in asked.flags:
+        draw_isolation(rows, Path(__file__).parents[1] / "docs" / "cohorts.png")
+    after = sorted(row["isolated_after"] for row in rows if row["isolated_after"] is not None)
+    return rows, {
+        "half_isolated_after": after[len(rows) // 2 - 1] if len(after) >= len(rows) // 2 else None,
+        "all_isolated_after": after[-1] if len(after) == len(rows) else None,
+    }
+
+
+def run_disaggregation_table(asked: Options) -> TableAndSummary:
+    """Return the table of secure sums that are solved for single updates, and its summary: the best mean PSNR in dB."""
+    rows = make_disaggregation_rows(asked)
+    return rows, {"best_psnr": max(row["psnr"] for row in rows)}
+
+
+def run_anonymous_table(asked: Options) -> TableAndSummary:
+    """Return the table of updates without names, and its summary: the columns `grouped` and `wrong` of the row without noise."""
+    rows = make_anonymous_rows(asked)
+    return rows, {
+        "grouped": rows[0]["grouped"],
+        "wrong": rows[0]["wrong"],
+        "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
+    }
+
+
 def run_feedback_table(asked: Options) -> TableAndSummary:
     """Return the table of error feedback and DGC, and a summary of the gaps in dB.
 
@@ -159,18 +225,31 @@ def run_convolution_table(asked: Options) -> TableAndSummary:
     """Return the table of a convolutional network in batches of 4, and its summary.
 
     conv_gain_db: mean PSNR of an attack on all rounds minus that of the best single round of each image, in dB.
-    link_rate:    share of pairs (one image used in two rounds) that the attack linked. The true share may be higher: where two
-                  images of a batch have the same label, right links may count as wrong.
+    link_rate:    mean share, over many clients, of pairs (one image used in two rounds) that linking claims to be the same image.
+    wrong_links:  mean share of links that join different images.
     """
     rows = make_convolution_rows(asked)
     best = next(row for row in rows if row["by"] == "best single round")
     joint = next(row for row in rows if row["by"].startswith("all rounds, linked"))
     summary: ResultRow = {
         "conv_gain_db": joint["psnr"] - best["psnr"],
-        "link_rate": joint["link_rate"],
+        "link_rate": rows[-1]["link_rate"],
+        "wrong_links": rows[-1]["wrong_links"],
         "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
     }
     return rows, summary
+
+
+def run_scale_table(asked: Options) -> TableAndSummary:
+    """Return the table of growing recordings, and its summary: the ratio of the last row's costs to those of the first.
+
+    pairs_growth: ratio of the numbers of pairs of rounds of a client.
+    spans_growth, linking_growth, spans_memory_growth, linking_memory_growth: ratios of CPU-seconds and of peak memory.
+    """
+    rows = list(make_scale_rows(asked))
+    ratios = {"pairs": "pairs", "spans": "spans_seconds", "linking": "linking_seconds"}
+    ratios |= {"spans_memory": "spans_peak_mb", "linking_memory": "linking_peak_mb"}
+    return rows, {f"{name}_growth": rows[-1][column] / rows[0][column] for name, column in ratios.items()}
 
 
 def run_practical_table(asked: Options) -> TableAndSummary:

@@ -21,6 +21,12 @@ NEW_PENALTY = 0.1
 NEAR_BEST_SHARE = 0.9
 """Ends of a pass whose score is above this share of the best one count as equally good, and an early one is chosen. Otherwise two
 passes could be taken for one, since the next two passes repeat both."""
+MATCH_SHARE = 0.5
+"""Share of the usual likeness of an example to its most similar earlier place above which likeness does not count more. Otherwise
+the latest occurrence would count most, whose weights are the nearest, and several passes would be taken for one."""
+CLEAR_SHARE = 0.7
+"""Ends of a pass before the best one also count as good if this share of the following examples, as many as the pass has, clearly
+repeats it."""
 
 
 class Passes(NamedTuple):
@@ -46,6 +52,8 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
     long as that falls between two observations.
     """
     alike = _measure_likeness(seen)
+    if len(clear := alike.amax(dim=1)[alike.any(dim=1)]):
+        alike = (alike / (MATCH_SHARE * clear.median())).clamp(max=1)
     sizes = torch.bincount(seen.owner, minlength=len(ends))
     starts = [0]
     while (start := _find_next_pass(alike, seen.owner, sizes, starts[-1], ends)) is not None:
@@ -81,11 +89,11 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
 
     Every later observation i is tried: the examples of the pass before i are compared with as many examples from i on. The score
     of i is high if the latter resemble examples of the pass more than each other. Observations are excluded if too few examples
-    do so (MIN_REPEATED_SHARE, MIN_REPEATED), or if their score is well below the best (NEAR_BEST_SHARE). Of the others, the first
-    that follows an observation with `ends` is returned. If there is none, it is the one with the best score among those that make
-    the pass less than 1.5 times as long as the first of them does. A place is the position of one example in an observation;
-    there are P places in R observations.
-    alike: (P, R) how clearly each place is repeated in each observation, as `_measure_likeness` returns it.
+    do so (MIN_REPEATED_SHARE, MIN_REPEATED), or if their score is well below the best (NEAR_BEST_SHARE), unless they come before
+    the best one and score CLEAR_SHARE per example. Of the others, the first that follows an observation with `ends` is returned.
+    If there is none, it is the one with the best score among those that make the pass less than 1.5 times as long as the first of
+    them does. A place is the position of one example in an observation; there are P places in R observations.
+    alike: (P, R) how clearly each place is repeated in each observation, from 0 to 1.
     owner: (P,) index of the observation of each place. sizes: (R,) number of places of each observation.
     start: index of the observation that begins the current pass.
     ends:  for each observation, whether its size shows that it ends a pass.
@@ -97,7 +105,7 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
     since = alike.flip(1).cummax(dim=1).values.flip(1)  # since[t, i]: largest likeness to observation i or a later one
     before = alike[:, start:].cummax(dim=1).values  # before[t, i]: largest likeness to observations start to start + i
     usual = alike[alike > 0].mean().nan_to_num() if bool((alike > 0).any()) else torch.zeros(())
-    scores, holds = torch.full((count,), -1.0), torch.zeros(count, dtype=torch.bool)
+    scores, holds, is_clear = torch.full((count,), -1.0), *torch.zeros(2, count, dtype=torch.bool)
     for i in range(start + 1, count):
         low = int(position[i])
         high = min(2 * low - int(position[start]), len(owner))
@@ -106,8 +114,10 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
         scores[i] = (old - own).sum() - NEW_PENALTY * usual * (old <= own).sum()
         again = int((old > own).sum()) - int((own > old).sum())
         holds[i] = again >= MIN_REPEATED and again >= MIN_REPEATED_SHARE * (high - low)
+        is_clear[i] = scores[i] >= CLEAR_SHARE * (high - low)
     scores = scores.where(holds, -1.0)
-    good = ((scores > NEAR_BEST_SHARE * scores.max()) & holds).nonzero().flatten().tolist()
+    is_clear[int(scores.argmax()) :] = False
+    good = (((scores > NEAR_BEST_SHARE * scores.max()) | is_clear) & holds).nonzero().flatten().tolist()
     if told := [i for i in good if ends[i - 1]]:
         return int(told[0])
     before_double = [i for i in good if position[i] - position[start] < 1.5 * (position[good[0]] - position[start])]

@@ -10,10 +10,13 @@ from attacker.attacks.base import Case, Memory, Progress
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
-from attacker.attacks.linking import Described
+from attacker.attacks.labels.rules import infer_from_bias, infer_labels
+from attacker.attacks.linking import Described, HeadFeatures
+from attacker.attacks.linking.features import EXACT_MISFIT
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.attacks.simulation.client import build_network
+from fedsim import models
 
 REFERENCE_INPUTS = 32
 """Number of random inputs whose features serve as a reference for the features of each round."""
@@ -44,11 +47,31 @@ class Describer:
         described = []
         for observation, labels in zip(case.observations, known, strict=True):  # one at a time, as each is as large as the model
             seen = ObservedGradients([observation], model=model, device=self.device, knows_defense=knows)
-            one = Described(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
-            described.append(self._add_features(one, seen, probes, rng, known=labels is not None))
+            one = self._solve_exactly(observation.round, seen, probes, rng) if labels is None else None
+            if one is None:
+                one = Described(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
+                one = self._add_features(one, seen, probes, rng, known=labels is not None)
+            described.append(one)
         if self.compare == "features" and all(one.usable for one in described):
             return described
         return self._add_images(case, described, rng, progress, memory)
+
+    def _solve_exactly(self, number: int, seen: ObservedGradients, probes: Tensor, rng: Generator) -> Described | None:
+        """Return the description of round `number` if features for the labels of the rule "bias" explain the gradient exactly.
+
+        This saves the search for labels, which costs more than features and linking together. With fewer examples than classes
+        less one, the gradient has more entries than the features have unknowns, so that wrong labels leave a misfit. Returns None
+        if there is a misfit or are more examples, or if the head has no bias or another label rule is asked for.
+        """
+        head, bias = models.find_head(seen.model)
+        classes = len(dict(seen.model.named_parameters())[head])
+        if self.compare != "features" or self.matching.labels.rule is not infer_labels or bias is None or seen.defended:
+            return None
+        if not 1 < seen.count < classes - 1:
+            return None
+        guess = Described(number, read_labels(infer_from_bias, seen, 0, seen.model, rng).cpu())
+        found = read_features(seen, guess.labels, rng, known=True)
+        return None if found.misfit > EXACT_MISFIT else self._describe(guess, found, seen, probes)
 
     def _infer_labels(self, seen: ObservedGradients, rng: Generator) -> Tensor:
         assert self.matching.labels.rule is not None
@@ -65,8 +88,10 @@ class Describer:
         if self.compare != "features":
             return one
         found = read_features(seen, one.labels, rng, known=known)
-        if found.misfit > MAX_MISFIT:
-            return one
+        return one if found.misfit > MAX_MISFIT else self._describe(one, found, seen, probes)
+
+    def _describe(self, one: Described, found: HeadFeatures, seen: ObservedGradients, probes: Tensor) -> Described:
+        """Return the description with the features found, their labels, and features of `probes` as a reference."""
         row = seen.get_state(0)
         with torch.no_grad():
             reference, _ = compute_head_inputs(seen.model, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes))

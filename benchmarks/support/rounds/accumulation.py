@@ -40,7 +40,9 @@ STOCHASTIC_ROWS = (
 )
 POOL = 100
 """Number of candidates among which the attacker of `private` looks for the client's image."""
-NOISE_MULTIPLIERS = (30.0, 10.0, 3.0)
+FEDERATIONS = 2
+"""Federations of `private`, in each of which every image of the pool is that of one client."""
+NOISE_MULTIPLIERS = (10.0, 3.0, 1.0)
 
 
 def make_network(images: Images, seed: int, batch: int = 1, learning_rate: float = LEARNING_RATE) -> RecordedNetwork:
@@ -95,25 +97,26 @@ def _measure_psnr(found: Tensor, x: Tensor) -> float:
 
 
 def make_private_rows(asked: Options) -> list[ResultRow]:
-    """Return a row for each noise multiplier and number of rounds: how often the attacker picks the client's image out of `POOL`.
+    """Return a row for each noise multiplier and number of rounds: how often the attacker picks a client's image out of `POOL`.
 
-    The attacker knows that the client's image is one of `POOL` images, all equally likely, and picks the one that makes the
-    messages of these rounds, which are clipped and have Gaussian noise, most likely. The noise multiplier is the standard
-    deviation of the noise divided by the clipping norm. Each row also holds the upper bound on the expected rate that follows
-    from it.
+    The attacker knows that each client's image is one of `POOL` images, all equally likely. For each client it picks the one that
+    makes the client's messages of these rounds, which are clipped and have Gaussian noise, most likely. In each of `FEDERATIONS`
+    federations every image of the pool is that of one client, so that the candidates' gradients are computed once a round for all
+    clients. The noise multiplier is the standard deviation of the noise divided by the clipping norm. Each row also holds the
+    upper bound on the expected rate that follows from it.
     """
-    trials, counts = (4, (1, 3)) if asked.quick else (40, (1, 10, 30))
+    federations, counts = (1, (1, 3)) if asked.quick else (FEDERATIONS, (1, 10, 30))
     pool = load_images(asked, "cifar10", POOL)
-    network, rows = make_network(pool, asked.seed), []
+    network, rows, trials = make_network(pool, asked.seed), [], federations * len(pool)
     for multiplier in NOISE_MULTIPLIERS:
-        right, seconds = dict.fromkeys(counts, 0), 0.0
-        for trial in range(trials):
-            with measure_cpu() as clock:
-                named = _name_image(network, pool, trial % len(pool), multiplier, counts, asked.seed * 1000 + trial)
-            seconds += clock.seconds
-            for count, index in named.items():
-                right[count] += index == trial % len(pool)
-        noise = find_noise(DefenseSpec.parse(_write_defense(multiplier)), tensors=len(network.weights))
+        right, defense = dict.fromkeys(counts, 0), f"clip(0.01) | gaussian({0.01 * multiplier})"
+        with measure_cpu() as clock:
+            for number in range(federations):
+                seed = 10**6 * (asked.seed * federations + number)
+                cases = record_same_examples(network, pool, max(counts), defense=defense, seed=seed)
+                for count, named in _name_images(cases, pool, counts).items():
+                    right[count] += int((named == torch.arange(len(pool))).sum())
+        noise = find_noise(DefenseSpec.parse(defense), tensors=len(network.weights))
         rows += [
             {
                 "noise_multiplier": multiplier,
@@ -123,40 +126,35 @@ def make_private_rows(asked: Options) -> list[ResultRow]:
                 "bound": compute_bound(noise, prior=1 / POOL, times=count),
                 "null": 1 / POOL,
                 "trials": trials,
-                "cpu_seconds": seconds,
+                "cpu_seconds": clock.seconds,
                 "part": pool.part,
             }
             for count in counts
         ]
+        print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
 
-def _write_defense(multiplier: float) -> str:
-    return f"clip(0.01) | gaussian({0.01 * multiplier})"
+def _name_images(cases: Sequence[Case], pool: Images, counts: Sequence[int]) -> dict[int, Tensor]:
+    """Return a dict from each number of rounds n in `counts` to the index (clients,) of the image that fits each client best.
 
-
-def _name_image(
-    network: RecordedNetwork, pool: Images, true: int, multiplier: float, counts: Sequence[int], seed: int
-) -> dict[int, int]:
-    """Return a dict from each number of rounds n in `counts` to the index of the pool's image that fits the first n rounds best.
-
-    true: index of the client's image, from which the messages are simulated. multiplier: standard deviation of their noise,
-    divided by the clipping norm. seed: of the noise.
+    An image fits if the messages of the client's first n rounds are near what the client would have sent without noise.
+    cases: the rounds of each client, in the same rounds and from the same global weights.
     """
-    (case,) = record_same_examples(network, pool.of([true]), max(counts), defense=_write_defense(multiplier), seed=seed)
-    first = case.observations[0]
+    first = cases[0].observations[0]
     model = build_network(first)
     gradients, channel = build_per_problem(model, first.data, "cross_entropy"), build_channel(first, model)
     assert gradients is not None
-    misfit, named = torch.zeros(len(pool)), {}
-    for number, observation in enumerate(case.observations, start=1):
+    scale = -compute_total_step(first.training, 1)
+    misfit, named = torch.zeros(len(cases), len(pool), dtype=torch.float64), {}
+    for number, seen in enumerate(zip(*(case.observations for case in cases), strict=True), start=1):
         with torch.no_grad():
-            found = join_problems(gradients(dict(observation.weights), pool.x[:, None], pool.y[:, None]))
+            found = join_problems(gradients(dict(seen[0].weights), pool.x[:, None], pool.y[:, None]))
         assert found is not None
-        scale = -compute_total_step(observation.training, 1)
-        updates = {name: scale * t for name, t in found.items()}
-        expected = torch.func.vmap(lambda update: channel.expect(update, {}))(updates)
-        misfit += sum((expected[name] - t).square().flatten(1).sum(dim=1) for name, t in observation.update.items())
+        expected = torch.func.vmap(lambda update: channel.expect(update, {}))({name: scale * t for name, t in found.items()})
+        for name, candidates in expected.items():
+            sent = torch.stack([observation.update[name] for observation in seen])
+            misfit += torch.cdist(sent.flatten(1).double(), candidates.flatten(1).double()).square()
         if number in counts:
-            named[number] = int(misfit.argmin())
+            named[number] = misfit.argmin(dim=1)
     return named

@@ -20,6 +20,12 @@ from fedsim.recording import Observation, Training
 
 MAX_OUTSIDE = 1e-3
 """Largest distance of a client's normalised examples from a span that counts as this client's own."""
+OUR_ROUNDING = 3.0 / ((2**31 - 1) // (4 * 8)) / 8
+"""Step of `secure_aggregation = true` for cohorts of 4 clients of 8 examples: [-3, 3] is scaled to the largest range whose sum,
+weighted by the numbers of examples, fits into 32 bits."""
+FLOWER_ROUNDING = 2 * 8.0 / 2**22 * 1000 / 8
+"""Step of Flower's SecAgg+ workflow with its defaults: [-8, 8] is divided into 2^22 steps after multiplication by the number of
+examples, 8, over max_weight, 1000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +36,7 @@ class CohortSetting:
     steps, batch: local steps of a round, and the size of their batches.
     fixed: whether the clients form fixed groups that take turns; otherwise each cohort is drawn at random.
     trainings: number of times that the same clients train from other random weights, for `rounds` rounds each.
+    rounding: step to which clients round the values of their updates before they are summed; 0 for none.
     hidden: width of the first layer. defense: of the sum, as in an experiment; "" for none. data: name of the data set.
     what:  name of the federation in the table.
     """
@@ -44,6 +51,7 @@ class CohortSetting:
     hidden: int = 256
     fixed: bool = False
     defense: str = ""
+    rounding: float = 0.0
     data: str = "cifar10"
     learning_rate: float = 0.02
     what: str = ""
@@ -83,6 +91,8 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
         CohortSetting(fixed=True, what="fixed cohorts"),
         CohortSetting(hidden=24, what="narrow layer"),
         CohortSetting(defense="gaussian(snr_db=40)", what="noise of 40 dB"),
+        CohortSetting(steps=4, batch=2, rounding=OUR_ROUNDING, what="random cohorts, rounded as by default"),
+        CohortSetting(steps=4, batch=2, rounding=FLOWER_ROUNDING, what="random cohorts, rounded as by Flower's SecAgg+"),
         SRATTA,
         replace(SRATTA, trainings=20, what=f"{SRATTA.what}, 20 trainings"),
     ]
@@ -163,7 +173,7 @@ def record(asked: Options, setting: CohortSetting, images: Images, holdings: Map
     for number in range(setting.trainings):
         network = make_network(images.data, training, hidden=setting.hidden, seed=asked.seed + number)
         own = rounds[number * setting.rounds : (number + 1) * setting.rounds]
-        seen += record_sums(network, own, defense=setting.defense).observations
+        seen += record_sums(network, own, defense=setting.defense, rounding=setting.rounding).observations
     return Case(tuple(replace(one, round=number) for number, one in enumerate(seen, start=1)))
 
 

@@ -5,12 +5,13 @@ LeNet. An attack on all rounds together needs links: claims that certain example
 row of the table the attack finds them itself; in another it is given the true ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from statistics import mean
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from support.contract import Options, ResultRow, measure_cpu
 from support.rounds.accumulation import make_network
 from support.rounds.federation import record_epochs
@@ -18,20 +19,26 @@ from support.splits import Images, load_images
 from torch import Generator, Tensor
 
 from attacker.attacks import Case, accumulate
-from attacker.attacks.linking import Links
+from attacker.attacks.labels.probes import compute_head_inputs
+from attacker.attacks.linking import Described, Links, link
 from attacker.attacks.multi_round.agic import Agic
+from attacker.attacks.multi_round.descriptions import Describer
+from attacker.attacks.simulation.client import build_network
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.metrics import psnr
+from fedsim.recording import Observation
 
 BATCH, EXAMPLES, EPOCHS = 4, 8, 5
+CLIENTS = 20
+"""Clients whose rounds are linked, without a search."""
 STEPS = 30
 """Iterations of the search, of up to 20 evaluations each; equal for single rounds and for all."""
 LEARNING_RATE = 0.01
 
 
 def make_convolution_rows(asked: Options) -> list[ResultRow]:
-    """Return three rows with the PSNR of each image and their mean, for three ways to attack the same rounds.
+    """Return three rows with the PSNR of each image, for three ways to attack the same rounds, and one of linking alone.
 
     The first way attacks each round alone, and takes for each image the round with the highest PSNR. The second attacks all
     rounds together, and finds the links itself (which examples of different rounds are the same image). The third is given the
@@ -58,7 +65,7 @@ def make_convolution_rows(asked: Options) -> list[ResultRow]:
     rows.append(
         _make_row("all rounds, true links and labels given", _measure_assigned(right, images.x), clock.seconds, case, images)
     )
-    return [row | {"null_psnr": _measure_null(attack, case, images)} for row in rows]
+    return [*(row | {"null_psnr": _measure_null(attack, case, images)} for row in rows), make_linking_row(asked)]
 
 
 def _make_row(by: str, each: Tensor, seconds: float, case: Case, images: Images) -> ResultRow:
@@ -90,24 +97,70 @@ def _measure_assigned(found: Reconstruction, x: Tensor) -> Tensor:
 
 
 def _measure_links(found: Reconstruction, used: Sequence[Sequence[int]], images: Images) -> float:
-    """Estimate the share of pairs (one image used in two rounds) that the attack found to be the same image.
+    """Return the share of pairs (one image used in two rounds) that the attack claims to be the same image.
 
-    The examples that the attack places in a round are matched with the round's images by label. If two images of a batch share a
-    label, the match is arbitrary, so that right links may count as wrong. used: indices of the images of each round.
+    Positions within a batch have no meaning, so that first, in each round, the reconstructions that the attack places there are
+    assigned to the round's images, by truth, with the smallest sum of squared differences. used: indices of the images of each
+    round.
     """
-    slots: dict[tuple[int, int], int] = {}
-    rounds = sorted({slot.round for slot in found.slots})
-    for number, batch in zip(rounds, used, strict=True):
-        left = list(batch)
-        for slot in (slot for slot in found.slots if slot.round == number):
-            label = int(found.y[slot.example])
-            image = next((i for i in left if int(images.y[i]) == label), None)
-            if image is not None:
-                left.remove(image)
-                slots[number, image] = slot.example
-    pairs = linked = 0
-    for image in range(len(images)):
-        held = [slots.get((number, image), -number) for number, batch in zip(rounds, used, strict=True) if image in batch]
-        for one, other in combinations(held, 2):
-            pairs, linked = pairs + 1, linked + (one == other)
-    return linked / pairs
+    placed: list[dict[int, int]] = []
+    for number, batch in zip(sorted({slot.round for slot in found.slots}), used, strict=True):
+        here = sorted({slot.example for slot in found.slots if slot.round == number})
+        cost = torch.cdist(found.x[here].nan_to_num().flatten(1).double(), images.x[batch].flatten(1).double()).square()
+        placed.append({batch[column]: here[row] for row, column in zip(*linear_sum_assignment(cost.numpy()), strict=True)})
+    return count_links(placed)[0]
+
+
+def count_links(placed: Sequence[Mapping[int, int]]) -> tuple[float, float]:
+    """Return the share of pairs (one image in two rounds) that are linked, and the share of links that join different images.
+
+    placed: for each round, a dict from the index of an image to the number of the example that the attack takes it for.
+    """
+    pairs = right = links = 0
+    for one, other in combinations(placed, 2):
+        pairs += len(one.keys() & other.keys())
+        right += sum(one[image] == other[image] for image in one.keys() & other.keys())
+        links += len(set(one.values()) & set(other.values()))
+    return right / pairs, 1 - right / links if links else 0.0
+
+
+def make_linking_row(asked: Options) -> ResultRow:
+    """Return the row of linking alone, for many clients of `EXAMPLES` images each: shares of linked pairs and of wrong links.
+
+    In each round, the features that the attack computes are assigned to those of the round's images, by truth. Column least: the
+    smallest share of linked pairs of a client.
+    """
+    clients, rates, spent = 2 if asked.quick else CLIENTS, [], 0.0
+    images = load_images(asked, "cifar10", clients * EXAMPLES)
+    for number in range(clients):
+        own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
+        network = make_network(own, asked.seed + number, BATCH, LEARNING_RATE)
+        case, used = record_epochs(network, own, BATCH, EPOCHS, "c", seed=asked.seed + number)
+        describer = Describer(accumulate(compare="features").matching, "features", 50, asked.device)
+        with measure_cpu() as clock:
+            described = describer(case, Generator().manual_seed(asked.seed), None, None)
+            links = link(described, batch_size=BATCH)
+        spent += clock.seconds
+        places = zip(case.observations, described, used, links.places, strict=True)
+        rates.append(count_links([_place_images(seen, one, own.of(batch), batch, at) for seen, one, batch, at in places]))
+    return {
+        "by": f"linking alone, {clients} clients",
+        "rounds": 2 * EPOCHS,
+        "batch": BATCH,
+        "images": len(images),
+        "link_rate": mean(rate for rate, _ in rates),
+        "least": min(rate for rate, _ in rates),
+        "wrong_links": mean(wrong for _, wrong in rates),
+        "cpu_seconds": spent,
+        "part": images.part,
+    }
+
+
+def _place_images(seen: Observation, one: Described, own: Images, batch: Sequence[int], places: Tensor) -> dict[int, int]:
+    """Return a dict from the index of each image of a round to the example whose features are assigned to those of the image."""
+    model = build_network(seen)
+    assert one.features is not None
+    with torch.no_grad():
+        true, _ = compute_head_inputs(model, {**seen.buffers, **seen.weights}, seen.data.normalise(own.x))
+    cost = torch.cdist(one.features.double(), true.double())
+    return {batch[column]: int(places[row]) for row, column in zip(*linear_sum_assignment(cost.numpy()), strict=True)}

@@ -114,16 +114,25 @@ def record_same_examples(
     return [Case(tuple(own)) for own in found]
 
 
-def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence[LocalBatch]]], *, defense: str = "") -> Case:
+def record_sums(
+    network: RecordedNetwork,
+    rounds: Sequence[Mapping[str, Sequence[LocalBatch]]],
+    *,
+    defense: str = "",
+    rounding: float = 0.0,
+) -> Case:
     """Simulate rounds of secure aggregation, and return a case with what the server sees of each.
 
     The server sees the unweighted mean of the clients' updates, to which `defense` was applied (as in an experiment, "" for
     none). It adds this mean to the global weights. rounds: for each round, a dict from the name of a client to its batches.
+    rounding: step to which each client rounds the values of its update before they are summed; 0 for none.
     """
     weights, found = dict(network.weights), []
     for number, batches in enumerate(rounds, start=1):
         each = [make_update(network, weights, own) for own in batches.values()]
-        update = {name: torch.stack([one[name] for one in each]).mean(dim=0) for name in weights}
+        if rounding:
+            each = [{name: (u.double() / rounding).round() * rounding for name, u in one.items()} for one in each]
+        update = {name: torch.stack([one[name] for one in each]).mean(dim=0).float() for name in weights}
         count = sum(len(y) for own in batches.values() for _, y in own)
         seen = observe(network, weights, update, number, SUM_CLIENT, tuple(sorted(batches)), count, defense)
         found.append(seen)

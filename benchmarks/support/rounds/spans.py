@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
+from support.cpl.cases import load_table
 from support.rounds.federation import RecordedNetwork, kill_neurons, make_network, record_epochs, train_network
 from support.splits import Images, load_images
 from torch import Generator, Tensor
@@ -65,6 +66,8 @@ def list_settings(*, quick: bool) -> list[SpanSetting]:
     rows += [SpanSetting(batch=8, examples=64, clients=4, state=state) for state in ("half dead", "90 % dead")]
     rows += [SpanSetting(batch=8, examples=64, clients=2, defense=f"gaussian(snr_db={db})") for db in (60, 40, 20)]
     rows += [SpanSetting(batch=8, examples=256, clients=1), SpanSetting(batch=16, examples=1024, clients=1)]
+    for data, clients in (("breast_cancer", {4: 8, 8: 2}), ("adult", {4: 8, 8: 6, 16: 1})):
+        rows += [SpanSetting(batch=batch, examples=batch**2, clients=count, data=data) for batch, count in clients.items()]
     return rows
 
 
@@ -76,7 +79,14 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
     part: part of the data set from which the images are drawn: "tuning", "validation" or "report".
     """
-    images = load_images(asked, setting.data, setting.clients * setting.examples, part=part)
+    count = setting.clients * setting.examples
+    if setting.data in ("adult", "breast_cancer"):
+        table = load_table(asked, setting.data, count)
+        if table is None:
+            raise ValueError(f"{setting.data}: --data must name the folder that holds it, got {asked.data}")
+        images = table
+    else:
+        images = load_images(asked, setting.data, count, part=part)
     network = _make_network(images, setting, asked.seed)
     pairs = right = exact = with_relu = recovered = wrong = certain = false = null = 0
     spent = [0.0, 0.0]
@@ -104,6 +114,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     total = len(images)
     b, n = setting.batch, setting.examples
     return {
+        "data": images.name,
         "batch": b,
         "examples": n,
         "clients": setting.clients,

@@ -74,22 +74,49 @@ def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
 def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> FoundExamples:
     """Return the plausible examples that are one-dimensional intersections of two to MAX_MEMBERS row spaces, each once.
 
+    Pairs of spaces that share one dimension come first. Of the others, only those are intersected with further spaces of which
+    fewer examples are known than they share, so that the cost grows with the number of pairs.
     shared: as `count_all_shared` returns it. low, high: smallest and largest normalised inputs (F - 1,), see `is_plausible`.
     """
-    vectors, clearances = [], []
-    for i, j in torch.combinations(torch.arange(len(spaces))).tolist():
-        if not shared[i, j]:
+    pairs = [(i, j) for i, j in torch.combinations(torch.arange(len(spaces))).tolist() if shared[i, j]]
+    lines = [intersect(spaces[i].y, spaces[j].y) for i, j in pairs if shared[i, j] == 1]
+    found = _collect_examples([line for line in lines if is_plausible(line.y[0], low, high)], spaces, len(low) + 1)
+    fresh: list[Intersection] = []
+    unit = found.vectors / found.vectors.norm(dim=1, keepdim=True)
+    held = _mark_holders(found.holders, len(spaces))
+    for i, j in sorted((pair for pair in pairs if shared[pair] > 1), key=lambda pair: int(shared[pair])):
+        if int((held[:, i] & held[:, j]).sum()) >= shared[i, j]:
             continue
-        both = intersect(spaces[i].y, spaces[j].y)
-        for line in _split_into_lines(both, spaces, shared, (i, j)):
+        for line in _split_into_lines(intersect(spaces[i].y, spaces[j].y), spaces, shared, (i, j)):
+            vector = line.y[0] / line.y[0].norm()
             if is_plausible(line.y[0], low, high):
-                vectors.append(line.y[0] * torch.sign(line.y[0, -1]))
-                clearances.append(line.next / max(line.largest, torch.finfo(torch.float64).eps))
-    if not vectors:
-        features = spaces[0].y.shape[1] if spaces else len(low) + 1
+                fresh.append(line)
+                if not bool(((unit @ vector).abs() > 1 - MAX_SCREENED_DISTANCE**2 / 2).any()):
+                    unit = torch.cat([unit, vector[None]])
+                    held = torch.cat([held, _mark_holders(find_holders(line.y[:1], spaces), len(spaces))])
+    if not fresh:
+        return found
+    more = _collect_examples(fresh, spaces, len(low) + 1)
+    vectors, clearance = merge_equal(torch.cat([found.vectors, more.vectors]), torch.cat([found.clearance, more.clearance]))
+    return FoundExamples(vectors, clearance, find_holders(vectors, spaces))
+
+
+def _collect_examples(lines: Sequence[Intersection], spaces: Sequence[RowSpace], features: int) -> FoundExamples:
+    """Return the different examples behind one-dimensional intersections. features: F, the length of their vectors."""
+    if not lines:
         return FoundExamples(torch.zeros(0, features, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), ())
-    merged, clearance = merge_equal(torch.stack(vectors), torch.tensor(clearances, dtype=torch.float64))
+    vectors = torch.stack([line.y[0] * torch.sign(line.y[0, -1]) for line in lines])
+    clearances = [line.next / max(line.largest, torch.finfo(torch.float64).eps) for line in lines]
+    merged, clearance = merge_equal(vectors, torch.tensor(clearances, dtype=torch.float64))
     return FoundExamples(merged, clearance, find_holders(merged, spaces))
+
+
+def _mark_holders(holders: Sequence[Sequence[int]], spaces: int) -> Tensor:
+    """Return a mask (N, spaces) of the row spaces that contain each of N examples."""
+    mask = torch.zeros(len(holders), spaces, dtype=torch.bool)
+    for example, own in enumerate(holders):
+        mask[example, list(own)] = True
+    return mask
 
 
 def _split_into_lines(

@@ -203,3 +203,17 @@ def test_invalid_arguments_are_refused() -> None:
         link([Described(1, torch.tensor([0]), torch.full((1, 3), torch.nan))], batch_size=1)
     with pytest.raises(ValueError, match="'assignment' or 'greedy', got 'best'"):
         link([client.seen(1, [0])], batch_size=1, matching="best")  # type: ignore[arg-type]
+
+
+def test_many_short_passes_stay_apart_if_the_first_resembles_later_ones_less() -> None:
+    """Without a limit of the likeness, the nearest rounds decide, and several passes are taken for one."""
+    client = Client(8, noise=0.05)
+    batches = client.epochs(5, 4)
+    drift = torch.randn(8, 32, generator=client.rng)
+    described = [
+        one._replace(features=one.features + 0.7 * drift[used] / one.round)
+        for one, used in zip(client.rounds(batches), batches, strict=True)
+    ]
+    links = link(described, batch_size=4)
+    assert links.epochs == (1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
+    assert linked(links, batches) == (32, 0)

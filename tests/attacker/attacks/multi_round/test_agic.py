@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, find_unmet
+from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.names import OPTIMISERS
 from attacker.attacks.multi_round.agic import agic
+from attacker.attacks.multi_round.descriptions import Describer
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import encode
 
@@ -63,6 +65,27 @@ def test_every_example_of_two_epochs_is_linked(client: Client, compare: str) -> 
     assert sorted(list_uses(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
     assert any("pass 2: rounds 4 to 6" in note for note in found.notes)
     assert found.case == case.key
+
+
+def test_exact_features_need_no_search_for_labels(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The labels of the bias's gradient are kept if the features explain the gradient; a gradient with an error is searched."""
+    searches: list[int] = []
+
+    def search(self: Describer, seen: ObservedGradients, rng: torch.Generator) -> Tensor:
+        searches.append(seen.count)
+        return torch.zeros(2, dtype=torch.int64)
+
+    monkeypatch.setattr(Describer, "_infer_labels", search)
+    case, _ = client()
+    describer = Describer(agic().matching, "features", 1, "cpu")
+    described = describer(case, seeded(), None, None)
+    assert [sorted(one.labels.tolist()) for one in described] == [sorted(rows) for rows in ORDER]
+    assert not searches
+    last = case.observations[-1]
+    wrong, head = dict(last.update), list(last.update)[-2]
+    wrong[head] = wrong[head] + 0.1 * torch.randn(last.update[head].shape, generator=seeded()) * last.update[head].std()
+    describer(Case((replace(last, payload=encode(wrong)),)), seeded(), None, None)
+    assert searches == [2]
 
 
 def test_without_links_every_place_has_its_own_example(client: Client) -> None:

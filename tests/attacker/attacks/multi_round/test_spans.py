@@ -7,9 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
-from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, explain_unlinear, read_rows
+from attacker.attacks.multi_round.spans import recovery
+from attacker.attacks.multi_round.spans.anonymous import group_observations, group_rounds
+from attacker.attacks.multi_round.spans.attack import find_limits
+from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, convert_to_examples, explain_unlinear, read_rows
 from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
-from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, compute_threshold, intersect
+from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace, compute_row_space, compute_threshold, intersect
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
 from defenses import DefenseSpec
 from fedsim import models
@@ -266,3 +269,43 @@ def test_vectors_well_above_the_noise_outside_of_a_row_space_are_not_in_it() -> 
     space = RowSpace(y, torch.ones(9, 2, dtype=torch.float64), torch.ones(9, dtype=torch.float64), 2.0, saturated=False)
     outside = y[:1] + 2 * compute_threshold(30) * torch.eye(30, dtype=torch.float64)[5]
     assert find_holders(torch.cat([y[:1], outside]), [space]) == ((0,), ())
+
+
+def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row spaces are intersected once per pair of rounds that share examples, and further only where some are not known yet."""
+    order = [rows for seed in range(12) for rows in torch.randperm(12, generator=seeded(seed)).split(3)]  # type: ignore[no-untyped-call]
+    case, x, _ = make_client(tuple(tuple(rows.tolist()) for rows in order), examples=12)
+    spaces, calls, intersect_once = find_spaces(case), [0], recovery.intersect
+
+    def count_calls(first: Tensor, second: Tensor) -> Intersection:
+        calls[0] += 1
+        return intersect_once(first, second)
+
+    shared = count_all_shared(spaces, seeded())
+    monkeypatch.setattr(recovery, "intersect", count_calls)
+    low, high = find_limits(case.observations[0])
+    found = recover(spaces, shared, low, high)
+    assert measure_errors(convert_to_examples(found.vectors, DATA), x).max() < 1e-4
+    assert calls[0] <= int((shared.triu(1) > 0).sum())
+
+
+def test_updates_without_names_are_grouped_by_their_examples() -> None:
+    """Three clients in two epochs each; the fourth uses every example once, so that nothing connects its updates."""
+    rounds = []
+    for client in range(3):
+        case, _, _ = make_client(tuple(tuple(9 * client + i for i in rows) for rows in TWO_EPOCHS), examples=36)
+        rounds += [(client, replace(one, client=f"r{one.round}c{client}")) for one in case.observations]
+    case, _, _ = make_client(((27, 28, 29), (30, 31, 32)), examples=36)
+    rounds += [(3 + one.round, one) for one in case.observations]
+    shuffled = [rounds[i] for i in torch.randperm(len(rounds), generator=seeded()).tolist()]
+    owner = {id(one): client for client, one in shuffled}
+    groups = group_observations([one for _, one in shuffled], seeded())
+    assert [len(group) for group in groups] == [6, 6, 6, 1, 1]
+    assert all(len({owner[id(one)] for one in group}) == 1 for group in groups)
+    assert all([one.round for one in group] == sorted(one.round for one in group) for group in groups)
+
+
+def test_two_updates_of_one_round_are_not_of_one_client() -> None:
+    shared = torch.tensor([[3, 2, 0], [2, 3, 1], [0, 1, 3]])
+    assert group_rounds(shared, [1, 2, 1]) == [[0, 1], [2]]
+    assert group_rounds(shared, [1, 2, 3]) == [[0, 1, 2]]

@@ -1,0 +1,69 @@
+"""Linear disaggregation of secure sums: each client's own update from sums over cohorts that change from round to round.
+
+With the participation matrix P (rounds x clients), the clients' updates U and the sums S of the rounds, P U = S. This determines
+the updates of clients that repeat theirs from round to round, since they use all their examples in each and the weights hardly
+change. What differs between rounds is left as the residual.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedsim.recording.codec import encode
+from fedsim.recording.observation import Observation
+
+MIN_DETERMINED = 1 - 1e-6
+"""Smallest diagonal entry of pinv(P) P of a client whose update is determined by the sums; it is 1 up to rounding."""
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """The solution of P U = S.
+
+    clients:  dict from the name of each client whose update is determined to an observation with that update, which attacks on
+              single rounds can be given. Its round is the first one of the client.
+    residual: norm of P U - S relative to that of S; near 0 if clients repeat their updates.
+    """
+
+    clients: dict[str, Observation]
+    residual: float
+
+
+def disaggregate(sums: Sequence[Observation]) -> Disaggregated:
+    """Return the updates of single clients that explain secure sums by least squares.
+
+    All clients are taken to have the same weight in a sum, as with equal numbers of examples. The weights of a client's
+    observation are the mean of those that were sent in its rounds, as the update is then accurate to the second order in their
+    changes.
+    sums: the secure sums (means over the cohort) of several rounds. Raises ValueError if there are none.
+    """
+    if not sums:
+        raise ValueError("linear disaggregation needs the secure sums of at least one round, got none")
+    names = sorted({name for one in sums for name in one.cohort})
+    took_part = torch.tensor([[float(name in one.cohort) for name in names] for one in sums], dtype=torch.float64)
+    solve = torch.linalg.pinv(took_part)
+    determined = (solve @ took_part).diagonal() >= MIN_DETERMINED
+    each, missed, total = {}, 0.0, 0.0
+    for key, w in sums[0].weights.items():
+        added = torch.stack([one.update[key].double().flatten() * len(one.cohort) for one in sums])
+        solved = solve @ added
+        each[key] = solved.reshape(len(names), *w.shape).float()
+        missed += float((took_part @ solved - added).square().sum())
+        total += float(added.square().sum())
+    found = {}
+    for i, name in enumerate(names):
+        if determined[i]:
+            own = [one for one in sums if name in one.cohort]
+            weights = {key: torch.stack([one.weights[key] for one in own]).mean(dim=0) for key in own[0].weights}
+            sizes = {None if one.num_examples is None else one.num_examples / len(one.cohort) for one in own}
+            size = sizes.pop() if len(sizes) == 1 else None
+            found[name] = replace(
+                own[0],
+                client=name,
+                cohort=(name,),
+                num_examples=int(size) if size is not None and size.is_integer() else None,
+                weights=weights,
+                payload=encode({key: u[i] for key, u in each.items()}),
+            )
+    return Disaggregated(found, (missed / total) ** 0.5 if total else 0.0)

@@ -1,0 +1,60 @@
+"""The table `disaggregation` of rounds.py: single updates from secure sums by least squares, for growing learning rates."""
+
+from statistics import mean
+
+import torch
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.accumulation import make_network
+from support.rounds.federation import make_update, record_sums
+from support.splits import load_images
+from torch import Generator
+
+from attacker.attacks import Case, exact
+from attacker.attacks.multi_round.disaggregation import disaggregate
+from attacker.scoring.metrics import psnr
+
+CLIENTS, COHORT, ROUNDS = 8, 3, 16
+LEARNING_RATES = (1e-5, 1e-4, 1e-3, 1e-2)
+
+
+def make_disaggregation_rows(asked: Options) -> list[ResultRow]:
+    """Return a row for each learning rate: how well the updates of single clients follow from the secure sums of random cohorts.
+
+    Each client trains CPL's LeNet on one image, the same in each round. error: largest distance of a client's update to the true
+    one, relative to the norm of the latter. psnr: mean PSNR of the images that `exact` reconstructs from these updates.
+    """
+    images = load_images(asked, "cifar10", CLIENTS)
+    rows = []
+    for rate in LEARNING_RATES[:1] if asked.quick else LEARNING_RATES:
+        rng, network = Generator().manual_seed(asked.seed + 1), make_network(images, asked.seed, 1, rate)
+        batches = {f"c{i}": [(images.x[i : i + 1], images.y[i : i + 1])] for i in range(CLIENTS)}
+        cohorts = [torch.randperm(CLIENTS, generator=rng)[:COHORT].tolist() for _ in range(ROUNDS)]
+        case = record_sums(network, [{f"c{i}": batches[f"c{i}"] for i in sorted(cohort)} for cohort in cohorts])
+        with measure_cpu() as clock:
+            found = disaggregate(case.observations)
+            (*answers,) = exact(route="layers")([Case((one,)) for one in found.clients.values()], rng=Generator().manual_seed(0))
+        errors, each = [], []
+        for (name, one), answer in zip(found.clients.items(), answers, strict=True):
+            true = make_update(network, one.weights, batches[name])
+            missed, size = (
+                torch.cat([part.flatten() for part in parts.values()]).norm()
+                for parts in ({key: u - one.update[key] for key, u in true.items()}, true)
+            )
+            errors.append(float(missed / size))
+            each.append(float(psnr(answer.x.clamp(0, 1), batches[name][0][0])[0]))
+        rows.append(
+            {
+                "learning_rate": rate,
+                "clients": CLIENTS,
+                "cohort": COHORT,
+                "rounds": ROUNDS,
+                "determined": len(found.clients),
+                "residual": found.residual,
+                "error": max(errors),
+                "psnr": mean(each),
+                "each": " ".join(f"{value:.1f}" for value in each),
+                "cpu_seconds": clock.seconds,
+                "part": images.part,
+            }
+        )
+    return rows
