@@ -9,11 +9,13 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.confidence import judge_prior
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, explain_unlinear, join_parameters, read_rows
 from attacker.attacks.multi_round.spans.recovery import MIN_CLEARANCE, FoundExamples, add_separated, count_all_shared, recover
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
+from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
@@ -35,7 +37,8 @@ at a signal-to-noise ratio of 40 dB larger. At that noise two of 41 examples tha
 class Spans:
     """An attack that intersects the row spaces of a client's updates of the linear layer whose input is the example itself.
 
-    relu:    whether to look for the remaining examples of a batch by the zeros of ReLU, see `separation`.
+    relu:    whether to look for the remaining examples of a batch by the zeros of ReLU, see `separation` and, for batches that
+             several rounds share as a whole, `same_batch`.
     sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
     """
 
@@ -69,6 +72,8 @@ class Spans:
         isolated = len(found.vectors)
         if self.relu and (forwards := _list_forwards(case, layer)):
             found = add_separated(found, spaces, forwards, low, high)
+            own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
+            found = add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
         words = _describe(spaces, shared, isolated, len(found.vectors))
         if not len(found.vectors):
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
@@ -94,6 +99,8 @@ def spans(*, relu: bool = True) -> Spans:
     """Recover examples x as intersections of row spaces of first-layer updates over rounds.
 
     Where two batches share exactly one example, their row spaces in general share only the multiples of [x, 1].
+
+    Batches that several rounds share as a whole are recovered from the zeros that ReLU causes in all of their updates.
 
     relu: in rounds of one local step, look for the remaining examples of a batch by the zeros that ReLU causes in the update.
     """
@@ -148,6 +155,12 @@ def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], T
         return lambda: join_parameters(observation.weights, layer)
 
     return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
+
+
+def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Tensor | None]:
+    """Return a function that returns `build_templates` of the observation of a case with a given index."""
+    chain = _find_chain(case.observations[0])
+    return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
 
 
 def _find_chain(observation: Observation) -> Chain | None:
