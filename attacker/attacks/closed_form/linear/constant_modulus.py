@@ -119,7 +119,9 @@ def find_directions(
         found = found.move(before, problem)
         found = found.join(problem.solve(problem.start(found.sure, rng)))
         q, sure = problem.convert_to_original(found.q), len(found.sure.q)
-        if len(found.q) < factors.rank:
+        if sure == len(found.q) == factors.rank - 1:  # they determine the last example, and it determines the last direction
+            q = torch.cat([q, torch.linalg.svd(q)[0][:, -1:]], dim=1)
+        if q.shape[1] < factors.rank:
             continue
         for _ in range(REPAIRS if sure < factors.rank else 0):
             q = _solve_from_examples(q, sure, factors, forward, constant)
