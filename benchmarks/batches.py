@@ -1,9 +1,10 @@
-"""Share of a large batch's images that `exact` recovers from one update, over batch size, width and training of the network.
+"""Share of a large batch's images that closed forms recover, over batch size, width, training of the network, and rounds.
 
 The network is an MLP with one hidden layer with ReLU on CIFAR-10. The attack `exact` runs its closed form for a first linear
-layer, without a search. The column `exact` is the share of images recovered above 60 dB, `certified` the number of answers with a
-confidence above 0.9, and `false_certificates` the number of these at 60 dB or below. `null` is the share that grey images
-recover. `steps` is the number of local steps of FedAvg, each on its own batch.
+layer, without a search. Where a client uses the same images in several `rounds`, the attack is `spans`. The column `exact` is the
+share of images recovered above 60 dB, `certified` the number of answers with a confidence above 0.9, and `false_certificates` the
+number of these at 60 dB or below. `null` is the share that grey images recover. `steps` is the number of local steps of FedAvg,
+each on its own batch, and `draw` the number of the batch, whose network has other initial weights.
 
 Table `cocktail`: what `cocktail_party` separates, without (`refine` false) and with the zeros of ReLU, as mean and median PSNR of
 the images of a batch (a PSNR above 100 dB counts as 100), the shares of images with a higher PSNR than grey (`above_null`), above
@@ -27,6 +28,10 @@ def main() -> None:
     for row in rows:
         if (row["batch"], row["width"], row["network"], row["defense"]) == (128, 1024, "untrained", "none"):
             summary |= {"exact_b128": row["exact"], "cpu_seconds_b128": row["cpu_seconds"]}
+    again = [
+        row["exact"] for row in rows if (row["network"], row["rounds"], row["rate"], row["batch"]) == ("trained", 4, 0.05, 32)
+    ]
+    summary |= {"exact_b32_trained_4_rounds": sum(again) / len(again)} if again else {}
     print_results("batches", rows, {**summary, "worst_null": max(row["null"] for row in rows)}, asked)
 
 

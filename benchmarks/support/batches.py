@@ -1,4 +1,4 @@
-"""Rows of the table of batches.py: what the attack `exact` recovers, by a closed form, from one client's update."""
+"""Rows of the table of batches.py: what closed forms recover from one client's update, or from several of the same examples."""
 
 from dataclasses import dataclass
 
@@ -18,6 +18,8 @@ EXACT_DB = 60.0
 CERTAIN = 0.9
 """Confidence above which an answer counts as certified."""
 TRAINING_IMAGES, TRAINING_STEPS = 512, 300
+SAME_EXAMPLES_DEFENSES = ("", "clip(max_norm=0.01)", "gaussian(snr_db=60)", "gaussian(snr_db=20)")
+"""Defenses of the rows of several rounds of the same examples at the rate 0.01."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class LargeBatch:
 
     batch: number of examples of a step. width: of the hidden layer. state: "untrained" or "trained". steps: local steps of the
     client, each on a batch of its own. defense: specification such as "clip(4)"; "" for none. rate: learning rate.
+    rounds: in which the client uses the same examples; its update is added to the weights after each. draw: number of batches of
+    the data that other rows use before, also added to the seed.
     """
 
     batch: int
@@ -34,18 +38,29 @@ class LargeBatch:
     steps: int = 1
     defense: str = ""
     rate: float = 0.01
+    rounds: int = 1
+    draw: int = 0
 
 
 def list_batch_settings(*, quick: bool) -> list[LargeBatch]:
     """Return the settings of all rows: several batch sizes, widths, trained networks and defenses."""
     if quick:
-        return [LargeBatch(batch=32, width=256), LargeBatch(batch=32, width=256, defense="gaussian(snr_db=20)")]
+        four = LargeBatch(batch=32, width=512, state="trained", rate=0.05, rounds=4)
+        return [LargeBatch(batch=32, width=256), LargeBatch(batch=32, width=256, defense="gaussian(snr_db=20)"), four]
     grid = [(16, 512), (32, 512), (64, 512), (64, 1024), (128, 1024), (128, 2048)]
     rows = [LargeBatch(batch=batch, width=width) for batch, width in grid]
     rows += [LargeBatch(batch=batch, width=512, state="trained") for batch in (8, 16, 32)]
     rows += [LargeBatch(batch=64, width=512, defense=f"gaussian(snr_db={db})") for db in (60, 40, 20)]
     rows += [LargeBatch(batch=64, width=512, defense="clip(max_norm=0.01)")]
-    return [*rows, LargeBatch(batch=32, width=512, steps=2)]
+    again = [LargeBatch(batch=32, width=512, state="trained", rate=0.05, rounds=4, draw=draw) for draw in range(5)]
+    again += [LargeBatch(batch=32, width=512, state="trained", rate=0.05, rounds=rounds) for rounds in (1, 2)]
+    again += [LargeBatch(batch=32, width=512, state="trained", rounds=4, defense=one) for one in SAME_EXAMPLES_DEFENSES]
+    return [
+        *rows,
+        LargeBatch(batch=32, width=512, steps=2),
+        *again,
+        LargeBatch(batch=64, width=1024, state="trained", rate=0.05, rounds=4),
+    ]
 
 
 def make_batch_row(asked: Options, setting: LargeBatch, part: Part = "report") -> ResultRow:
@@ -54,13 +69,13 @@ def make_batch_row(asked: Options, setting: LargeBatch, part: Part = "report") -
     null: the same share for grey images. certified: number of answers with a confidence above `CERTAIN`. false_certificates:
     number of these without such a PSNR. part: split of the data that the images are from.
     """
-    count = setting.batch * setting.steps
-    images = load_images(asked, "cifar10", count, part=part)
+    count, seed = setting.batch * setting.steps, asked.seed + setting.draw
+    images = load_images(asked, "cifar10", count, part=part, skip=setting.draw * count)
     training = Training(learning_rate=setting.rate, batch_size=setting.batch, steps=setting.steps)
-    network = make_network(images.data, training, hidden=setting.width, seed=asked.seed)
+    network = make_network(images.data, training, hidden=setting.width, seed=seed)
     if setting.state == "trained":
         others = load_images(asked, "cifar10", TRAINING_IMAGES, part="tuning")
-        network = train_network(network, others, steps=TRAINING_STEPS, seed=asked.seed)
+        network = train_network(network, others, steps=TRAINING_STEPS, seed=seed)
     x = images.x.split(setting.batch)
     case = _make_case(network, list(zip(x, images.y.split(setting.batch), strict=True)), setting, count)
     with measure_cpu() as clock:
@@ -73,6 +88,9 @@ def make_batch_row(asked: Options, setting: LargeBatch, part: Part = "report") -
         "width": setting.width,
         "network": setting.state,
         "steps": setting.steps,
+        "rounds": setting.rounds,
+        "rate": setting.rate,
+        "draw": setting.draw,
         "defense": setting.defense or "none",
         "accuracy": network.measure_accuracy(images),
         "exact": _count_exact(best) / count,
@@ -85,13 +103,22 @@ def make_batch_row(asked: Options, setting: LargeBatch, part: Part = "report") -
 
 
 def _make_case(network: RecordedNetwork, batches: list[tuple[Tensor, Tensor]], setting: LargeBatch, count: int) -> Case:
-    update = make_update(network, network.weights, batches)
-    return Case((observe(network, network.weights, update, 1, "c0", ("c0",), count, setting.defense),))
+    weights, seen = dict(network.weights), []
+    for number in range(1, setting.rounds + 1):
+        update = make_update(network, weights, batches)
+        seen.append(observe(network, weights, update, number, "c0", ("c0",), count, setting.defense))
+        weights = {name: w + seen[-1].update[name] for name, w in weights.items()}
+    return Case(tuple(seen))
 
 
 def _attack(case: Case, asked: Options, *, null: bool) -> Reconstruction | None:
-    """Return the answer of `exact` by its closed form for a first linear layer, or of its null; None if it does not apply."""
-    attack = AttackSpec(name="exact", arguments={"fallback": "none", "route": "linear"}, null=null).build(device=asked.device)
+    """Return the answer of an attack, or of its null; None if it does not apply.
+
+    One round is attacked by `exact` with its closed form for a first linear layer, several by `spans`.
+    """
+    name = "exact" if len(case.observations) == 1 else "spans"
+    arguments = {"fallback": "none", "route": "linear"} if name == "exact" else {}
+    attack = AttackSpec(name=name, arguments=arguments, null=null).build(device=asked.device)
     try:
         return attack([case], rng=Generator().manual_seed(asked.seed))[0]
     except ValueError:

@@ -33,6 +33,9 @@ STARTS = 640
 MAX_ROUNDS = 4
 """Largest number of rounds of starts."""
 
+MIN_TURNS = 2
+"""Smallest number of rounds of starts in each of several gradients of the same examples."""
+
 STEPS, STEP_SIZE = 250, 0.1
 """Iterations of gradient descent of one round, and its step size in whitened coordinates."""
 
@@ -97,30 +100,48 @@ def build_templates(chain: Chain, weights: Tensors, bounds: tuple[Tensor, Tensor
 
 
 def find_directions(
-    factors: Factors, templates: Tensor, forward: Tensor, rng: Generator, *, constant: Tensor | None
+    factors: Factors, templates: Tensor, forward: Tensor, rng: Generator, *, constant: Tensor | None, parts: int = 1
 ) -> Directions | None:
     """Return the directions of the R examples of a batch, exact or approximate, or None if fewer are found.
 
     templates: values u of each class (K, M), see `build_templates`. forward: (M, R), [W, b] in the coordinates of the basis.
     constant: (R,), the last column of the basis if the layer has a bias; else None.
+    parts: number of gradients of the same examples, at different weights, whose rows are stacked in equal parts in `factors`,
+    `templates` and `forward`. The gradients share the directions and are searched in turn, each from the solutions of those
+    before: an example whose gradient is far from its template in one of them is often near it in another.
     """
-    problem = _Problem.of(factors, templates)
-    if problem is None:
+    problems = _list_problems(factors, templates, parts)
+    if not problems:
         return None
-    best, found = None, _Solutions.none(problem)
-    for number in range(1, MAX_ROUNDS + 1):
+    best, problem, found = None, problems[0], _Solutions.none(problems[0])
+    for number in range(max(MAX_ROUNDS, MIN_TURNS * parts)):
+        before, problem = problem, problems[number % len(problems)]
+        found = found.move(before, problem)
         found = found.join(problem.solve(problem.start(found.sure, rng)))
         q, sure = problem.convert_to_original(found.q), len(found.sure.q)
-        if len(found.q) < factors.rank:
+        if sure == len(found.q) == factors.rank - 1:  # they determine the last example, and it determines the last direction
+            q = torch.cat([q, torch.linalg.svd(q)[0][:, -1:]], dim=1)
+        if q.shape[1] < factors.rank:
             continue
         for _ in range(REPAIRS if sure < factors.rank else 0):
             q = _solve_from_examples(q, sure, factors, forward, constant)
         agreement = measure_agreement(q, find_pattern(q, factors), forward, constant)
         if best is None or float(agreement.sum()) > float(best.agreement.sum()):
-            best = Directions(q, agreement, number * STARTS)
+            best = Directions(q, agreement, (number + 1) * STARTS)
         if bool((best.agreement >= STOP_AGREEMENT).all()):
             break
     return best
+
+
+def _list_problems(factors: Factors, templates: Tensor, parts: int) -> "list[_Problem]":
+    """Return the problem of each of the stacked gradients, without those that have too few rows or other classes."""
+    blocks = zip(*(values.chunk(parts) for values in (factors.coordinates, factors.noise, factors.live)), strict=True)
+    own = [
+        _Problem.of(factors._replace(coordinates=rows, noise=noise, live=live), u)
+        for (rows, noise, live), u in zip(blocks, templates.chunk(parts, dim=1), strict=True)
+    ]
+    problems = [one for one in own if one is not None]
+    return [one for one in problems if len(one.u) == len(problems[0].u)]
 
 
 class _Solutions(NamedTuple):
@@ -151,6 +172,15 @@ class _Solutions(NamedTuple):
         kept = order[select_independent(both.q[order], least=MIN_APPROXIMATE)] if len(sure) < both.q.shape[1] else sure
         kept = torch.cat([sure, kept[~torch.isin(kept, sure)]])[: both.q.shape[1]]
         return _Solutions(*(values[kept] for values in both))
+
+    def move(self, old: "_Problem", new: "_Problem") -> "_Solutions":
+        """Return the solutions in the whitened coordinates of another problem with the same basis. z keep their norms."""
+        if old is new:
+            return self
+        change = torch.linalg.solve(new.back, old.back).T
+        q, z = self.q @ change, self.z @ change
+        length = self.z.norm(dim=1, keepdim=True)
+        return self._replace(q=q / q.norm(dim=1, keepdim=True), z=z / z.norm(dim=1, keepdim=True) * length)
 
     @property
     def sure(self) -> "_Solutions":

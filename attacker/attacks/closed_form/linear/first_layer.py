@@ -20,7 +20,7 @@ from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.isolation import Groups, estimate_rounding, group_parallel_rows, select_independent
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, polish
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
-from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
+from attacker.attacks.closed_form.linear.zeros import find_pattern, match_kinks, measure_agreement
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain, Layer
 from defenses.base import Tensors
@@ -249,6 +249,9 @@ class _Task:
         side = self._find_scales(x, seen.on)
         x, d = x / side[:, None], d * side
         sure = sure & torch.isfinite(x).all(dim=1)
+        if self.biased and settled is not None and bool(sure.all()):
+            own, info = torch.linalg.inv_ex(x @ factors.basis.T)
+            x = x if int(info) else match_kinks(x, self.weight, find_pattern(own, factors))
         x = x[:, :-1] if self.biased else x
         missing = factors.rank - int(sure.sum())
         words = _join(

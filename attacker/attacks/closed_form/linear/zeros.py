@@ -15,6 +15,9 @@ MAX_ZERO_COMPONENT = 1e-3
 """Largest component of a unit row along a sampled direction that counts as zero. It is larger than rounding, since a sampled
 direction is computed from few rows and inherits their errors."""
 
+MAX_KINK = 1e-5
+"""Largest pre-activation, relative to the root mean square of an example's, whose sign rounding errors may have changed."""
+
 MIN_ZEROS = 4
 """Smallest number of zeros of a direction that is informative."""
 
@@ -77,6 +80,22 @@ def measure_agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tenso
         return result
     both = torch.stack([((seen.on == (side * z > 0)) & seen.told).sum(dim=0) for side in (1, -1)])
     return both.amax(dim=0) / count * enough
+
+
+def match_kinks(x: Tensor, weight: Tensor, seen: Pattern) -> Tensor:
+    """Return inputs (R, F + 1), [x, 1], moved by rounding errors so that neurons near the kink of ReLU are as observed.
+
+    A client computes in float32. Where a pre-activation is 0 up to rounding (MAX_KINK), its sign there may differ from that of
+    the recovered input, and one neuron on the wrong side changes the gradient of the whole batch by far more than rounding. Such
+    pre-activations are reflected at 0 by the smallest change of x. weight: [W, b], (M, F + 1). seen: (M, R), neurons that are on.
+    """
+    z = x @ weight.T
+    near = z.abs() <= MAX_KINK * z.square().mean(dim=1, keepdim=True).sqrt()
+    wrong = near & seen.told.T & ((z > 0) != seen.on.T)
+    moved = x.clone()
+    for i in wrong.any(dim=1).nonzero()[:, 0].tolist():
+        moved[i, :-1] -= torch.linalg.pinv(weight[wrong[i], :-1]) @ (2 * z[i, wrong[i]])
+    return moved
 
 
 def measure_separability(seen: Pattern, forward: Tensor) -> Tensor:

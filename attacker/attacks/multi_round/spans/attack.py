@@ -9,12 +9,14 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.confidence import judge_prior
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, explain_unlinear, join_parameters, read_rows
 from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
 from attacker.attacks.multi_round.spans.recovery import MIN_CLEARANCE, FoundExamples, add_separated, count_all_shared, recover
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
+from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
@@ -37,7 +39,7 @@ class Spans:
     """An attack that intersects the row spaces of a client's updates of the linear layer whose input is the example itself.
 
     relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
-             by the zeros of ReLU (`separation`).
+             by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
     sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
     """
 
@@ -74,6 +76,8 @@ class Spans:
             found = add_lone_rows(found, spaces, low, high, parallel=parallel)
             if forwards := _list_forwards(case, layer):
                 found = add_separated(found, spaces, forwards, low, high)
+                own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
+                found = add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
         words = _describe(spaces, shared, isolated, len(found.vectors))
         if not len(found.vectors):
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
@@ -99,6 +103,8 @@ def spans(*, relu: bool = True) -> Spans:
     """Recover examples x as intersections of row spaces of first-layer updates over rounds.
 
     Where two batches share exactly one example, their row spaces in general share only the multiples of [x, 1].
+
+    Batches that several rounds share as a whole are recovered from the zeros that ReLU causes in all of their updates.
 
     relu: also look for examples that alone turn on neurons, and for the remaining examples of batches of one local step by the
           zeros that ReLU causes in the update.
@@ -153,6 +159,12 @@ def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], T
         return lambda: join_parameters(observation.weights, layer)
 
     return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
+
+
+def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Tensor | None]:
+    """Return a function that returns `build_templates` of the observation of a case with a given index."""
+    chain = find_chain(case.observations[0])
+    return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
 
 
 def precedes_relu(observation: Observation, layer: InputLayer) -> bool:

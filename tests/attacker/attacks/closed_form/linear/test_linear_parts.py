@@ -7,7 +7,7 @@ from torch import Tensor
 from attacker.attacks.closed_form.linear.isolation import estimate_rounding, group_parallel_rows, select_independent
 from attacker.attacks.closed_form.linear.low_rank import factorise, polish
 from attacker.attacks.closed_form.linear.sampling import Space, sample_directions
-from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
+from attacker.attacks.closed_form.linear.zeros import Pattern, find_pattern, match_kinks, measure_agreement
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -105,3 +105,23 @@ def test_a_wrong_pattern_does_not_fit() -> None:
     wrong = (d != 0) & (torch.arange(len(d))[:, None] >= 10)
     noise = torch.full((len(rows),), 1e-4, dtype=torch.float64)
     assert polish(rows, noise, wrong, x, rounds=5)[2] > 100
+
+
+def test_inputs_at_a_kink_of_relu_move_to_the_observed_side_only() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.randn(2, 6, generator=rng, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)], dim=1)
+    weight = torch.randn(20, 7, generator=rng, dtype=torch.float64)
+    weight[3, -1] -= weight[3] @ x[0] - 1e-9  # on by a rounding error
+    z = weight @ x.T
+    assert 0 < float(z[3, 0]) < 1e-8
+    told = torch.ones(20, 2, dtype=torch.bool)
+    as_is = z > 0
+    assert torch.equal(match_kinks(x, weight, Pattern(as_is, told)), x)
+    seen = as_is.clone()
+    seen[3, 0] = False
+    seen[5, 1] = ~seen[5, 1]  # far from its kink: not a rounding error
+    moved = match_kinks(x, weight, Pattern(seen, told))
+    assert float(weight[3] @ moved[0]) == pytest.approx(-float(z[3, 0]), rel=1e-3)
+    assert torch.equal((weight @ moved.T > 0)[:, 0], seen[:, 0])
+    assert torch.equal(moved[1], x[1])
+    assert float((moved - x).abs().max()) < 1e-8

@@ -1,0 +1,126 @@
+"""Recovery of a whole batch that a client used in several rounds, from the zeros of ReLU in all of its updates.
+
+The updates of rounds with the same examples have the same row space, so that intersections separate nothing. Their rows share the
+unknown directions of the examples, however, and the network differs from round to round. An example that the known values of the
+gradient show in one round (`closed_form.linear.constant_modulus`) need not be shown in the others, and its zeros in all rounds
+then determine its direction. SPEAR and SPEAR++ (see `constant_modulus`) recover a batch from a single gradient.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.closed_form.linear.constant_modulus import find_directions
+from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors, polish
+from attacker.attacks.closed_form.linear.sparse import search
+from attacker.attacks.closed_form.linear.zeros import MAX_KINK, find_pattern
+from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.row_space import RowSpace
+from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL
+
+MAX_SAMPLES, MAX_SAMPLED_BATCH = 2**13, 40
+"""Largest number of samples of the search without known values of the gradient, and largest batch in which it is tried."""
+MAX_ALTERNATIONS = 4
+"""Largest number of alternations between fitting zeros to examples and examples to zeros."""
+
+
+def add_same_batches(
+    found: FoundExamples,
+    spaces: Sequence[RowSpace],
+    shared: Tensor,
+    forwards: Mapping[int, Callable[[], Tensor]],
+    get_templates: Callable[[int], Tensor | None],
+    limits: tuple[Tensor, Tensor],
+    rng: Generator,
+) -> FoundExamples:
+    """Return the examples found, together with those of batches that several rounds share as a whole.
+
+    shared, forwards: as in `recovery.recover` and `recovery.add_separated`. get_templates: returns the known values of the
+    gradient (`build_templates`) in the update of a space, given its index. limits: lowest and highest normalised inputs.
+    """
+    for group in group_same_batches(spaces, shared, list(forwards)):
+        if sum(group[0] in holders for holders in found.holders) >= spaces[group[0]].rank:
+            continue
+        values = [get_templates(t) for t in group]
+        known = [one for one in values if one is not None]
+        new = separate_same_batch(
+            [spaces[t] for t in group],
+            [forwards[t]() for t in group],
+            known if len(known) == len(values) else None,
+            rng,
+        )
+        if not len(new) or not all(is_plausible(vector, *limits) for vector in new):
+            continue
+        new = new * torch.sign(new[:, -1:])
+        vectors, clearance = merge_equal(
+            torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), torch.inf)])
+        )
+        found = FoundExamples(vectors, clearance, find_holders(vectors, spaces))
+    return found
+
+
+def group_same_batches(spaces: Sequence[RowSpace], shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
+    """Return groups of at least two of the `rounds` whose row spaces are equal, each of ascending indices.
+
+    shared: numbers of dimensions that spaces share, as `recovery.count_all_shared` returns them.
+    """
+    groups: list[list[int]] = []
+    for t in sorted(rounds):
+        if not spaces[t].rank or spaces[t].saturated:
+            continue
+        for group in groups:
+            if all(int(shared[s, t]) == spaces[s].rank == spaces[t].rank for s in group):
+                group.append(t)
+                break
+        else:
+            groups.append([t])
+    return [group for group in groups if len(group) > 1]
+
+
+def separate_same_batch(
+    spaces: Sequence[RowSpace], forwards: Sequence[Tensor], templates: Sequence[Tensor] | None, rng: Generator
+) -> Tensor:
+    """Return vectors (R, F) of all R examples of a batch from the row spaces of its rounds; none, (0, F), if that fails.
+
+    A vector is [x, 1] times a factor, in units of the noise's standard deviation, as in `separation.separate`. Examples are
+    returned only if, with the zeros that they cause, they explain the updates of all rounds up to noise.
+    forwards: [W, b] (width, F) of each round. templates: known values of the gradient (`build_templates`) of each round, or None.
+    """
+    nothing = spaces[0].y.new_zeros(0, spaces[0].y.shape[1])
+    factors = _stack(spaces)
+    forward = torch.cat(list(forwards)) @ factors.basis.T
+    constant = factors.basis[:, -1]
+    found = None
+    if templates is not None:
+        values = torch.cat(list(templates), dim=1)
+        found = find_directions(factors, values, forward, rng, constant=constant, parts=len(spaces))
+    if found is None and factors.rank <= MAX_SAMPLED_BATCH:
+        found = search(factors, forward, rng, samples=MAX_SAMPLES, constant=constant)
+    p, failed = torch.linalg.inv_ex(found.q) if found is not None else (constant, torch.ones(()))
+    if found is None or int(failed) or not bool(torch.isfinite(p).all()):
+        return nothing
+    seen = find_pattern(found.q, factors).on
+    rows, noise = factors.coordinates[factors.live], factors.noise[factors.live]
+    for _ in range(MAX_ALTERNATIONS):
+        z = forward @ (p / (p @ constant)[:, None]).T
+        near = z.abs() <= MAX_KINK * z.square().mean(dim=0).sqrt()  # the sign is rounding: as observed
+        d, p, residual = polish(rows, noise, torch.where(near, seen, z > 0)[factors.live], p)
+        if not bool(torch.isfinite(p).all()):
+            return nothing
+        if residual <= MAX_RESIDUAL:
+            weighted = d / noise[:, None]
+            variance = torch.linalg.inv(weighted.T @ weighted).diagonal().clamp(min=torch.finfo(d.dtype).tiny)
+            vectors: Tensor = p @ factors.basis / (ERROR_FACTOR * variance.sqrt()[:, None])
+            return vectors
+    return nothing
+
+
+def _stack(spaces: Sequence[RowSpace]) -> Factors:
+    """Return the factorisation of the stacked rows of updates with equal row spaces, in a common basis."""
+    rank = spaces[0].rank
+    basis = torch.linalg.svd(torch.cat([space.y for space in spaces]), full_matrices=False)[2][:rank]
+    coordinates = torch.cat([space.coordinates @ (space.basis @ basis.T) for space in spaces])
+    noise = torch.cat([space.noise for space in spaces]).clamp(min=torch.finfo(basis.dtype).tiny)
+    live = coordinates.norm(dim=1) > NOISE_LEVEL * noise * rank**0.5
+    return Factors(coordinates, basis, noise, live, float("inf"), saturated=False)
