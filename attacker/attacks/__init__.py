@@ -8,6 +8,7 @@ from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.papers.closed_form import cocktail_party, exact, hgap, rgap, robbing_the_fed
+from attacker.attacks.papers.feature_reconstruction import feature_reconstruction
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
 from attacker.attacks.papers.rog import rog
 from attacker.attacks.registry import ATTACKS, AttackSpec
@@ -29,6 +30,7 @@ __all__ = [
     "cpl",
     "dlg",
     "exact",
+    "feature_reconstruction",
     "find_unmet",
     "hgap",
     "idlg",

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from attacker.attacks.linking import Links
 from attacker.attacks.networks.discrete_inputs import is_differentiable
+from attacker.attacks.networks.gaussian_layer import find_gaussian_layer
 from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
@@ -68,6 +69,10 @@ class Need(Enum):
     SINGLE_EXAMPLE = "it works for one example only"
     LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
     IMPRINT_LAYER = "it reads an imprint layer, which only a malicious server puts into a model, and this model has none"
+    GAUSSIAN_LAYER = (
+        "it recovers features behind a wide linear layer with random Gaussian weights and no bias, followed by ReLU and the last "
+        "layer, which a server must have added to the network, and this model has none"
+    )
     SECURE_SUM = "it splits secure sums, and this is the update of a single client"
     INPUT_LAYER = (
         "it reads examples off the update of a linear layer with a bias that sees them directly, and this model has none"
@@ -104,6 +109,8 @@ class Need(Enum):
             return True
         if self is Need.IMPRINT_LAYER:
             return find_imprint(first.weights, first.data.size) is not None
+        if self is Need.GAUSSIAN_LAYER:
+            return find_gaussian_layer(models.build_layout(first.model, first.data), first.weights) is not None
         if self is Need.SECURE_SUM:
             return first.client == SUM_CLIENT
         if self is Need.CONTINUOUS_INPUTS:
@@ -121,14 +128,18 @@ class Need(Enum):
 
 _MENDS = {
     Need.IMAGE_PRIOR: "--set tv=0 leaves it out",
+    Need.GAUSSIAN_LAYER: "--set matched=head uses the last layer of any network",
     Need.IMAGE_CRITERION: "--set criterion=gradient needs no images",
 }
 MALICIOUS_SERVER = "malicious server"
 """Oracle of attacks that only a server that has changed the model can run."""
+GAUSSIAN_LAYER_ADDED = "wide Gaussian layer"
+"""Condition of attacks that need a wide layer with random weights, which the server has added to the network."""
 _ORACLES = {
     Need.OWN_IMAGES: "images of the same class",
     Need.CANDIDATES: "candidate images",
     Need.IMPRINT_LAYER: MALICIOUS_SERVER,
+    Need.GAUSSIAN_LAYER: GAUSSIAN_LAYER_ADDED,
 }
 
 

@@ -15,6 +15,7 @@ from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.nulls import Blinded
 from attacker.attacks.papers.closed_form import cocktail_party, exact, hgap, rgap, robbing_the_fed
+from attacker.attacks.papers.feature_reconstruction import feature_reconstruction
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
 from attacker.attacks.papers.rog import rog
 from defenses._registry import Registry, bind_arguments
@@ -29,6 +30,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
         "cpl": cpl,
         "dlg": dlg,
         "exact": exact,
+        "feature_reconstruction": feature_reconstruction,
         "hgap": hgap,
         "idlg": idlg,
         "inverting_gradients": inverting_gradients,

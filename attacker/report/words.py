@@ -27,6 +27,7 @@ PAPER_NAMES = {
     "idlg": "iDLG",
     "inverting_gradients": "Inverting Gradients",
     "rgap": "R-GAP",
+    "feature_reconstruction": "Feature reconstruction",
     "robbing_the_fed": "Robbing the Fed (malicious server)",
     "rog": "ROG",
     "spans": "Spans",

@@ -10,27 +10,30 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from attacker.attacks.base import MALICIOUS_SERVER
+from attacker.attacks.base import GAUSSIAN_LAYER_ADDED, MALICIOUS_SERVER
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 
 ThreatClass = Literal["C", "D", "E", "F"]
 """Classes that attacks of this project can have. They know the settings of local training, which the server prescribes, so that
-none is in A or B. Every attack on a model with an imprint layer, which only a malicious server inserts, is in F; none is in G or
-H."""
-TAMPERED_MODEL = "imprint"
-"""Name of the built-in model that a malicious server has changed."""
+none is in A or B. Every attack on a model to which a server has added an imprint layer or a wide Gaussian layer is in F; none is
+in G or H."""
+TAMPERED_MODELS = ("imprint", "wide_head")
+"""Names of the built-in models that a server has changed so that updates reveal more."""
+CHANGED_MODEL_ORACLES = (MALICIOUS_SERVER, GAUSSIAN_LAYER_ADDED)
+"""Oracles of attacks that need a changed model."""
 
 
 def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -> ThreatClass:
     """Return the threat class of an attack: the first of F, E and D whose condition holds, otherwise C.
 
-    F: a malicious server is among the oracles, or the model is the built-in `imprint`, which such a server has changed. E:
+    F: a malicious server or an added layer is among the oracles, or the model is one of `TAMPERED_MODELS`. E:
     clients send batch-norm statistics (`buffers` is "shared"). D: an oracle supplies images, or the attack has a decoder that is
     not built in. The oracles of true labels and logits do not change the class, since no class covers them.
     run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments, as text. oracles: names of
     the information that was given to the attack and that no server has.
     """
-    if MALICIOUS_SERVER in oracles or str(run.get("model", "")).partition("(")[0] == TAMPERED_MODEL:
+    model = str(run.get("model", "")).partition("(")[0]
+    if set(CHANGED_MODEL_ORACLES) & set(oracles) or model in TAMPERED_MODELS:
         return "F"
     if _get_training(run).get("buffers") == "shared":
         return "E"

@@ -19,6 +19,7 @@ from fedsim.models.rgap import cnn6, cnn6_d, fcn3
 from fedsim.models.rog import lenet_rog, resnet9_rog, resnet18_rog, vgg7
 from fedsim.models.source_code import identify_code
 from fedsim.models.vision import torchvision
+from fedsim.models.wide_head import WideHead
 from fedsim.recording.observation import DataSpec, ModelSpec
 
 ModelFactory = Callable[..., nn.Module]
@@ -41,9 +42,7 @@ def imprint(
     centre, spread: location and scale of this statistic on public data of the same kind.
     Raises ValueError for other values.
     """
-    if base not in BUILT_IN or base in ("imprint", "torchvision"):
-        known = ", ".join(name for name in BUILT_IN if name not in ("imprint", "torchvision"))
-        raise ValueError(f"model imprint: base must be one of {known}, got {base!r}")
+    network = _find_base("imprint", base)
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MAX_BINS:
         raise ValueError(f"model imprint: bins must be a whole number from 2 to {MAX_BINS:,}, got {bins!r}")
     if statistic not in STATISTICS:
@@ -53,11 +52,48 @@ def imprint(
     if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < float("inf"):
         raise ValueError(f"model imprint: spread must be a finite number above 0, got {spread!r}")
     module = Imprint(prod(shape), bins=bins, statistic=statistic, centre=centre, spread=spread)
-    return nn.Sequential(module, BUILT_IN[base](shape, num_classes))
+    return nn.Sequential(module, network(shape, num_classes))
+
+
+def wide_head(
+    shape: tuple[int, ...],
+    num_classes: int,
+    base: str = "lenet_cpl",
+    features: int = 128,
+    neurons: int = 4096,
+    activation: str = "",
+) -> nn.Sequential:
+    """Return a built-in model that ends with a wide layer of random Gaussian weights, as a server adds it (Liu et al. 2024).
+
+    base:       name of the built-in model, which returns features instead of logits; not torchvision.
+    features:   number of features, from 1 to 65536. neurons: of the wide layer, from 1 to 1048576; the attack
+                `feature_reconstruction` needs at least 4 per feature.
+    activation: argument of the base, if it has one; "" for its default.
+    Raises ValueError for other values.
+    """
+    network = _find_base("wide_head", base)
+    for name, count, limit in (("features", features, MAX_BINS), ("neurons", neurons, MAX_NEURONS)):
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= limit:
+            raise ValueError(f"model wide_head: {name} must be a whole number from 1 to {limit:,}, got {count!r}")
+    if activation and "activation" not in inspect.signature(network).parameters:
+        raise ValueError(f"model wide_head: the base {base} has no argument activation; leave it out")
+    own = {"activation": activation} if activation else {}
+    return nn.Sequential(network(shape, features, **own), WideHead(features, num_classes, neurons=neurons))
 
 
 MAX_BINS = 2**16
-"""Largest number of neurons of an imprint module."""
+"""Largest number of neurons of an imprint module, and of features before a wide layer."""
+MAX_NEURONS = 2**20
+"""Largest number of neurons of a wide layer."""
+
+
+def _find_base(name: str, base: str) -> ModelFactory:
+    """Return the built-in model `base`, to which the model `name` adds layers. Raises ValueError if it is not one of them."""
+    known = [other for other in BUILT_IN if other not in ("imprint", "torchvision", "wide_head")]
+    if base not in known:
+        raise ValueError(f"model {name}: base must be one of {', '.join(known)}, got {base!r}")
+    return BUILT_IN[base]
+
 
 BUILT_IN: Mapping[str, ModelFactory] = {
     "cnn6": cnn6,
@@ -74,6 +110,7 @@ BUILT_IN: Mapping[str, ModelFactory] = {
     "resnet9_rog": resnet9_rog,
     "torchvision": torchvision,
     "vgg7": vgg7,
+    "wide_head": wide_head,
 }
 
 MODELS: Registry[ModelFactory] = Registry("fedsim.models", BUILT_IN)

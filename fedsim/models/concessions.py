@@ -11,6 +11,7 @@ from torch import nn
 from fedsim.models.foreign import copy_module
 from fedsim.models.imprint import Imprint
 from fedsim.models.losses import find_loss
+from fedsim.models.wide_head import WideHead
 from fedsim.recording.observation import DataSpec, Training
 
 RANDOM_CLIENTS_WARNING = (
@@ -24,14 +25,21 @@ MALICIOUS_SERVER_WARNING = (
 )
 
 
+WIDE_HEAD_WARNING = (
+    "the server has added a wide layer with random Gaussian weights, whose inputs the gradient of the last layer reveals, so "
+    "that no result on this model holds for the network without it"
+)
+
+
 def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return warnings for users of attacks on this network, a list of one text each; empty if there is nothing to say.
 
-    They state that the network has an imprint layer of a malicious server; how attacks treat batch norm, if there is any, in the
-    mode of `training`, "train" or "eval"; and that clients draw random numbers (`list_unsimulated`).
+    They state that the network has an imprint layer or a wide layer that a server has added; how attacks treat batch norm, if
+    there is any, in the mode of `training`, "train" or "eval"; and that clients draw random numbers (`list_unsimulated`).
     """
     normed = _has_batch_norm(network)
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
+    found += [WIDE_HEAD_WARNING] if any(isinstance(module, WideHead) for module in network.modules()) else []
     if normed and training.mode != "train":
         found.append(
             "attacks assume that clients use the batch-norm statistics that the server sends (mode 'eval'); if clients call "

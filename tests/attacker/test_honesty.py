@@ -83,7 +83,7 @@ for name in ATTACKS:
         own = {"steps": 2, "pre_steps": 2, "candidates": sys.argv[2]}
         own = {key: value for key, value in own.items() if key in signature(ATTACKS[name]).parameters}
         attack = AttackSpec(name=name, arguments=own, null=null).build()
-        fitting = {Need.IMPRINT_LAYER: "imprint", Need.SECURE_SUM: "sum", Need.INPUT_LAYER: "mlp"}
+        fitting = {Need.IMPRINT_LAYER: "imprint", Need.GAUSSIAN_LAYER: "wide", Need.SECURE_SUM: "sum", Need.INPUT_LAYER: "mlp"}
         rounds = of_kinds[next((kind for need, kind in fitting.items() if need in attack.needs), "lenet_dlg")]
         cases = [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((rounds[0],))]
         (found,) = attack(cases, rng=torch.Generator().manual_seed(0))
@@ -106,6 +106,7 @@ def test_every_attack_runs_without_modules_that_hold_true_examples(tmp_path: Pat
         "mlp": {"model": ModelSpec(name="mlp")},
         "sum": {"model": ModelSpec(name="mlp"), "client": "sum"},
         "imprint": {"model": ModelSpec(name="imprint", arguments={"bins": 16})},
+        "wide": {"model": ModelSpec(name="wide_head", arguments={"features": 16, "neurons": 256})},
     }
     seen = {}
     for kind, own in kinds.items():

@@ -9,12 +9,20 @@ from torch.func import grad_and_value, vmap
 
 from attacker.attacks.base import Case
 from attacker.attacks.gradients.hardware import get_fast_dtype
+from attacker.attacks.gradients.products import squared_norm
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.linking import Links, build_unlinked
-from attacker.attacks.matching.feature_matching import can_match_features, measure_feature_mismatch, solve_targets
+from attacker.attacks.matching.feature_matching import (
+    can_match_features,
+    can_match_spans,
+    measure_feature_mismatch,
+    measure_span_mismatch,
+    recover_spans,
+    solve_targets,
+)
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
-from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
+from attacker.attacks.matching.priors import MAX_NOISE_RATIO, NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
 from attacker.attacks.matching.problem import ProblemRow, View, map_problems
 from attacker.attacks.matching.rounds_in_order import RoundsInOrder
 from attacker.attacks.matching.warm_starts import Held
@@ -122,7 +130,8 @@ class CaseBatch:
         """Return the weight of the total variation for each case, (cases,); 0 for data that are not images.
 
         It is `Prior.tv` times the loss of a zero gradient. If the prior is `denoised`, the power of the noise is known and
-        distances are squared, a term that grows with this power is added.
+        distances are squared, a term that grows with this power is added; if distances are cosines, `Prior.tv_of_noise` times the
+        ratio of noise to signal in the gradient's power.
 
         A null does not see the gradient. If the distance is bounded, so that the loss of a zero gradient is 1, its weight is
         `Prior.tv`. Otherwise it is 1 if the attack itself would have a weight above 0, since without a gradient the weight does
@@ -136,6 +145,10 @@ class CaseBatch:
         if not self.attack.sees_gradient:
             return torch.full_like(gamma[0], prior.tv if distance.bounded else float(denoised or prior.tv > 0))
         weight = prior.tv * _average(gamma, torch.stack([view.worst for view in self.views]))
+        if prior.tv_of_noise and distance.bounded:
+            powers = [(view.power, vmap(squared_norm)(view.rows["observed"])) for view in self.views]
+            ratios = [noise / (power - noise).maximum(noise / MAX_NOISE_RATIO).clamp(min=1e-30) for noise, power in powers]
+            weight = weight + prior.tv_of_noise * _average(gamma, torch.stack(ratios))
         if denoised:
             variance = torch.stack([view.power / view.coordinates for view in self.views])
             weight = weight + compute_map_tv_weight(_average(gamma, variance), self.count * self.data.size)
@@ -151,10 +164,13 @@ class CaseBatch:
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
         view, weight = self.views[0], self.attack.objective.features
-        if not (weight and self.attack.sees_gradient and not self.space.joint and can_match_features(view)):
+        gaussian = self.attack.objective.feature_layer == "gaussian"
+        if not weight or not self.attack.sees_gradient or self.space.joint:
+            return None
+        if not (can_match_spans(view) if gaussian else can_match_features(view)):
             return None
         places = view.rows["places"][list(cases)]
-        found = solve_targets(view, cases, labels.gather(1, places), rngs)
+        found = (recover_spans if gaussian else solve_targets)(view, cases, labels.gather(1, places), rngs)
         found["weight"] = weight * view.worst[list(cases)] * found.pop("trust").to(view.worst)
         return {name: t.to(self.attack.device) for name, t in found.items()}
 
@@ -261,7 +277,10 @@ class CaseBatch:
         """Return how much the features of the first observation's examples differ from their targets, 0-d."""
         view, row, told = self.views[0], problem["views"]["0"], problem["features"]
         state = {**row.get("buffers", view.buffers), **row.get("weights", view.weights)}
-        return measure_feature_mismatch(view, state, x[row["places"]], told["targets"], told["averages"])
+        x = x[row["places"]]
+        if "bases" in told:
+            return measure_span_mismatch(view, state, x, told["bases"])
+        return measure_feature_mismatch(view, state, x, told["targets"], told["averages"])
 
     def _measure_disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of squared differences between predicted probabilities and labels of the candidate's examples, 0-d.

@@ -14,6 +14,7 @@ from torch.nn.functional import interpolate
 
 from attacker.attacks.learned.networks import Autoencoder
 from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
+from attacker.attacks.matching.deep_prior import DeepPrior
 from attacker.attacks.matching.smooth_images import build_smooth_spread
 from defenses._registry import Registry
 from fedsim.recording.observation import DataSpec
@@ -127,6 +128,18 @@ def smooth(data: DataSpec) -> Decoder:
     return Decoder(data.shape, decode=lambda z: 0.5 + spread(z), encode=lambda x: whiten(x - 0.5))
 
 
+def deep_prior(data: DataSpec) -> Decoder:
+    """Return the decoder whose latents are the weights of untrained networks, one per image (`matching.deep_prior`).
+
+    A search with it starts from the network's initial weights and not from given examples, which only become the network's input.
+    Raises ValueError for table rows.
+    """
+    if not data.is_image:
+        raise ValueError(f"the decoder deep_prior needs images, and these data are rows of shape {data.shape}")
+    prior = DeepPrior(data.shape)
+    return Decoder((prior.size,), decode=prior.decode, encode=prior.encode)
+
+
 def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
     """Return the decoder of `factory` for these data. Raises ValueError if the factory returns anything but a `Decoder`."""
     found: object = factory(data)
@@ -164,7 +177,13 @@ def get_decoder_name(factory: DecoderFactory) -> str:
     return f"decoder {getattr(factory, '__name__', type(factory).__name__)}"
 
 
-BUILT_IN_DECODERS: dict[str, DecoderFactory] = {"pixels": pixels, "bicubic4": bicubic(4), "tanh_box": tanh_box, "smooth": smooth}
+BUILT_IN_DECODERS: dict[str, DecoderFactory] = {
+    "pixels": pixels,
+    "bicubic4": bicubic(4),
+    "tanh_box": tanh_box,
+    "smooth": smooth,
+    "deep_prior": deep_prior,
+}
 DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", BUILT_IN_DECODERS)
 
 

@@ -1,8 +1,8 @@
 """The term of a search that compares the features of its examples with those that the last layer's gradient determines.
 
-Features are the inputs of the last linear layer. The source (Liu et al. 2024, "Data reconstruction attacks and defenses", section
-4.2) computes them by tensor decomposition, which needs an additional layer with random Gaussian weights; here they are solved
-from the gradient of the network's own last layer, see `solve_head_features`.
+The source (Liu et al. 2024, "Data reconstruction attacks and defenses", section 4.2) computes features by tensor decomposition,
+which needs an additional wide layer with random Gaussian weights, whose inputs they are: see `recover_features`. On any other
+network, features are the inputs of the last linear layer, and solved from its gradient, see `solve_head_features`.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,10 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.gradients.tensor_features import RecoveredFeatures, recover_features
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features
 from attacker.attacks.labels.probes import compute_head_inputs
+from attacker.attacks.networks.gaussian_layer import find_gaussian_layer, find_wide_layer
 from fedsim import models
 
 
@@ -53,3 +55,50 @@ def measure_feature_mismatch(
     made = averages @ features
     power = made.square().sum(dim=1) * targets.square().sum(dim=1)
     return (1 - (made * targets).sum(dim=1).square() / power.clamp(min=torch.finfo(power.dtype).tiny)).mean()
+
+
+def can_match_spans(seen: ObservedGradients) -> bool:
+    """Return whether the defense leaves the gradient of the last layer, and all cases have a Gaussian layer before it."""
+    cases = 1 if seen.shared else len(next(iter(seen.gradients.values())))
+    states = (seen.get_state(i)["weights"] for i in range(cases))
+    return can_match_features(seen) and all(find_gaussian_layer(seen.model, weights) is not None for weights in states)
+
+
+def recover_spans(seen: ObservedGradients, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> dict[str, Tensor]:
+    """Return the spans in which the features of the examples of P problems should be; they are inputs of the Gaussian layer.
+
+    Arguments as in `solve_targets`. bases: (P, N, F, R), as in `RecoveredFeatures`, with R = N. trust: (P,) mean agreement of
+    both halves of the neurons, from 0 to 1.
+    """
+    bases, trust = [], []
+    for case, y, rng in zip(cases, labels.cpu(), rngs, strict=True):
+        found = recover_case_features(seen, y, rng, i=case)
+        bases.append(torch.nn.functional.pad(found.bases.float(), (0, len(y) - found.bases.shape[2])))
+        trust.append(float(found.agreement.nan_to_num().clamp(min=0).mean()))
+    return {"bases": torch.stack(bases), "trust": torch.tensor(trust)}
+
+
+def recover_case_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, i: int = 0) -> RecoveredFeatures:
+    """Return what the gradient tells about the inputs of the Gaussian layer for the examples of case i. labels: (N,).
+
+    Raises ValueError if the network has no such layer.
+    """
+    weights = {name: w.cpu() for name, w in seen.get_state(i)["weights"].items()}
+    layer = find_gaussian_layer(seen.model, weights)
+    if layer is None:
+        raise ValueError("the network has no wide layer with random Gaussian weights before its last layer")
+    weight, bias = models.find_head(seen.model)
+    gradient = {name: g[i].cpu() for name, g in seen.gradients.items() if name in (weight, bias)}
+    return recover_features(
+        gradient[weight], None if bias is None else gradient[bias], labels, weight=weights[f"{layer}.weight"], rng=rng
+    )
+
+
+def measure_span_mismatch(seen: ObservedGradients, state: dict[str, Tensor], x: Tensor, bases: Tensor) -> Tensor:
+    """Return the mean over examples of the share of the squared norm of their features outside their spans, 0-d, in [0, 1].
+
+    state, x: as in `measure_feature_mismatch`. bases: of one problem, see `recover_spans`.
+    """
+    features, _ = compute_head_inputs(seen.model, state, seen.data.normalise(x), layer=find_wide_layer(seen.model))
+    inside = torch.einsum("nfr,nf->nr", bases, features).square().sum(dim=1)
+    return (1 - inside / features.square().sum(dim=1).clamp(min=torch.finfo(inside.dtype).tiny)).mean()

@@ -37,6 +37,17 @@ def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: 1 / (count * g.square().mean().maximum(least)) for name, g in observed.items()}
 
 
+def weigh_by_norm(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weight 1 / (T * squared norm) for each of the T tensors, so that all have equal parts of the objective.
+
+    Without it, tensors with large gradients dominate the cosine distance (Liu et al. 2024, appendix F; the exact weights are lost
+    in the text at hand). Norms are limited as in `weigh_relatively`.
+    """
+    relative = weigh_relatively(observed)
+    count = sum(g.numel() for g in observed.values())
+    return {name: w * count / (len(observed) * observed[name].numel()) for name, w in relative.items()}
+
+
 def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:
     """Return a function that computes AGIC's layer weights (eqs. 7, 8) from a model and an observed gradient.
 

@@ -13,6 +13,9 @@ NEIGHBOUR_CONTRAST = 0.15
 """Scale of the Laplace distribution assumed for differences of neighbouring pixels in [0, 1]. It was chosen among a few values,
 as the one with which photographs were recovered best from noisy gradients."""
 
+MAX_NOISE_RATIO = 100.0
+"""Largest ratio of noise to signal for `Prior.tv_of_noise`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
@@ -22,11 +25,14 @@ class Prior:
               gradient and a zero gradient (weighted mean over observations; 1 for the cosine). No effect for table rows.
     denoised: for images, if the noise variance is known and the distance is squared, add a total variation whose weight follows
               from that variance, see `compute_map_tv_weight`.
+    tv_of_noise: for images, if the noise variance is known and the distance is a cosine, weight of a total variation that is
+              added, times the ratio of noise to signal in the squared norm of the observed gradient, at most MAX_NOISE_RATIO.
     belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
     """
 
     tv: float = 0.0
     denoised: bool = False
+    tv_of_noise: float = 0.0
     belief: Belief | None = None
 
 

@@ -19,7 +19,7 @@ from attacker.attacks.gradients.hardware import keep_freed_memory
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.gradients.products import GradientTensors, squared_norm
 from attacker.attacks.gradients.vectorised import PerProblem, build_per_problem, join_problems, split_problems
-from attacker.attacks.matching.layer_weights import weigh_relatively
+from attacker.attacks.matching.layer_weights import weigh_by_norm, weigh_relatively
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.simulation.batch_statistics import compute_statistics, measure_mismatch, read_statistics
@@ -153,8 +153,9 @@ class View(ObservedGradients):
         """Return a dict from a tensor's name to the square root of its weight in squared distances; empty without weights."""
         layers = self.objective.layers
         weights = layers(self.model, observed) if layers else {}
-        if observed and self.objective.relative and not self.noisy:
-            weights = {name: w * weights.get(name, 1.0) for name, w in weigh_relatively(observed).items()}
+        if observed and not self.noisy and (self.objective.relative or self.objective.equal_parts):
+            weigh = weigh_by_norm if self.objective.equal_parts else weigh_relatively
+            weights = {name: w * weights.get(name, 1.0) for name, w in weigh(observed).items()}
         return {name: w.sqrt() for name, w in weights.items()}
 
     def get_case(self, i: int) -> ProblemRow:

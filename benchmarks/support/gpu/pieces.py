@@ -107,7 +107,12 @@ PIECES = (
     make_script("agic-matching", "examples linked over two epochs, 1,000 images", "agic.py matching"),
     make_script("agic-shapes", "the shapes of layer weights, AGIC's table I", "agic.py shapes"),
     make_script("agic-beyond", "surrogate weights, order-invariant prior, robust weights", "agic.py beyond"),
-    make_script("agic-long", "layer weights after 3,000 iterations", "agic.py layers --long", dry="agic.py layers --quick"),
+    make_script(
+        "systematic-noise",
+        "several attacks behind noise, 48 images, beside the systematic evaluation's table 4",
+        "systematic.py noise --full",
+        dry="systematic.py noise --quick",
+    ),
     make_script("real-resnet18-128", "ResNet-18 at 128 pixels", "real.py resnet18-128"),
     make_script("real-vit-128", "a vision transformer at 128 pixels", "real.py vit-128"),
     make_script("real-mobilenet-128", "MobileNet at 128 pixels", "real.py mobilenet-128"),

@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact and inverting_gradients": {"name": "exact", "fallback": "inverting_gradients"},
     "exact and nothing": {"name": "exact", "fallback": "none"},
     "exact by search": {"name": "exact", "route": "optimisation"},
+    "feature_reconstruction in pixels": {"name": "feature_reconstruction", "matched": "head", "decoder": "pixels"},
     "hgap by its gradient": {"name": "hgap", "criterion": "gradient"},
     "inverting_gradients from a closed form": {"name": "inverting_gradients", "closed_form_start": True},
     "rog in pixels": {"name": "rog", "decoder": "pixels", "init": "uniform", "tv": 1e-3, "distance": "cosine"},
@@ -55,7 +56,18 @@ SPECS = {name: AttackSpec(name=name, arguments=NEEDED.get(name, {}), null=True) 
     title: AttackSpec(name=variant["name"], arguments={k: v for k, v in variant.items() if k != "name"}, null=True)
     for title, variant in VARIANTS.items()
 }
-SAME_START = {"relu_modifier", "signed", "surrogate", "compiled", "knows_defense", "boxed", "denoised", "paper_mode", "residual"}
+SAME_START = {
+    "relu_modifier",
+    "signed",
+    "weighted",
+    "surrogate",
+    "compiled",
+    "knows_defense",
+    "boxed",
+    "denoised",
+    "paper_mode",
+    "residual",
+}
 """Switches of how gradients are compared, not of where a search starts; VARIANTS must set every other one."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),

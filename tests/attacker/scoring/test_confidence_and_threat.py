@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attacker.attacks import AttackSpec, robbing_the_fed
+from attacker.attacks import AttackSpec, feature_reconstruction, robbing_the_fed
 from attacker.attacks.base import list_oracles
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
@@ -64,6 +64,8 @@ def test_a_row_is_matched_exactly_if_all_categories_and_numbers_are() -> None:
         ({"buffers": "shared"}, "agic(bn=1.0)", (), "E"),
         ({}, "not a call (", (), "C"),
         ({"buffers": "shared"}, "robbing_the_fed()", list_oracles(robbing_the_fed().needs), "F"),
+        ({}, "feature_reconstruction()", list_oracles(feature_reconstruction().needs), "F"),
+        ({}, "feature_reconstruction(matched='head')", list_oracles(feature_reconstruction(matched="head").needs), "C"),
     ],
 )
 def test_threat_class_follows_from_what_an_attack_knows(
@@ -72,9 +74,9 @@ def test_threat_class_follows_from_what_an_attack_knows(
     assert classify_threat({"training": training}, spec, oracles) == threat
 
 
-def test_imprint_layer_implies_a_malicious_server() -> None:
-    model = ModelSpec(name="imprint", arguments={"bins": 64})
-    assert classify_threat({"model": str(model)}, "exact()", ()) == "F"
+def test_added_layer_implies_a_malicious_server() -> None:
+    for model in (ModelSpec(name="imprint", arguments={"bins": 64}), ModelSpec(name="wide_head")):
+        assert classify_threat({"model": str(model)}, "exact()", ()) == "F"
     assert classify_threat({"model": str(ModelSpec(name="mlp"))}, "exact()", ()) == "C"
 
 

@@ -1,0 +1,129 @@
+"""Untrained networks as image priors (Ulyanov et al. 2018, "Deep image prior"; Liu et al. 2024, section 4.2 and appendix F).
+
+The latent of an image holds the weights of a U-Net of its own, which a search optimises, and the input of this network, which it
+leaves as it is. Convolutions generate smooth and repeated structures with smaller changes of their weights than noise, so that a
+search finds natural images first. Nothing is trained on any data.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import adaptive_avg_pool2d, interpolate, scaled_dot_product_attention, silu
+
+WIDTH = 8
+"""Channels at full resolution; twice as many at all lower ones. Group norm has groups of 4 channels."""
+MAX_HALVINGS, MIN_SIDE = 3, 4
+"""Largest number of resolutions below the first, and smallest side of an image at the lowest of them."""
+ATTENTION_LEVEL = 1
+"""Number of halvings after which self-attention follows the first block; the lowest resolution if there are fewer."""
+NOISE_CHANNELS = 4
+"""Channels of fixed noise in the network's input, besides those of the image to start from."""
+SEED = 0
+"""Seed of the initial weights and of the fixed noise, which are equal for all images; what differs is the start of the search."""
+FIRST_CONTRAST = 0.1
+"""Factor of the last layer's initial weights, so that a search starts near grey."""
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with group norm in front, added to the input; and self-attention over all pixels if `attends`."""
+
+    def __init__(self, before: int, after: int, *, attends: bool = False) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.GroupNorm(before // 4, before), nn.GroupNorm(after // 4, after)])
+        self.convolutions = nn.ModuleList([nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)])
+        self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
+        self.query = nn.Conv2d(after, 3 * after, 1) if attends else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x
+        for norm, convolve in zip(self.norms, self.convolutions, strict=True):
+            out = convolve(silu(norm(out)))
+        out = out + self.skip(x)
+        if self.query is None:
+            return out
+        query, key, value = self.query(out).flatten(2).transpose(1, 2).chunk(3, dim=2)
+        attended: Tensor = scaled_dot_product_attention(query, key, value)
+        mixed: Tensor = out + attended.transpose(1, 2).reshape(out.shape)
+        return mixed
+
+
+class PriorNetwork(nn.Module):
+    """A U-Net of residual blocks: two at each resolution on the way down, and one at each on the way up.
+
+    sides: of the images that it returns, height and width. channels: those of its input and of its output.
+    """
+
+    def __init__(self, channels: tuple[int, int], sides: Sequence[int]) -> None:
+        super().__init__()
+        self.sides = [tuple(sides)]
+        while len(self.sides) <= MAX_HALVINGS and min(self.sides[-1]) >= 2 * MIN_SIDE:
+            self.sides.append(tuple(-(-side // 2) for side in self.sides[-1]))
+        widths = [WIDTH, *[2 * WIDTH] * (len(self.sides) - 1)]
+        attending = min(ATTENTION_LEVEL, len(widths) - 1)
+        self.enter = nn.Conv2d(channels[0], WIDTH, 3, padding=1)
+        self.down = nn.ModuleList(
+            nn.Sequential(ResidualBlock(a, b, attends=level == attending), ResidualBlock(b, b))
+            for level, (a, b) in enumerate(zip([WIDTH, *widths], widths, strict=False))
+        )
+        self.up = nn.ModuleList(ResidualBlock(a + b, a) for a, b in pairwise(widths))
+        self.leave = nn.Conv2d(WIDTH, channels[1], 3, padding=1)
+        with torch.no_grad():
+            self.leave.weight.mul_(FIRST_CONTRAST)
+            self.leave.bias.zero_()  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, seen = self.enter(x), []
+        for sides, block in zip(self.sides, self.down, strict=True):
+            out = block(out if out.shape[-2:] == sides else adaptive_avg_pool2d(out, (sides[0], sides[1])))
+            seen.append(out)
+        out = seen.pop()
+        for block in reversed(self.up):
+            beside = seen.pop()
+            out = block(torch.cat([beside, interpolate(out, size=beside.shape[-2:], mode="nearest")], dim=1))
+        found: Tensor = self.leave(silu(out)).sigmoid()
+        return found
+
+
+class DeepPrior:
+    """The map from latents to images (channels, height, width) in [0, 1], and the latents to start from.
+
+    A latent is the vector of all weights of a `PriorNetwork`, followed by the values of an image, which with fixed noise is the
+    network's input. The derivative by the latter is zero.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(SEED)
+            self.network = PriorNetwork((shape[0] + NOISE_CHANNELS, shape[0]), shape[1:]).requires_grad_(False)
+            self.noise = torch.randn(NOISE_CHANNELS, *shape[1:])
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """The initial weights, (number of weights,)."""
+        return torch.cat([w.flatten() for w in self.network.parameters()])
+
+    @property
+    def size(self) -> int:
+        """Number of values of a latent."""
+        return len(self.weights) + torch.Size(self.shape).numel()
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Return latents (N, size): the initial weights, and x (N, *shape) as the network's input. They do not decode to x."""
+        return torch.cat([self.weights.to(x).expand(len(x), -1), x.flatten(1)], dim=1)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return images (N, *shape) in [0, 1] of latents z (N, size)."""
+        return vmap(self._generate)(z)
+
+    def _generate(self, z: Tensor) -> Tensor:
+        named = dict(self.network.named_parameters())
+        *parts, start = torch.split(z, [*(w.numel() for w in named.values()), z.shape[-1] - len(self.weights)])
+        weights = {name: part.reshape(w.shape) for (name, w), part in zip(named.items(), parts, strict=True)}
+        entered = torch.cat([2 * start.detach().reshape(self.shape) - 1, self.noise.to(z)])
+        image: Tensor = functional_call(self.network, weights, (entered[None],))
+        return image[0]

@@ -1,0 +1,82 @@
+"""Feature reconstruction with an untrained prior (Liu et al. 2024, "Data reconstruction attacks and defenses")."""
+
+from typing import Annotated
+
+from attacker.attacks.arguments import OneOf
+from attacker.attacks.base import Need
+from attacker.attacks.labels.rules import infer_labels
+from attacker.attacks.matching import decoders
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.initialisation import normal_after_normalisation
+from attacker.attacks.matching.objectives import FeatureLayerName, Objective, cosine
+from attacker.attacks.matching.parametrisation import Parametrisation
+from attacker.attacks.matching.parts import Labels, Search
+from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.simulation import Simulation
+from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.first_order import Adam
+
+TV_OF_NOISE = 0.07
+"""Weight of the total variation per ratio of noise to signal in the gradient, chosen on the tuning split of CIFAR-10."""
+MATCHED: tuple[FeatureLayerName, ...] = ("gaussian", "head")
+
+
+def feature_reconstruction(
+    *,
+    matched: Annotated[str, OneOf(MATCHED)] = "gaussian",
+    feature_matching: float = 0.1,
+    decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "deep_prior",
+    steps: int = 2000,
+    restarts: int = 1,
+    learning_rate: float = 3e-3,
+    tv: float = 1e-3,
+    weighted: bool = True,
+    batch_norm: float = 0.0,
+    knows_defense: bool = True,
+) -> GradientMatching:
+    """Match gradients and features with an untrained network as prior (Liu et al. 2024, section 4.2 and appendix F).
+
+    Features are recovered by tensors from the gradient behind a wide layer of random Gaussian weights that the server has added.
+    The loss is the cosine distance of tensors of equal weight, plus the share of the features' norm outside the recovered spans,
+    plus total variation, and is minimised by Adam. Its numbers are lost in the text at hand, and others here.
+
+    matched: the features: gaussian (inputs of the wide layer, by tensors) or head (inputs of the last layer, on any network,
+    solved from its gradient as in `inverting_gradients`).
+    feature_matching: weight of the distance between the features of the images and those that are recovered; 0 leaves it out.
+    decoder: deep_prior (the weights of an untrained U-Net per image), or another as in `cpl`, which needs another learning_rate,
+    such as 0.1 for pixels.
+    steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
+    learning_rate: that of the first steps; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps.
+    tv: as in `cpl`. If a defense adds noise of known variance, 0.07 times its ratio to the signal is added.
+    weighted: divide each tensor of the gradient by its norm before the comparison, so that large ones do not dominate,
+    unless a defense adds noise of known variance.
+    batch_norm: as in `inverting_gradients`. knows_defense: as in `dlg`.
+    """
+    if matched not in MATCHED:
+        raise ValueError(f"unknown matched {matched!r}. Known: {', '.join(MATCHED)}")
+    layer: FeatureLayerName = "gaussian" if matched == "gaussian" else "head"
+    needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}
+    needs |= {Need.GAUSSIAN_LAYER} if layer == "gaussian" else set()
+    needs |= {Need.IMAGES} if decoder == "deep_prior" else set()
+    needs |= {Need.IMAGE_PRIOR} if tv else set()
+    return GradientMatching(
+        name="feature_reconstruction",
+        objective=Objective(
+            distance=cosine,
+            equal_parts=weighted,
+            batch_norm=batch_norm,
+            features=feature_matching,
+            feature_layer=layer,
+        ),
+        simulation=Simulation(knows_defense=knows_defense),
+        parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
+        prior=Prior(tv=tv, tv_of_noise=TV_OF_NOISE),
+        labels=Labels(rule=infer_labels),
+        search=Search(
+            optimiser=Adam(learning_rate=learning_rate),
+            steps=steps,
+            stop=Stop(patience=steps, decrease=0.0, give_up=0.0),
+            restarts=restarts,
+        ),
+        needs=frozenset(needs),
+    )

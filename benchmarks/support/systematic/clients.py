@@ -1,0 +1,42 @@
+"""The attacked clients of systematic.py: one step, or several, on a batch, through a defense of the batch's gradient."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from support.rounds.federation import RecordedNetwork, make_update, observe
+from support.single_cases import make_client
+from support.splits import Images
+
+from attacker.attacks import Case
+from fedsim.recording import Training
+
+RATE, LOCAL_RATE = 1.0, 0.01
+"""Learning rates of an attacked client: with one step, so that its update is the gradient, on which defenses act as in the paper;
+and with several steps."""
+
+
+def count_local_steps(defense: str) -> int:
+    """Return the number of local steps of a client: more than 1 if `defense` is, for example, "3 local steps"."""
+    return int(defense.split()[0]) if defense.endswith("local steps") else 1
+
+
+def get_defense(defense: str) -> str:
+    """Return the specification of a defense as `DefenseSpec.parse` takes it; "" for none and for local steps."""
+    return "" if defense == "none" or count_local_steps(defense) > 1 else defense
+
+
+def make_cases(name: str, arguments: Mapping[str, Any], images: Images, defense: str, batch: int, *, seed: int = 0) -> list[Case]:
+    """Return one case per batch of images, each a single update of a client of its own.
+
+    name, arguments: of the network, whose weights are drawn with `seed`. batch: number of images in each batch.
+    """
+    steps = count_local_steps(defense)
+    client = make_client(name, images.data, arguments=arguments, seed=seed)
+    training = Training(learning_rate=RATE if steps == 1 else LOCAL_RATE, batch_size=batch, epochs=steps)
+    network = RecordedNetwork(client.model, images.data, training, client.weights)
+    cases = []
+    for i, (x, y) in enumerate(zip(images.x.split(batch), images.y.split(batch), strict=True)):
+        update = make_update(network, network.weights, [(x, y)] * steps)
+        seen = observe(network, network.weights, update, i + 1, f"c{i}", (), len(y), get_defense(defense))
+        cases.append(Case((seen,)))
+    return cases

@@ -1,0 +1,77 @@
+"""Rows of the feature table of systematic.py: the error of features recovered by tensors, beside table 2 of the paper."""
+
+import torch
+from support.contract import Options, ResultRow, measure_cpu
+from support.splits import Images, load_images
+from support.systematic.clients import make_cases
+from support.systematic.paper import FEATURE_DEFENSES, FEATURE_ERRORS
+from torch import Generator, Tensor
+
+from attacker.attacks import Case
+from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.labels.probes import compute_head_inputs
+from attacker.attacks.matching.feature_matching import recover_case_features
+from attacker.attacks.networks.gaussian_layer import find_wide_layer
+from attacker.attacks.simulation.client import build_network
+
+BATCHES = (1, 2, 4, 8)
+IMAGES = 48
+NETWORK = {"base": "lenet_cpl", "activation": "tanh", "features": 128, "neurons": 8192}
+"""The paper's network, a ResNet-18, has 512 features; its number of neurons is lost."""
+
+
+def make_feature_row(asked: Options, defense: str, *, distinct: bool = True) -> ResultRow:
+    """Return a row with the mean feature error for each batch size, and the paper's.
+
+    defense: one of `FEATURE_DEFENSES`. distinct: whether the labels of a batch differ, as in stratified draws; otherwise batches
+    are drawn at random, and examples with equal labels share a span.
+    """
+    count = 16 if asked.quick else IMAGES
+    images = load_images(asked, "cifar10", count)
+    with measure_cpu() as clock:
+        errors = {batch: _measure_error(asked, _draw(images, batch, distinct=distinct), defense, batch) for batch in BATCHES}
+    row: ResultRow = {"defense": defense, "labels": "distinct" if distinct else "random", "images": count}
+    for batch, error in errors.items():
+        row[f"b{batch}"] = error
+        row[f"published_b{batch}"] = FEATURE_ERRORS[batch][FEATURE_DEFENSES.index(defense)] if distinct else None
+    return {**row, "flat": max(errors.values()) / min(errors.values()), "cpu_seconds": clock.seconds, "part": images.part}
+
+
+def _draw(images: Images, batch: int, *, distinct: bool) -> Images:
+    """Return the images in an order in which labels of a batch differ, without those left over; as they are if not `distinct`.
+
+    batch: size of a batch.
+    """
+    if not distinct:
+        return images
+    left, chosen = list(range(len(images))), list[int]()
+    while left:
+        own: list[int] = []
+        for i in left:
+            if len(own) < batch and int(images.y[i]) not in images.y[own].tolist():
+                own.append(i)
+        if len(own) < batch:
+            break
+        chosen += own
+        left = [i for i in left if i not in own]
+    return images.of(chosen)
+
+
+def _measure_error(asked: Options, images: Images, defense: str, batch: int) -> float:
+    """Return the mean norm of the part of an example's features, scaled to norm 1, outside the span of all that are recovered."""
+    cases = make_cases("wide_head", NETWORK, images, defense, batch, seed=asked.seed)
+    parts = [_measure_outside(case, x, y) for case, x, y in zip(cases, images.x.split(batch), images.y.split(batch), strict=True)]
+    return float(torch.cat(parts).mean())
+
+
+def _measure_outside(case: Case, x: Tensor, y: Tensor) -> Tensor:
+    (first,) = case.observations
+    seen = ObservedGradients([first], model=build_network(first), device="cpu")
+    bases = recover_case_features(seen, y, Generator().manual_seed(0)).bases
+    features, _ = compute_head_inputs(
+        seen.model, seen.get_state(0)["weights"], first.data.normalise(x), layer=find_wide_layer(seen.model)
+    )
+    u, s, _ = torch.linalg.svd(bases.permute(1, 0, 2).flatten(1), full_matrices=False)
+    span, unit = u[:, s > 1e-6 * s[0].clamp(min=1e-12)], torch.nn.functional.normalize(features.detach().double(), dim=1)
+    outside: Tensor = (unit - unit @ span @ span.T).norm(dim=1)
+    return outside
