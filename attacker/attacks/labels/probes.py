@@ -38,13 +38,13 @@ def draw_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
     return pixels.clamp(0, 1)
 
 
-def compute_head_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def compute_head_inputs(model: nn.Module, data: DataSpec, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the features (N, F), which are the inputs of the last linear layer, and the logits (N, K) for inputs x (N, *shape).
 
-    state: weights and buffers by name. x: normalised, as the network takes it.
+    state: weights and buffers by name. x: normalised, as the network takes it. The layer is that of `models.find_head`.
     """
     seen: list[Tensor] = []
-    layer = model.get_submodule(models.find_head(model)[0].rpartition(".")[0])
+    layer = model.get_submodule(models.find_head(model, data)[0].rpartition(".")[0])
     handle = layer.register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
     try:
         logits = run_forward_pass(model, state, x)

@@ -18,9 +18,7 @@ from fedsim import models
 
 def can_match_features(seen: ObservedGradients) -> bool:
     """Return whether the network has a last linear layer whose gradient the defense does not hide."""
-    if not any(isinstance(module, torch.nn.Linear) for module in seen.model.modules()):
-        return False
-    return models.find_head(seen.model)[0] not in seen.omitted
+    return models.has_head(seen.model, seen.data) and models.find_head(seen.model, seen.data)[0] not in seen.omitted
 
 
 def solve_targets(seen: ObservedGradients, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> dict[str, Tensor]:
@@ -49,7 +47,7 @@ def measure_feature_mismatch(
 
     state: weights and buffers by name. x: examples (N, *shape) in [0, 1]. targets, averages: of one problem, see `solve_targets`.
     """
-    features, _ = compute_head_inputs(seen.model, state, seen.data.normalise(x))
+    features, _ = compute_head_inputs(seen.model, seen.data, state, seen.data.normalise(x))
     made = averages @ features
     power = made.square().sum(dim=1) * targets.square().sum(dim=1)
     return (1 - (made * targets).sum(dim=1).square() / power.clamp(min=torch.finfo(power.dtype).tiny)).mean()

@@ -69,7 +69,9 @@ class Describer:
             return one
         row = seen.get_state(0)
         with torch.no_grad():
-            reference, _ = compute_head_inputs(seen.model, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes))
+            reference, _ = compute_head_inputs(
+                seen.model, seen.data, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes)
+            )
         return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
 
     def _add_images(
