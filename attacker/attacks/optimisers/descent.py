@@ -317,4 +317,8 @@ def _resume(state: OptimiserState, optimiser: Optimiser) -> tuple[_Active, Minim
 
 
 def _select(nested: Nested, rows: Tensor) -> dict[str, Any]:
-    return {name: _select(t, rows) if isinstance(t, Mapping) else t[rows] for name, t in nested.items()}
+    """Return some rows of all tensors, given in ascending order. Nothing is copied if these are all rows."""
+    return {
+        name: _select(t, rows) if isinstance(t, Mapping) else (t if len(rows) == len(t) else t[rows])
+        for name, t in nested.items()
+    }

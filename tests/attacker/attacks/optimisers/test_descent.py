@@ -19,15 +19,30 @@ def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return 2 * offset, offset.square().sum(dim=1)
 
 
-def search(evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, **settings) -> Minima:
+def search(
+    evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, least: float = 0.0, **settings
+) -> Minima:
     problems = Problems(
         evaluate=lambda z, per_problem, share: evaluate(z, per_problem),
         per_problem={"target": TARGETS},
         project=lambda z: z,
         enough=torch.full((4,), enough),
+        least=torch.full((4,), least),
     )
     optimiser = settings.pop("optimiser", Adam(learning_rate=0.2, decay_at=()))
     return descend(torch.zeros(4, 1), problems, optimiser, steps, stop or Stop(patience=400), **settings)
+
+
+def test_the_data_of_problems_are_not_copied_while_all_are_searched() -> None:
+    """Among them are gradients, which take as much memory as the network."""
+    places = []
+
+    def note(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        places.append(per_problem["target"].data_ptr() == TARGETS.data_ptr())
+        return bowl(z, per_problem)
+
+    iterations = search(note).iterations
+    assert places == [True] * min(iterations) + [False] * (max(iterations) - min(iterations))
 
 
 def test_each_problem_finds_its_own_target() -> None:
