@@ -113,6 +113,28 @@ def test_slow_problem_is_given_up_if_requested(give_up: float) -> None:
     assert not any(search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)
 
 
+def test_early_limits_give_up_a_problem_before_the_share_of_the_steps() -> None:
+    """The loss of the last problem is a half of that at its start from the third iteration on; the others converge."""
+
+    def halved_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        gradient, loss = bowl(z, per_problem)
+        last = per_problem["target"].flatten() == 5
+        return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 3.5 * (z.flatten() > 0.15), loss)
+
+    def count_iterations(*, give_up: float = 0.25, early: tuple[tuple[int, float], ...], least: float = 0.0) -> list[int]:
+        stop = Stop(patience=400, give_up=give_up, early=early)
+        found = search(halved_for_the_last, stop=stop, steps=160, enough=-1.0, least=least)
+        assert found.given_up == [False] * 3 + [found.iterations[3] < 160]
+        return found.iterations
+
+    assert count_iterations(early=((10, 0.4), (20, 0.1))) == [160] * 3 + [10]
+    assert count_iterations(early=((10, 0.6), (20, 0.4))) == [160] * 3 + [20]
+    assert count_iterations(early=((10, 0.6),)) == [160] * 3 + [40]
+    assert count_iterations(early=((10, 0.4),), least=4.0) == [160] * 4
+    assert count_iterations(early=((10, 0.4),), give_up=0.0) == [160] * 4
+    assert count_iterations(early=((10, 0.4),), give_up=0.05) == [160] * 3 + [30]
+
+
 def test_problem_with_nan_ends_with_its_last_finite_best() -> None:
     def explodes(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         gradient, loss = bowl(z, per_problem)
