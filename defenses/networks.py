@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -163,14 +163,17 @@ def find_encoders(model: nn.Module) -> frozenset[str]:
     return frozenset(f"{encoder}.{own}" for encoder in encoders for own in ("weight", "bias"))
 
 
-def find_last_linear(model: nn.Module) -> str:
+def find_last_linear(model: nn.Module, outputs: Sequence[int] | None = None) -> str:
     """Return the name of the last linear layer in the order of the model's modules, "" for the model itself.
 
+    outputs: if given, only layers with one of these numbers of outputs count.
     Raises ValueError if there is none.
     """
-    names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    names: list[str] = [name for name, module in linear if outputs is None or module.out_features in outputs]
     if not names:
-        raise ValueError(f"{type(model).__name__} has no linear layer; use a model with one")
+        size = "" if outputs is None else f" with {' or '.join(map(str, outputs))} outputs"
+        raise ValueError(f"{type(model).__name__} has no linear layer{size}; use a model with one")
     return names[-1]
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from attacker.attacks.linking import Links
 from attacker.attacks.networks.discrete_inputs import is_differentiable
@@ -67,7 +67,7 @@ class Need(Enum):
     NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
     FEW_EXAMPLES = f"it reconstructs every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
     SINGLE_EXAMPLE = "it works for one example only"
-    LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
+    LINEAR_HEAD = "it reads labels off the last linear layer, whose outputs are the logits, and this model has none"
     IMPRINT_LAYER = "it reads an imprint layer, which only a malicious server puts into a model, and this model has none"
     GAUSSIAN_LAYER = (
         "it recovers features behind a wide linear layer with random Gaussian weights and no bias, followed by ReLU and the last "
@@ -118,7 +118,7 @@ class Need(Enum):
         if self is Need.INPUT_LAYER:
             return find_input_layer(first.model, first.data) is not None
         model = models.build_layout(first.model, first.data)
-        return any(isinstance(module, nn.Linear) for module in model.modules())
+        return models.has_head(model, first.data)
 
     @property
     def mend(self) -> str:
@@ -127,6 +127,7 @@ class Need(Enum):
 
 
 _MENDS = {
+    Need.LINEAR_HEAD: "`dlg` and `cpl --set label_rule=joint` search for labels instead",
     Need.IMAGE_PRIOR: "--set tv=0 leaves it out",
     Need.GAUSSIAN_LAYER: "--set matched=head uses the last layer of any network",
     Need.IMAGE_CRITERION: "--set criterion=gradient needs no images",

@@ -95,7 +95,7 @@ def _estimate_counts(observation: Observation) -> Tensor:
     seen = ObservedGradients([observation], model=model, device="cpu", knows_defense=False)
     if seen.steps > 1:
         raise ValueError("labels can only be counted in updates of one local step")
-    _, bias = models.find_head(model)
+    _, bias = models.find_head(model, observation.data)
     if bias is None:
         raise ValueError("labels can only be counted if the last layer has a bias, and this model's has none")
     if observation.data.num_classes < 3:
@@ -105,5 +105,5 @@ def _estimate_counts(observation: Observation) -> Tensor:
     state, gradient = seen.get_state(0), seen.gradients[bias][0]
     with torch.no_grad():
         probes = draw_inputs(seen.data, PROBE_COUNT, torch.Generator().manual_seed(0))
-        _, logits = compute_head_inputs(model, {**state["buffers"], **state["weights"]}, seen.data.normalise(probes))
+        _, logits = compute_head_inputs(model, seen.data, {**state["buffers"], **state["weights"]}, seen.data.normalise(probes))
     return examples * (models.predict_probabilities(logits).mean(dim=0) - gradient)

@@ -100,7 +100,7 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     finally:
         for handle in handles:
             handle.remove()
-    head = models.find_head(model)[0]
+    head = models.find_head(model, observation.data)[0] if models.has_head(model, observation.data) else ""
     found = {}
     for name, given in seen.items():
         update = observation.update.get(f"{name}.weight")
@@ -127,9 +127,10 @@ def _count_classes(observation: Observation) -> int:
     """Return the number of classes whose entry in the gradient of the last bias is negative, at least 1.
 
     It is a lower bound on the number of classes in the batch. It is 1 unless clients make exactly one local step and the last
-    layer has a bias with several entries.
+    layer is linear and has a bias with several entries.
     """
-    _, bias = models.find_head(build_network(observation))
+    model = build_network(observation)
+    bias = models.find_head(model, observation.data)[1] if models.has_head(model, observation.data) else None
     update = observation.update.get(bias) if bias is not None else None
     if update is None or len(update) < 2:
         return 1

@@ -1,6 +1,16 @@
 """Models and losses that experiments choose by name, and checks of models. Model and loss of an experiment are public."""
 
-from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, build, build_layout, find_head, identify_network, list_buffers
+from fedsim.models.building import (
+    MAX_PARAMETERS,
+    MODELS,
+    admit,
+    build,
+    build_layout,
+    find_head,
+    has_head,
+    identify_network,
+    list_buffers,
+)
 from fedsim.models.concessions import check_loss, list_concessions, list_unsimulated, require_mode
 from fedsim.models.foreign import ModuleSpec
 from fedsim.models.losses import count_outputs, find_loss, predict_classes, predict_probabilities
@@ -16,6 +26,7 @@ __all__ = [
     "count_outputs",
     "find_head",
     "find_loss",
+    "has_head",
     "identify_network",
     "list_buffers",
     "list_concessions",

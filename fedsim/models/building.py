@@ -191,14 +191,25 @@ def build_layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
     return model
 
 
-def find_head(model: nn.Module) -> tuple[str, str | None]:
+def find_head(model: nn.Module, data: DataSpec | None = None) -> tuple[str, str | None]:
     """Return the names of the weight and the bias of the last linear layer; None for a missing bias.
 
-    Raises ValueError if there is no linear layer.
+    data: if given, only layers count whose number of outputs fits the number of classes. A network of others may register its
+    head before other linear layers, or have a convolution as its head.
+    Raises ValueError if there is no such layer.
     """
-    name = find_last_linear(model)
+    name = find_last_linear(model, _list_output_counts(data) if data else None)
     prefix = f"{name}." if name else ""
     return f"{prefix}weight", f"{prefix}bias" if model.get_submodule(name).bias is not None else None
+
+
+def has_head(model: nn.Module, data: DataSpec) -> bool:
+    """Return whether the network has a linear layer whose number of outputs fits the number of classes, see `find_head`."""
+    try:
+        find_head(model, data)
+    except ValueError:
+        return False
+    return True
 
 
 def list_buffers(model: nn.Module) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import copy
 import logging
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,18 @@ from torch.func import grad_and_value, vmap
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # appended, since a script there has the name of a package
 import foreign
 from support.foreign import networks
+from support.single_cases import LocalClient
 
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.base import explain_refusal
 from attacker.attacks.gradients.convolutions import to_channels_last
 from attacker.attacks.gradients.vectorised import build_per_problem
 from attacker.attacks.simulation import gradients
 from attacker.attacks.simulation.gradients import build_gradient, sum_squares
+from attacker.replay.example_counts import estimate_examples
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec
+from fedsim.models import ModuleSpec
+from fedsim.recording import DataSpec, ModelSpec, Training
 
 SHAPES = networks.SMALL_NETWORKS
 PROBLEMS, EXAMPLES = 2, 3
@@ -50,6 +56,53 @@ def by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tenso
 
 def error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).detach().norm() / expected.norm())
+
+
+class HeadFirst(nn.Module):
+    """A network that registers its head before a hidden linear layer, and a layer that it never calls after both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.hidden, self.unused = nn.Linear(20, 5), nn.Linear(108, 20), nn.Linear(20, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(x.flatten(1))))
+
+
+class ConvolutionalHead(nn.Module):
+    """A network whose logits are of a convolution, with linear layers that scale its channels (squeeze and excitation)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.scale, self.head = nn.Conv2d(3, 12, 3), nn.Linear(12, 12), nn.Conv2d(12, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.stem(x))
+        return self.head(h * self.scale(h.mean((2, 3))).sigmoid()[:, :, None, None]).mean((2, 3))
+
+
+def attacked(module: nn.Module) -> Case:
+    """Return what a server sees of a client that trains `module` for one step on three images of the classes 4, 0 and 2."""
+    torch.manual_seed(0)
+    model, data = ModuleSpec.of(module), DataSpec(shape=(3, 6, 6), num_classes=5)
+    weights = {name: p.detach() for name, p in models.build(model, data).named_parameters()}
+    client = LocalClient(model, data, Training(learning_rate=0.1, batch_size=3, steps=1), weights)
+    return client.make_case([(torch.rand(3, *data.shape), torch.tensor([4, 0, 2]))], "client")
+
+
+def test_labels_are_read_from_the_head_wherever_the_network_registers_it() -> None:
+    attack = AttackSpec(name="inverting_gradients", arguments={"steps": 1}).build(device="cpu")
+    (found,) = attack([attacked(HeadFirst())], rng=torch.Generator().manual_seed(0))
+    assert sorted(found.y.tolist()) == [0, 2, 4]
+
+
+def test_a_hidden_layer_is_not_taken_for_the_head() -> None:
+    case = attacked(ConvolutionalHead())
+    attack = AttackSpec(name="inverting_gradients", arguments={}).build(device="cpu")
+    assert "cpl --set label_rule=joint` search for labels" in explain_refusal(attack, case)
+    assert explain_refusal(AttackSpec(name="cpl", arguments={"label_rule": "joint"}).build(device="cpu"), case) == ""
+    unreported = replace(case.observations[0], num_examples=None)
+    assert estimate_examples(unreported).examples == 3
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "HardNet"])

@@ -57,9 +57,9 @@ def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[
 def require_features(observed: Observed) -> None:
     """Raise ValueError with the reason if model, training or defense show that features cannot be computed and inverted."""
     first, model = observed.cases[0].observations[0], observed.model
-    if not any(isinstance(module, nn.Linear) for module in model.modules()):
+    if not models.has_head(model, observed.data):
         raise ValueError("features are computed from the gradient of the last linear layer, and this model has none")
-    weight, _ = models.find_head(model)
+    weight, _ = models.find_head(model, observed.data)
     count, width = observed.weights[weight].shape[1:]
     if count == 1:
         raise ValueError(
@@ -89,7 +89,7 @@ def require_features(observed: Observed) -> None:
 
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the answer for case i; it has no examples if the last layer's gradient is zero or its features do not explain it."""
-    if not bool(observed.gradient[models.find_head(observed.model)[0]][i].any()):
+    if not bool(observed.gradient[models.find_head(observed.model, observed.data)[0]][i].any()):
         return _build_empty_answer(
             observed, "the last layer's gradient, from which features are computed, is zero or was not sent"
         )
@@ -140,7 +140,7 @@ def _build_features(observed: Observed, i: int) -> Features:
     by_type = {dtype: _convert(state, dtype) for dtype in (torch.float32, torch.float64)}
 
     def compute_features(x: Tensor) -> Tensor:
-        return compute_head_inputs(observed.model, by_type[x.dtype], observed.data.normalise(x[None]))[0][0]
+        return compute_head_inputs(observed.model, observed.data, by_type[x.dtype], observed.data.normalise(x[None]))[0][0]
 
     return compute_features
 

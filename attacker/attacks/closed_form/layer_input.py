@@ -98,7 +98,7 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     passed = _RecordedPasses(observed, 0)
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     least = MIN_INPUT_RATIO * observed.data.size
-    head = models.find_head(observed.model)[0].rpartition(".")[0]
+    head = models.find_head(observed.model, observed.data)[0].rpartition(".")[0]
     misleading = observed.omitted - find_encoders(observed.model)
     for name, h in passed.record_inputs(probe).items():
         weight, bias = f"{name}.weight", f"{name}.bias"

@@ -62,8 +62,8 @@ class ObservedGradients:
         self.buffers, self.same_buffers = get_buffers(model, observations)
         updates = [{name: o.update[name].to(device) for name in order} for o in observations]
         gradients = [convert_to_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
-        self.gradients = {name: torch.stack([g[name] for g in gradients]) for name in order}
-        self.seen = {name: torch.stack([u[name] for u in updates]) for name in order}
+        self.gradients = {name: _stack([g[name] for g in gradients]) for name in order}
+        self.seen = {name: _stack([u[name] for u in updates]) for name in order}
         self.variance = self._estimate_variance(observations)
 
     def get_state(self, i: int) -> dict[str, dict[str, Tensor]]:
@@ -77,6 +77,11 @@ class ObservedGradients:
         noise = torch.func.vmap(self.channel.noise)(self.seen)
         each = noise / compute_total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
         return each / sum(s[0].numel() for s in self.seen.values())
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return `torch.stack(tensors)`; a single tensor, which may be large, is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
 
 
 def _is_same(one: GradientTensors, other: GradientTensors) -> bool:

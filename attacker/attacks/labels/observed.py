@@ -32,8 +32,8 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
         weights = {name: w - way * (gradient[name] + seen.training.decay * w) for name, w in weights.items()}
     with torch.no_grad():
         probes = draw_inputs(seen.data, PROBE_COUNT, rng).to(seen.device)
-        features, logits = compute_head_inputs(model, {**row["buffers"], **weights}, seen.data.normalise(probes))
-    weight, bias = models.find_head(model)
+        features, logits = compute_head_inputs(model, seen.data, {**row["buffers"], **weights}, seen.data.normalise(probes))
+    weight, bias = models.find_head(model, seen.data)
     head = Head(weights[weight], None if bias is None else weights[bias], features)
     guess = models.predict_probabilities(logits).mean(dim=0)
     return rule(Evidence(gradient, weight, bias, seen.count, guess, seen.defended, head))
@@ -48,7 +48,7 @@ def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, kn
     known:  whether `labels` are certain. Otherwise, if the layer has a bias, they are replaced by other labels if such are found
             that fit the gradient better.
     """
-    row, (weight, bias) = seen.get_state(i), models.find_head(seen.model)
+    row, (weight, bias) = seen.get_state(i), models.find_head(seen.model, seen.data)
     gradient = {name: g[i].cpu() for name, g in seen.gradients.items()}
     weights = {name: w.cpu() for name, w in row["weights"].items()}
     return solve_head_features(

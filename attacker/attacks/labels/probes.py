@@ -39,15 +39,15 @@ def draw_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
 
 
 def compute_head_inputs(
-    model: nn.Module, state: Mapping[str, Tensor], x: Tensor, *, layer: str | None = None
+    model: nn.Module, data: DataSpec, state: Mapping[str, Tensor], x: Tensor, *, layer: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the features (N, F), which are the inputs of the last linear layer, and the logits (N, K) for inputs x (N, *shape).
 
     state: weights and buffers by name. x: normalised, as the network takes it. layer: name of another module whose inputs are
-    returned as features; None for the last linear layer.
+    returned as features; None for the last linear layer, that of `models.find_head`.
     """
     seen: list[Tensor] = []
-    module = model.get_submodule(models.find_head(model)[0].rpartition(".")[0] if layer is None else layer)
+    module = model.get_submodule(models.find_head(model, data)[0].rpartition(".")[0] if layer is None else layer)
     handle = module.register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
     try:
         logits = run_forward_pass(model, state, x)

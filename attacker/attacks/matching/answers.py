@@ -60,10 +60,10 @@ def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
     """Return one note if the search was stopped early because its loss stayed high (`Stop.hopeless`), else an empty tuple."""
     if not best.given_up:
         return ()
-    search = batch.attack.search
+    search, made = batch.attack.search, len(best.history)
     return (
-        f"the search was given up after {len(best.history)} of {search.steps} iterations, because its loss was still above "
-        f"{search.stop.hopeless:.0%} of that at the start; --set give_up=0 searches to the end",
+        f"the search was given up after {made} of {search.steps} iterations, because its loss was still above "
+        f"{search.stop.get_hopeless_loss(made, search.steps):.0%} of that at the start; --set give_up=0 searches to the end",
     )
 
 

@@ -189,7 +189,9 @@ class CaseBatch:
         logits: those of the true examples from an oracle, (P, V, K); None without one. features: from `solve_features`.
         """
         rows = torch.tensor(cases, device=z.device)
-        problem: ProblemRow = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
+        every = list(cases) == list(range(len(self.cases)))  # then gradients, which may be large, are not copied
+        views = {str(o): view.rows if every else _select(view.rows, rows) for o, view in enumerate(self.views)}
+        problem: ProblemRow = {"labels": labels, "views": views}
         if self.held is not None:
             problem |= {"held": self.held.x[rows], "is_held": self.held.mask[rows]}
         if logits is not None:

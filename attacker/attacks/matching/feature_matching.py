@@ -20,9 +20,7 @@ from fedsim import models
 
 def can_match_features(seen: ObservedGradients) -> bool:
     """Return whether the network has a last linear layer whose gradient the defense does not hide."""
-    if not any(isinstance(module, torch.nn.Linear) for module in seen.model.modules()):
-        return False
-    return models.find_head(seen.model)[0] not in seen.omitted
+    return models.has_head(seen.model, seen.data) and models.find_head(seen.model, seen.data)[0] not in seen.omitted
 
 
 def solve_targets(seen: ObservedGradients, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> dict[str, Tensor]:
@@ -51,7 +49,7 @@ def measure_feature_mismatch(
 
     state: weights and buffers by name. x: examples (N, *shape) in [0, 1]. targets, averages: of one problem, see `solve_targets`.
     """
-    features, _ = compute_head_inputs(seen.model, state, seen.data.normalise(x))
+    features, _ = compute_head_inputs(seen.model, seen.data, state, seen.data.normalise(x))
     made = averages @ features
     power = made.square().sum(dim=1) * targets.square().sum(dim=1)
     return (1 - (made * targets).sum(dim=1).square() / power.clamp(min=torch.finfo(power.dtype).tiny)).mean()
@@ -87,7 +85,7 @@ def recover_case_features(seen: ObservedGradients, labels: Tensor, rng: Generato
     layer = find_gaussian_layer(seen.model, weights)
     if layer is None:
         raise ValueError("the network has no wide layer with random Gaussian weights before its last layer")
-    weight, bias = models.find_head(seen.model)
+    weight, bias = models.find_head(seen.model, seen.data)
     gradient = {name: g[i].cpu() for name, g in seen.gradients.items() if name in (weight, bias)}
     return recover_features(
         gradient[weight], None if bias is None else gradient[bias], labels, weight=weights[f"{layer}.weight"], rng=rng
@@ -99,6 +97,6 @@ def measure_span_mismatch(seen: ObservedGradients, state: dict[str, Tensor], x: 
 
     state, x: as in `measure_feature_mismatch`. bases: of one problem, see `recover_spans`.
     """
-    features, _ = compute_head_inputs(seen.model, state, seen.data.normalise(x), layer=find_wide_layer(seen.model))
+    features, _ = compute_head_inputs(seen.model, seen.data, state, seen.data.normalise(x), layer=find_wide_layer(seen.model))
     inside = torch.einsum("nfr,nf->nr", bases, features).square().sum(dim=1)
     return (1 - inside / features.square().sum(dim=1).clamp(min=torch.finfo(inside.dtype).tiny)).mean()

@@ -25,7 +25,7 @@ from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.saved_state import Best, checkpoint_periodically, pack_bests, to_device, unpack_bests
 from attacker.attacks.matching.warm_starts import Given, place_start
 from attacker.attacks.nulls import blind_cases
-from attacker.attacks.optimisers.descent import Problems, descend, get_best
+from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
 from attacker.reconstruction import Reconstruction
 
 
@@ -132,7 +132,7 @@ class MatchingRun:
             problems,
             search.optimiser,
             search.steps,
-            search.stop if self.attack.sees_gradient else replace(search.stop, give_up=0.0),
+            self._choose_stop(restart),
             progress=self.progress,
             checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), device) if memory else None,
@@ -149,6 +149,17 @@ class MatchingRun:
                 best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain
                 best.labels, best.given = labels[row], restart == 0 and self.given[i] is not None
                 best.given_up = found.given_up[row]
+
+    def _choose_stop(self, restart: int) -> Stop:
+        """Return the stopping rule of the searches of this restart.
+
+        A null is never given up. Early limits were not chosen for warm starts, whose loss may rise at first: they are ignored in
+        restart 0 of an attack that makes warm starts.
+        """
+        stop = self.attack.search.stop
+        if not self.attack.sees_gradient:
+            return replace(stop, give_up=0.0)
+        return replace(stop, early=()) if self.attack.warm_start and restart == 0 else stop
 
     def _draw_starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
         """Return the latents (P, D) from which the searches of this restart begin, for the cases with indices `pending`.

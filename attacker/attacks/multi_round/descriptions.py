@@ -63,7 +63,7 @@ class Describer:
         less one, the gradient has more entries than the features have unknowns, so that wrong labels leave a misfit. Returns None
         if there is a misfit or are more examples, or if the head has no bias or another label rule is asked for.
         """
-        head, bias = models.find_head(seen.model)
+        head, bias = models.find_head(seen.model, seen.data)
         classes = len(dict(seen.model.named_parameters())[head])
         if self.compare != "features" or self.matching.labels.rule is not infer_labels or bias is None or seen.defended:
             return None
@@ -94,7 +94,9 @@ class Describer:
         """Return the description with the features found, their labels, and features of `probes` as a reference."""
         row = seen.get_state(0)
         with torch.no_grad():
-            reference, _ = compute_head_inputs(seen.model, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes))
+            reference, _ = compute_head_inputs(
+                seen.model, seen.data, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes)
+            )
         return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
 
     def _add_images(

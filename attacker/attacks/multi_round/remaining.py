@@ -169,7 +169,7 @@ def _match_features(case: Case, o: int, one: Described, known: CertifiedExamples
     state = seen.get_state(0)
     with torch.no_grad():
         x = seen.data.normalise(known.x.to(device))
-        features = compute_head_inputs(model, {**state["buffers"], **state["weights"]}, x)[0].cpu().double()
+        features = compute_head_inputs(model, seen.data, {**state["buffers"], **state["weights"]}, x)[0].cpu().double()
     read = one.features.double()
     distance = torch.cdist(read, features)
     for row, column in match_optimally(distance.masked_fill(one.labels[:, None] != known.y[None], torch.inf).float()):

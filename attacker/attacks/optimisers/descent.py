@@ -5,6 +5,7 @@ Shapes: P problems, D coordinates of the latent, the variable that is optimised.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -19,12 +20,14 @@ whether to call that function and save the state."""
 
 
 MIN_GIVE_UP_STEPS = 30
-"""Number of iterations before which no problem is given up, the smallest that was calibrated."""
+"""Number of iterations before which a problem is given up only by early limits, see `Stop.early`."""
 GIVE_UP_SHARE = 0.1
-"""Share of the steps after which Inverting Gradients stops hopeless problems."""
-MIN_HOPELESS_LOSS = 0.2
-"""Share of the loss at the start above which a problem is hopeless, if the loss is also above MIN_UNEXPLAINED_LOSS. This share,
-MIN_GIVE_UP_STEPS and GIVE_UP_SHARE were chosen on the tuning part of benchmarks/support/splits.py (benchmarks/tuning.py
+"""Share of the steps after which Inverting Gradients looks for hopeless problems for the last time."""
+MIN_HOPELESS_LOSS = 0.15
+"""Share of the loss at the start above which a problem is hopeless, if the loss is also above MIN_UNEXPLAINED_LOSS."""
+EARLY_LIMITS = ((6, 0.3), (15, 0.22), (MIN_GIVE_UP_STEPS, MIN_HOPELESS_LOSS))
+"""Iterations of Inverting Gradients, each with the share of the loss at the start above which a problem is hopeless then. With
+MIN_HOPELESS_LOSS and GIVE_UP_SHARE, they were chosen on the tuning part of benchmarks/support/splits.py (benchmarks/tuning.py
 give_up)."""
 MIN_UNEXPLAINED_LOSS = 0.05
 """Share of the loss of a zero gradient up to which no problem is hopeless; with batch norm, a start may be below it."""
@@ -44,9 +47,11 @@ class Stop:
     stuck:     share of the zero loss. Another start is made, if one is left, only if the final loss is above this share and above
                `tolerance`. The caller may raise this threshold, for example for noise.
     give_up:   share of the maximum number of iterations after which hopeless problems are stopped, at the earliest after
-               `MIN_GIVE_UP_STEPS` iterations. They are looked for only then; 0 never stops them early.
+               `MIN_GIVE_UP_STEPS` iterations. 0 never stops a problem as hopeless, and ignores `early`.
     hopeless:  a problem is hopeless if its best loss is above this share of the loss at its starting point, and also above the
                share `unexplained` of the zero loss.
+    early:     pairs of an iteration and a share that takes the place of `hopeless` after it. Those later than the share `give_up`
+               of the iterations are ignored.
 
     `descend` does not know the zero loss: its caller computes the losses for tolerance, precision and unexplained, see
     `Problems`, and makes other starts.
@@ -60,13 +65,17 @@ class Stop:
     give_up: float = 0.0
     hopeless: float = MIN_HOPELESS_LOSS
     unexplained: float = MIN_UNEXPLAINED_LOSS
+    early: tuple[tuple[int, float], ...] = ()
 
-    def is_time_to_give_up(self, iteration: int, steps: int) -> bool:
-        """Return whether hopeless problems are stopped after this iteration; true for at most one iteration of a search.
+    def get_hopeless_loss(self, iteration: int, steps: int) -> float:
+        """Return the share of the loss at the start above which a problem is hopeless after this iteration; inf if none is.
 
         iteration: its number, from 1. steps: maximum number of iterations.
         """
-        return self.give_up > 0 and iteration == max(MIN_GIVE_UP_STEPS, round(self.give_up * steps))
+        last = round(self.give_up * steps)
+        if self.give_up > 0 and iteration == max(MIN_GIVE_UP_STEPS, last):
+            return self.hopeless
+        return dict(self.early).get(iteration, float("inf")) if iteration <= last else float("inf")
 
 
 PLATEAU_STOP = Stop(precision=1e-8, patience=10, decrease=0.05)
@@ -279,8 +288,8 @@ def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int, least: 
     lost = ~torch.isfinite(active.z).all(dim=1)
     over = (active.best <= enough) | lost | (active.waited >= stop.patience)
     hopeless = torch.zeros_like(over)
-    if stop.is_time_to_give_up(active.iteration, steps):
-        hopeless = ~over & (active.best > stop.hopeless * active.first)
+    if isfinite(limit := stop.get_hopeless_loss(active.iteration, steps)):
+        hopeless = ~over & (active.best > limit * active.first)
         hopeless &= True if least is None else active.best > least
     return over | hopeless, hopeless
 
@@ -317,4 +326,8 @@ def _resume(state: OptimiserState, optimiser: Optimiser) -> tuple[_Active, Minim
 
 
 def _select(nested: Nested, rows: Tensor) -> dict[str, Any]:
-    return {name: _select(t, rows) if isinstance(t, Mapping) else t[rows] for name, t in nested.items()}
+    """Return some rows of all tensors, given in ascending order. Nothing is copied if these are all rows."""
+    return {
+        name: _select(t, rows) if isinstance(t, Mapping) else (t if len(rows) == len(t) else t[rows])
+        for name, t in nested.items()
+    }

@@ -17,7 +17,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
-from attacker.attacks.optimisers.descent import GIVE_UP_SHARE, PLATEAU_STOP, Stop
+from attacker.attacks.optimisers.descent import EARLY_LIMITS, GIVE_UP_SHARE, PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
@@ -117,8 +117,8 @@ def cpl(
     (MAP estimate), which the paper does not do; for images only.
     relative: divide each tensor of the gradient by about its root mean square before the comparison, unless a defense adds noise
     of known variance, so that layers with small gradients have more influence.
-    give_up: share of the steps after which a search with little success so far is stopped, as in `inverting_gradients`; 0 never
-    stops it. Its limits were chosen for that attack, and not tested on this one.
+    give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
+    first loss; 0 never stops it. This limit was chosen for `inverting_gradients`, and not tested on this attack.
     """
     chosen, rule = named.get_optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)
     if init == "insider" and rule is None:
@@ -176,9 +176,10 @@ def inverting_gradients(
     learning_rate: that of the first steps, for pixels in [0, 1]; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps. The
     paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
-    give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above a fifth of its
-             first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1); 0 never stops it. It does not stop the
-             null (the search without the gradient).
+    give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
+             first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Until then it also stops if that loss
+             is above the limits in `EARLY_LIMITS` after fewer steps. 0 never stops it. It does not stop the null (the search
+             without the gradient).
     batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if
                 clients train in mode "train" and return them (`buffers="shared"`).
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last
@@ -194,7 +195,7 @@ def inverting_gradients(
         search=Search(
             optimiser=Adam(learning_rate=learning_rate, signed=signed),
             steps=steps,
-            stop=Stop(patience=steps, decrease=0.0, give_up=give_up),
+            stop=Stop(patience=steps, decrease=0.0, give_up=give_up, early=EARLY_LIMITS),
             restarts=restarts,
             compiled=compiled,
         ),

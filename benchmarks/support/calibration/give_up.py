@@ -1,13 +1,14 @@
 """Calibration of the rule that gives up hopeless searches, for tuning.py and calibration.py.
 
-`early` is the best loss after a share of the steps, relative to the loss at the start. The rule stops a search if `early` is
-above `hopeless` and this best loss, relative to the loss of a zero gradient, is above `unexplained`
-(`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it recovers an example. Searches that run to their end without
-the rule are enough to evaluate it, because it changes nothing in a search before it stops it.
+The rule (`attacker.attacks.optimisers.descent.Stop`) stops a search if, after certain iterations, its best loss is above a limit,
+relative to the loss at the start, and also above `unexplained`, relative to the loss of a zero gradient. A search succeeds if it
+recovers an example. Searches that run to their end without the rule are enough to evaluate it, because it changes nothing in a
+search before it stops it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any
 
 import torch
@@ -18,12 +19,11 @@ from support.contract import Options, ResultRow
 from support.splits import Part
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients
-from attacker.attacks.optimisers.descent import GIVE_UP_SHARE, MIN_HOPELESS_LOSS, MIN_UNEXPLAINED_LOSS
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.scoring.statistics import estimate_share
 
-STEP_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
-"""Shares of the steps after which a search may be given up, among which the tuning part chooses."""
+ITERATIONS = (3, 6, 10, 15, 30, 60, 120)
+"""Numbers of iterations after which a search may be given up, among which the tuning part chooses."""
 SEARCH_STEPS = (300, 1200)
 CASES_PER_CLIENT = 16
 """Number of cases for each pair of a client setting and a number of steps."""
@@ -43,6 +43,14 @@ CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
     {"data": "cifar10", "batch": 8, "defense": format_noise(3e-2)},
     {"data": "lfw", "network": RESNET_NAME},
     {"data": "cifar10", "network": RESNET_NAME, "batch": 4},
+    {"data": "lfw", "defense": format_noise(3e-2)},
+    {"data": "lfw", "network": STRIDED_NAME, "defense": format_noise(3e-2)},
+    {"data": "lfw", "network": STRIDED_NAME, "batch": 8},
+    {"data": "lfw", "network": STRIDED_NAME, "batch": 4, "steps": 2, "rate": 0.01},
+    {"data": "cifar10", "network": STRIDED_NAME, "batch": 2, "steps": 2, "rate": 0.3},
+    {"data": "lfw", "batch": 2, "steps": 2, "rate": 0.3},
+    {"data": "cifar10", "batch": 16},
+    {"data": "lfw", "network": STRIDED_NAME, "defense": format_prune(0.3)},
 )
 
 
@@ -50,25 +58,27 @@ CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
 class Watched:
     """A search that ran to its end without the rule.
 
-    early: dict from each of `STEP_SHARES` to the best loss after this share of the steps, relative to the loss at the start; None
-           for shares at which the search had ended.
-    first: the loss at the start, relative to the loss of a zero gradient. steps: maximum number of iterations.
+    steps: maximum number of iterations. first: the loss at the start. losses: the best loss after each iteration. Losses are
+    relative to that of a zero gradient.
     recovered: whether the search recovered at least one example.
     """
 
     steps: int
     first: float
-    early: Mapping[float, float | None]
+    losses: Sequence[float]
     recovered: bool
 
-    def is_given_up(self, after: float, hopeless: float) -> bool:
-        """Return whether the rule, applied after the share `after` of the steps, stops this search.
+    def get_early_loss(self, iteration: int) -> float | None:
+        """Return the best loss after this iteration, relative to that at the start; None if the search had ended before it."""
+        return self.losses[iteration - 1] / self.first if iteration <= len(self.losses) else None
 
-        That is: it is still running, the best loss relative to the loss at the start is above `hopeless`, and the best loss
-        relative to that of a zero gradient is above `MIN_UNEXPLAINED_LOSS`.
-        """
-        early = self.early[after]
-        return early is not None and early > hopeless and early * self.first > MIN_UNEXPLAINED_LOSS
+    def find_stop(self) -> int:
+        """Return the iteration, from 1, after which the rule of Inverting Gradients stops this search; 0 if it does not."""
+        stop = inverting_gradients(steps=self.steps).search.stop
+        for iteration, loss in enumerate(self.losses[:-1], start=1):
+            if loss > stop.unexplained and loss > stop.get_hopeless_loss(iteration, self.steps) * self.first:
+                return iteration
+        return 0
 
 
 def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
@@ -79,34 +89,36 @@ def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """
     found = run_watched(asked, "report")
     rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
-    successes = [one.is_given_up(GIVE_UP_SHARE, MIN_HOPELESS_LOSS) for one in found if one.recovered]
+    successes = [one.find_stop() > 0 for one in found if one.recovered]
     wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
     return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
 
 
 def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
     right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
+    stopped = [iteration for one in wrong if (iteration := one.find_stop())]
     return {
         "searches": len(right) + len(wrong),
         "successful": len(right),
-        "stopped_wrongly": sum(one.is_given_up(GIVE_UP_SHARE, MIN_HOPELESS_LOSS) for one in right),
+        "stopped_wrongly": sum(one.find_stop() > 0 for one in right),
         "failed": len(wrong),
-        "stopped_rightly": sum(one.is_given_up(GIVE_UP_SHARE, MIN_HOPELESS_LOSS) for one in wrong),
+        "stopped_rightly": len(stopped),
+        "iterations_until_stopped": mean(stopped) if stopped else None,
     }
 
 
 def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return the largest early loss of successful searches, and the number of failed searches above it, on the tuning part.
 
-    There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `STEP_SHARES`. Losses are relative to
+    There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `ITERATIONS`. Losses are relative to
     those at the start; only searches that still run count.
     """
     found = run_watched(asked, "tuning")
     rows = []
     for steps in SEARCH_STEPS:
-        for after in STEP_SHARES:
+        for after in ITERATIONS:
             early = {
-                kind: [e for one in found if one.steps == steps and one.recovered is kind and (e := one.early[after]) is not None]
+                kind: [e for one in found if one.steps == steps and one.recovered is kind and (e := one.get_early_loss(after))]
                 for kind in (True, False)
             }
             most = max(early[True], default=0.0)
@@ -147,10 +159,9 @@ def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[
     steps = cell.settings["steps"]
     attack = replace(inverting_gradients(steps=steps, give_up=0.0), device=asked.device)
     first = _compute_first_losses(attack, made, asked.seed)
-    at = {after: max(1, round(after * steps)) for after in STEP_SHARES}
     for case, x, one in zip(made, truth, attack(made, rng=torch.Generator().manual_seed(asked.seed)), strict=True):
-        early = {after: float(one.loss[k - 1]) / first[case.key] if k < one.iterations else None for after, k in at.items()}
-        yield Watched(steps, first[case.key], early, any(judge_reconstruction(cell, one, x, data).recovered))
+        recovered = any(judge_reconstruction(cell, one, x, data).recovered)
+        yield Watched(steps, first[case.key], one.loss.tolist(), recovered)
 
 
 def _compute_first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:

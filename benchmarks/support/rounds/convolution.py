@@ -161,6 +161,6 @@ def _place_images(seen: Observation, one: Described, own: Images, batch: Sequenc
     model = build_network(seen)
     assert one.features is not None
     with torch.no_grad():
-        true, _ = compute_head_inputs(model, {**seen.buffers, **seen.weights}, seen.data.normalise(own.x))
+        true, _ = compute_head_inputs(model, seen.data, {**seen.buffers, **seen.weights}, seen.data.normalise(own.x))
     cost = torch.cdist(one.features.double(), true.double())
     return {batch[column]: int(places[row]) for row, column in zip(*linear_sum_assignment(cost.numpy()), strict=True)}

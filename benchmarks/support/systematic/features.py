@@ -69,7 +69,7 @@ def _measure_outside(case: Case, x: Tensor, y: Tensor) -> Tensor:
     seen = ObservedGradients([first], model=build_network(first), device="cpu")
     bases = recover_case_features(seen, y, Generator().manual_seed(0)).bases
     features, _ = compute_head_inputs(
-        seen.model, seen.get_state(0)["weights"], first.data.normalise(x), layer=find_wide_layer(seen.model)
+        seen.model, seen.data, seen.get_state(0)["weights"], first.data.normalise(x), layer=find_wide_layer(seen.model)
     )
     u, s, _ = torch.linalg.svd(bases.permute(1, 0, 2).flatten(1), full_matrices=False)
     span, unit = u[:, s > 1e-6 * s[0].clamp(min=1e-12)], torch.nn.functional.normalize(features.detach().double(), dim=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.models import MODELS, build, find_head
+from fedsim.models import MODELS, build, find_head, has_head
 from fedsim.recording import DataSpec, ModelSpec
 
 IMAGES = DataSpec(shape=(3, 32, 32), num_classes=106)
@@ -129,6 +129,21 @@ def test_the_head_is_the_layer_of_the_logits(spec: ModelSpec) -> None:
 )
 def test_head_names(model: nn.Module, expected: tuple[str, str | None]) -> None:
     assert find_head(model) == expected
+
+
+def test_head_has_as_many_outputs_as_there_are_classes() -> None:
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier, self.hidden, self.unused = nn.Linear(4, 5), nn.Linear(12, 4), nn.Linear(4, 7)
+
+    data = DataSpec(shape=(3, 2, 2), num_classes=5)
+    assert find_head(HeadFirst(), data) == ("classifier.weight", "classifier.bias")
+    assert has_head(HeadFirst(), data)
+    gated = nn.Sequential(nn.Linear(12, 4), nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 5, 1), nn.Flatten())
+    assert not has_head(gated, data)
+    with pytest.raises(ValueError, match="no linear layer with 5 outputs"):
+        find_head(gated, data)
 
 
 def test_a_model_without_a_linear_layer_has_no_head() -> None:

@@ -41,7 +41,7 @@ def test_inputs_of_the_head_give_the_logits() -> None:
     other = {name: 2 * p.detach() for name, p in model.named_parameters()}
     x = torch.rand(4, 3, 8, 8)
     with torch.no_grad():
-        features, logits = compute_head_inputs(model, other, x)
+        features, logits = compute_head_inputs(model, DataSpec(shape=(3, 8, 8), num_classes=5), other, x)
     assert features.shape == (4, 72)
     torch.testing.assert_close(features @ other["3.weight"].T + other["3.bias"], logits)
     assert not any(module._forward_pre_hooks for module in model.modules())

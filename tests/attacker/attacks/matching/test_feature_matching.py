@@ -43,7 +43,7 @@ def test_targets_are_the_features_of_the_true_examples(observe: Callable[..., Ob
     seen, found = solve([case for case, _, _ in made], torch.stack([y for _, _, y in made]))
     assert found["trust"].tolist() == [1.0, 1.0]
     for i, (_, x, _) in enumerate(made):
-        features, _ = compute_head_inputs(seen.model, seen.get_state(i)["weights"], DATA.normalise(x))
+        features, _ = compute_head_inputs(seen.model, seen.data, seen.get_state(i)["weights"], DATA.normalise(x))
         torch.testing.assert_close(found["targets"][i], features, rtol=1e-3, atol=1e-4)
         assert torch.equal(found["averages"][i], torch.eye(3))
         mismatch = [
@@ -60,7 +60,7 @@ def test_examples_of_one_label_are_compared_by_their_mean_if_only_that_is_known(
     case, x, y = make_case(observe, [1, 1, 3])
     seen, _ = solve([case], y[None])
     weights = seen.get_state(0)["weights"]
-    features, _ = compute_head_inputs(seen.model, weights, DATA.normalise(x))
+    features, _ = compute_head_inputs(seen.model, seen.data, weights, DATA.normalise(x))
     mean = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
     read = HeadFeatures(mean @ features, y, torch.tensor([True, True, False]), 0.0, torch.zeros(3))
     monkeypatch.setattr(feature_matching, "read_features", lambda *given, **named: read)

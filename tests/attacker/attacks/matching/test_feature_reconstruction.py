@@ -84,7 +84,7 @@ def test_features_are_recovered_from_an_update_with_an_error_flat_in_the_batch_s
         case, x, y = make_case(observe, labels)
         seen = gather(case)
         found = recover_case_features(seen, y, Generator().manual_seed(0))
-        features, _ = compute_head_inputs(seen.model, seen.get_state(0)["weights"], x, layer="1.widen")
+        features, _ = compute_head_inputs(seen.model, seen.data, seen.get_state(0)["weights"], x, layer="1.widen")
         unit = torch.nn.functional.normalize(features.double(), dim=1)
         columns = found.bases[:, :, 0].T
         basis, _ = torch.linalg.qr(columns)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import Case, GradientMatching, cpl
+from attacker.attacks import Case, GradientMatching, cpl, inverting_gradients
 from attacker.attacks.matching.warm_starts import Given, place_start
+from attacker.attacks.optimisers.descent import Stop
 from attacker.scoring.metrics import mse
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
@@ -43,6 +44,18 @@ def test_bad_warm_start_is_followed_by_a_plain_start(image_case: Make) -> None:
     assert found.route == "optimisation"
     assert plain.loss[-1] < 1e-4 * plain.loss[0]
     assert found.loss[-1] < 1e-2 * plain.loss[0]
+
+
+def test_early_limits_end_neither_a_warm_start_nor_a_null(image_case: Make) -> None:
+    """With a limit of 0 every search is hopeless; limits for starts at random say nothing about starts near the image."""
+    case, x, _ = image_case(1)
+    stop = Stop(patience=20, give_up=0.5, early=((4, 0.0),), unexplained=0.0)
+    attack = inverting_gradients(steps=20).copy_with(stop=stop)
+    warm = attack.copy_with(warm_start=lambda cases, _: [Given(x, torch.ones(1, dtype=torch.long))] * len(cases))
+    plain, null, from_warm = (one([case], rng=seeded())[0] for one in (attack, attack.null(), warm))
+    assert (len(plain.loss), len(null.loss), len(from_warm.loss)) == (4, 20, 20)
+    assert "given up after 4 of 20 iterations, because its loss was still above 0% of that at the start" in plain.notes[0]
+    assert not any("was given up" in note for note in (*null.notes, *from_warm.notes))
 
 
 def test_start_with_the_lower_loss_is_chosen(image_case: Make) -> None:

@@ -19,15 +19,30 @@ def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return 2 * offset, offset.square().sum(dim=1)
 
 
-def search(evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, **settings) -> Minima:
+def search(
+    evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, least: float = 0.0, **settings
+) -> Minima:
     problems = Problems(
         evaluate=lambda z, per_problem, share: evaluate(z, per_problem),
         per_problem={"target": TARGETS},
         project=lambda z: z,
         enough=torch.full((4,), enough),
+        least=torch.full((4,), least),
     )
     optimiser = settings.pop("optimiser", Adam(learning_rate=0.2, decay_at=()))
     return descend(torch.zeros(4, 1), problems, optimiser, steps, stop or Stop(patience=400), **settings)
+
+
+def test_the_data_of_problems_are_not_copied_while_all_are_searched() -> None:
+    """Among them are gradients, which take as much memory as the network."""
+    places = []
+
+    def note(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        places.append(per_problem["target"].data_ptr() == TARGETS.data_ptr())
+        return bowl(z, per_problem)
+
+    iterations = search(note).iterations
+    assert places == [True] * min(iterations) + [False] * (max(iterations) - min(iterations))
 
 
 def test_each_problem_finds_its_own_target() -> None:
@@ -96,6 +111,28 @@ def test_slow_problem_is_given_up_if_requested(give_up: float) -> None:
     short = search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS, enough=-1.0)
     assert short.given_up == [False] * 3 + [give_up > 0]
     assert not any(search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)
+
+
+def test_early_limits_give_up_a_problem_before_the_share_of_the_steps() -> None:
+    """The loss of the last problem is a half of that at its start from the third iteration on; the others converge."""
+
+    def halved_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        gradient, loss = bowl(z, per_problem)
+        last = per_problem["target"].flatten() == 5
+        return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 3.5 * (z.flatten() > 0.15), loss)
+
+    def count_iterations(*, give_up: float = 0.25, early: tuple[tuple[int, float], ...], least: float = 0.0) -> list[int]:
+        stop = Stop(patience=400, give_up=give_up, early=early)
+        found = search(halved_for_the_last, stop=stop, steps=160, enough=-1.0, least=least)
+        assert found.given_up == [False] * 3 + [found.iterations[3] < 160]
+        return found.iterations
+
+    assert count_iterations(early=((10, 0.4), (20, 0.1))) == [160] * 3 + [10]
+    assert count_iterations(early=((10, 0.6), (20, 0.4))) == [160] * 3 + [20]
+    assert count_iterations(early=((10, 0.6),)) == [160] * 3 + [40]
+    assert count_iterations(early=((10, 0.4),), least=4.0) == [160] * 4
+    assert count_iterations(early=((10, 0.4),), give_up=0.0) == [160] * 4
+    assert count_iterations(early=((10, 0.4),), give_up=0.05) == [160] * 3 + [30]
 
 
 def test_problem_with_nan_ends_with_its_last_finite_best() -> None:
