@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from attacker.attacks.learned.perceptual import Lpips
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import clean_examples, measure
-from attacker.scoring.perceptual import Lpips
 from attacker.scoring.states import read_case
 from fedsim.recording import DataSpec
 

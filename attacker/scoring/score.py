@@ -18,6 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from attacker.attacks.learned.perceptual import BACKBONES, Lpips, load_or_explain
+from attacker.attacks.learned.perceptual import load as load_backbone
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
 from attacker.scoring.comparison import compare_examples, compare_with_other, pair_clients
@@ -27,8 +29,6 @@ from attacker.scoring.gallery import Gallery
 from attacker.scoring.growth import CaseGrowth, write_growth
 from attacker.scoring.measures import make_empty_measures, measure
 from attacker.scoring.paired import FILLED_SCORES as FILLED
-from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
-from attacker.scoring.perceptual import load as load_backbone
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
 from attacker.scoring.threat import classify_threat, list_concessions

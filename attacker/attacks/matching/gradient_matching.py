@@ -130,7 +130,7 @@ class MatchingRun:
         found = descend(
             z,
             problems,
-            search.optimiser,
+            batch.space.split_into_phases(search.optimiser),
             search.steps,
             search.stop if self.attack.sees_gradient else replace(search.stop, give_up=0.0),
             progress=self.progress,

@@ -13,10 +13,10 @@ from support.contract import Options, measure_cpu
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching
+from attacker.attacks.learned.perceptual import Lpips, explain_missing, load
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import psnr, ssim, ssim_global
-from attacker.scoring.perceptual import Lpips, explain_missing, load
 
 LPIPS_FILE = "lpips/alexnet_features.safetensors"
 """Backbone of LPIPS in the folder of --data."""
