@@ -19,7 +19,7 @@ from fedsim.recording.observation import DataSpec
 
 SEARCHED_STAGES = 2
 """Number of stages whose feature maps are displaced; those of later ones have more values than images."""
-WEIGHT_UNIT = 0.02
+WEIGHT_UNIT = 0.1
 """Change of a weight for a displacement of 1, relative to the root mean square of its tensor."""
 
 
@@ -104,7 +104,9 @@ def find_generated(name: str) -> DecoderFactory:
     path, _, word = name.rpartition(":")
     if word not in SEARCHES:
         raise ValueError(f"decoder {name}: unknown {word!r} after the file's name. Known: {', '.join(SEARCHES)}")
-    return SEARCHES[word](read_generator(Path(path)), path)
+    factory = SEARCHES[word](read_generator(Path(path)), path)
+    factory.__name__ = factory.__qualname__ = name  # for messages, and to tell searches apart
+    return factory
 
 
 def _start_at_encoded(

@@ -118,6 +118,7 @@ def test_unsuitable_generators_are_refused(path: Path, tmp_path: Path) -> None:
         get_decoder(str(path))
     with pytest.raises(ValueError, match="multiple of 8, got 12"):
         ImageGenerator(side=12)
+    assert len({get_decoder(f"{path}:{word}").__name__ for word in ("latents", "features", "weights")}) == 3
     free = write(tmp_path / "free.safetensors", "generator", latents=10, side=16, classes=1)
     decoder = get_decoder(f"{free}:latents")(replace(DATA, num_classes=7))
     z = torch.randn(2, 10, generator=seeded())
