@@ -88,20 +88,20 @@ SEARCHES: Mapping[str, Callable[[ImageGenerator, str], DecoderFactory]] = {
     "features": features,
     "weights": weights,
 }
-"""What is searched, by the word after the file's name, as in `generator.safetensors:features`."""
+"""What is searched, by the word after the file's name, as in `generator.safetensors@features`."""
 
 
 def is_generated(name: str) -> bool:
-    """Return whether the name of a decoder is that of a file, followed by a colon and a word, as `find_generated` takes it."""
-    return name.rpartition(":")[0].endswith(FILE_ENDING)
+    """Return whether the name of a decoder is that of a file, followed by @ and a word, as `find_generated` takes it."""
+    return name.rpartition("@")[0].endswith(FILE_ENDING)
 
 
 def find_generated(name: str) -> DecoderFactory:
-    """Return the decoder factory of a generator's file and what is searched, joined by a colon.
+    """Return the decoder factory of a generator's file and what is searched, joined by @.
 
-    Raises ValueError for an unknown word after the colon, and for a file that holds no generator.
+    Raises ValueError for an unknown word after the @, and for a file that holds no generator.
     """
-    path, _, word = name.rpartition(":")
+    path, _, word = name.rpartition("@")
     if word not in SEARCHES:
         raise ValueError(f"decoder {name}: unknown {word!r} after the file's name. Known: {', '.join(SEARCHES)}")
     factory = SEARCHES[word](read_generator(Path(path)), path)

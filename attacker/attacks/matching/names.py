@@ -36,7 +36,7 @@ def get_decoder(name: str) -> DecoderFactory:
     """Return the decoder factory with this name, of this `module:function`, or of a learned prior in a .safetensors file.
 
     The file of an autoencoder is named alone, and that of a generator with what is searched, as in
-    `generator.safetensors:latents`, see `generated.SEARCHES`.
+    `generator.safetensors@latents`, see `generated.SEARCHES`.
     Raises ValueError for an unknown name, and for a file that holds no such prior.
     """
     if is_generated(name):

@@ -69,9 +69,9 @@ def make_attacks(folder: Path, steps: int) -> dict[str, GradientMatching]:
         "pixels": rog(steps=steps, decoder="pixels", init="uniform"),
         "bicubic4 (ROG)": rog(steps=steps),
         "bicubic4, then nearest image (ROGS)": rog(steps=steps, enhancer=generator),
-        "latents (GGL)": rog(steps=steps, decoder=f"{generator}:latents", latent=LATENT_WEIGHT),
-        "features (GIFD)": rog(steps=steps, decoder=f"{generator}:features", latent=LATENT_WEIGHT),
-        "weights (GIAS)": rog(steps=steps, decoder=f"{generator}:weights", latent=LATENT_WEIGHT),
+        "latents (GGL)": rog(steps=steps, decoder=f"{generator}@latents", latent=LATENT_WEIGHT),
+        "features (GIFD)": rog(steps=steps, decoder=f"{generator}@features", latent=LATENT_WEIGHT),
+        "weights (GIAS)": rog(steps=steps, decoder=f"{generator}@weights", latent=LATENT_WEIGHT),
         "pixels, denoiser": rog(
             steps=steps, decoder="pixels", init="uniform", denoiser=denoiser, denoiser_weight=DENOISER_WEIGHT, tv=0.0
         ),

@@ -65,7 +65,7 @@ def attack(case: Case, *, name: str = "rog", null: bool = False, **arguments: ob
 
 @pytest.mark.parametrize("word", ["latents", "features", "weights"])
 def test_latents_decode_as_the_generator_does_with_gradients_of_autograd(word: str, path: Path) -> None:
-    decoder, network = get_decoder(f"{path}:{word}")(DATA), read_generator(path)
+    decoder, network = get_decoder(f"{path}@{word}")(DATA), read_generator(path)
     z = torch.zeros(2, *decoder.shape)
     z[:, :10] = torch.randn(2, 10, generator=seeded())
     torch.testing.assert_close(decoder.apply(z, LABELS), network.decode(z[:, :10], LABELS))
@@ -85,7 +85,7 @@ def test_latents_decode_as_the_generator_does_with_gradients_of_autograd(word: s
 
 
 def test_displaced_weights_decode_as_a_generator_with_these_weights(path: Path) -> None:
-    decoder, network = get_decoder(f"{path}:weights")(DATA), read_generator(path)
+    decoder, network = get_decoder(f"{path}@weights")(DATA), read_generator(path)
     z = torch.randn(1, *decoder.shape, generator=seeded())
     names = [name for name, _ in network.named_parameters() if name.split(".")[0] in ("expand", "up", "leave")]
     rest = z[0, 10:]
@@ -98,7 +98,7 @@ def test_displaced_weights_decode_as_a_generator_with_these_weights(path: Path) 
 
 
 def test_displaced_features_enter_after_their_stages(path: Path) -> None:
-    decoder, network = get_decoder(f"{path}:features")(DATA), read_generator(path)
+    decoder, network = get_decoder(f"{path}@features")(DATA), read_generator(path)
     z = torch.randn(1, *decoder.shape, generator=seeded())
     first = network.run_stage(0, z[:, :10], LABELS[:1]) + z[:, 10 : 10 + 64].reshape(1, 16, 2, 2)
     second = network.run_stage(1, first, LABELS[:1]) + z[:, 74:].reshape(1, 16, 4, 4)
@@ -109,25 +109,25 @@ def test_displaced_features_enter_after_their_stages(path: Path) -> None:
 
 def test_unsuitable_generators_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown 'pixels' after the file's name"):
-        get_decoder(f"{path}:pixels")
+        get_decoder(f"{path}@pixels")
     with pytest.raises(ValueError, match=r"makes images of shape \(3, 16, 16\), and these data have shape \(3, 32, 32\)"):
-        get_decoder(f"{path}:latents")(DataSpec(shape=(3, 32, 32), num_classes=4))
+        get_decoder(f"{path}@latents")(DataSpec(shape=(3, 32, 32), num_classes=4))
     with pytest.raises(ValueError, match="knows 4 classes, and these data have 7"):
-        get_decoder(f"{path}:latents")(replace(DATA, num_classes=7))
+        get_decoder(f"{path}@latents")(replace(DATA, num_classes=7))
     with pytest.raises(ValueError, match="of kind autoencoder: it is of kind 'generator'"):
         get_decoder(str(path))
     with pytest.raises(ValueError, match="multiple of 8, got 12"):
         ImageGenerator(side=12)
-    assert len({get_decoder(f"{path}:{word}").__name__ for word in ("latents", "features", "weights")}) == 3
+    assert len({get_decoder(f"{path}@{word}").__name__ for word in ("latents", "features", "weights")}) == 3
     free = write(tmp_path / "free.safetensors", "generator", latents=10, side=16, classes=1)
-    decoder = get_decoder(f"{free}:latents")(replace(DATA, num_classes=7))
+    decoder = get_decoder(f"{free}@latents")(replace(DATA, num_classes=7))
     z = torch.randn(2, 10, generator=seeded())
     assert torch.equal(decoder.apply(z, LABELS), decoder.apply(z, 5 * LABELS))
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match="do not have the hash"):
-        get_decoder(f"{path}:weights")
+        get_decoder(f"{path}@weights")
 
 
 def run_adam(z: Tensor, aim: Tensor, first: int) -> Tensor:
@@ -168,11 +168,11 @@ def test_null_does_not_depend_on_the_update(
         arguments = {**arguments, "denoiser": str(write(tmp_path / "denoiser.safetensors", "denoiser"))}
     (seen,) = case.observations
     other = Case((replace(seen, payload=encode({name: 3 * w for name, w in seen.weights.items()})),), known_labels=LABELS)
-    nulls = [attack(one, name=name, null=True, decoder=f"{path}:{word}", **arguments) for one in (case, other)]
+    nulls = [attack(one, name=name, null=True, decoder=f"{path}@{word}", **arguments) for one in (case, other)]
     assert torch.equal(nulls[0].x, nulls[1].x)
     if "latent" in arguments:
         assert float(nulls[0].loss[-1]) < float(nulls[0].loss[0])
-    found = [attack(one, name=name, decoder=f"{path}:{word}", **arguments) for one in (case, other)]
+    found = [attack(one, name=name, decoder=f"{path}@{word}", **arguments) for one in (case, other)]
     assert not torch.equal(found[0].x, found[1].x)
     assert found[0].confidence.isnan().all()
 
@@ -183,7 +183,7 @@ def test_displaced_features_and_weights_explain_more_of_an_update_than_latents(
     batch = torch.rand(2, *DATA.shape, generator=seeded()), LABELS
     smooth = Case((observe(batch, model=ModelSpec(name="lenet_dlg"), data=DATA),))
     losses = {
-        word: float(attack(smooth, decoder=f"{path}:{word}", steps=steps, tv=0.0).loss[-1])
+        word: float(attack(smooth, decoder=f"{path}@{word}", steps=steps, tv=0.0).loss[-1])
         for word, steps in (("latents", 20), ("features", 60), ("weights", 40))
     }
     assert losses["features"] < 0.9 * losses["latents"]
@@ -194,7 +194,7 @@ def test_latents_are_pulled_to_zero_by_their_prior(path: Path, case: Case) -> No
     network = read_generator(path)
     norms = []
     for weight in (0.0, 10.0):
-        found = attack(case, decoder=f"{path}:latents", steps=60, latent=weight, tv=0.0)
+        found = attack(case, decoder=f"{path}@latents", steps=60, latent=weight, tv=0.0)
         centre = network.decode(torch.zeros(2, 10), found.y)
         norms.append(float((found.x - centre).square().mean()))
     assert norms[1] < 0.1 * norms[0]
