@@ -1,1 +1,1 @@
-"""Learned image priors and their training: enhancers that sharpen reconstructions, and autoencoders for searched latents."""
+"""Learned image priors and their training: enhancers, denoisers, autoencoders and generators; and the distance LPIPS."""
