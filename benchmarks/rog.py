@@ -9,6 +9,9 @@ columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh
     single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
     weights    train the enhancer that the project ships
+    train      train the generator and the denoiser of the table `priors`
+    priors     one step on CIFAR-10 images, labels inferred: searches with learned priors beside pixels, each with its null
+    tradeoff   figure 9: accuracy of a federation of 100 clients beside LPIPS of two attacks for each defense, with a picture
 """
 
 from dataclasses import dataclass, replace
@@ -19,21 +22,28 @@ import torch
 from support.attacked import run_attack
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe, resize
-from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity
+from support.rog.learned_priors import measure_priors, train_priors
+from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
 from support.rog.ready_prior import train_ready_enhancer
+from support.rog.tradeoff import measure_tradeoff
 from support.splits import load_images
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, exact, inverting_gradients, rog
-from attacker.attacks.labels.observed import read_labels
-from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.learned.degradation import degrade
 from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, read_enhancer
-from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.scoring.metrics import psnr
 
 FOLDER = Path("runs/benchmark-rog")
-TABLES = (*(column.name.split(",")[0].split(" ")[0] for column in COLUMNS), "single", "unseen", "weights")
+TABLES = (
+    *(column.name.split(",")[0].split(" ")[0] for column in COLUMNS),
+    "single",
+    "unseen",
+    "weights",
+    "train",
+    "priors",
+    "tradeoff",
+)
 """The first word of each column's name, and the other tables."""
 RATIO_STEPS = (10, 20, 30, 40, 60)
 """Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
@@ -43,19 +53,18 @@ RATIO_STEPS = (10, 20, 30, 40, 60)
 class Scale:
     """The size of the benchmark. setting: of the federation. images: number of images of the batch.
 
-    steps: iterations of ROG and of its search in pixels. steps_of_ig: of Inverting Gradients; long_steps_of_ig: in the first
-    column, which has no defense.
+    steps: iterations of ROG and of its search in pixels. steps_of_ig: of Inverting Gradients, whose schedule of learning rates
+    ends with them.
     """
 
     setting: BatchSetting
     images: int
     steps: int
     steps_of_ig: int
-    long_steps_of_ig: int
 
 
-FULL = Scale(BatchSetting(), images=4, steps=100, steps_of_ig=100, long_steps_of_ig=400)
-QUICK = Scale(BatchSetting(side=32), images=2, steps=8, steps_of_ig=8, long_steps_of_ig=12)
+FULL = Scale(BatchSetting(), images=4, steps=100, steps_of_ig=400)
+QUICK = Scale(BatchSetting(side=32), images=2, steps=8, steps_of_ig=12)
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,12 @@ def main() -> None:
     torch.set_num_threads(1)
     if asked.table == "weights":
         found = train_ready_enhancer(asked, READY_FILE if not asked.quick else FOLDER / "enhancer.safetensors")
+    elif asked.table == "train":
+        found = train_priors(asked, FOLDER / ("quick" if asked.quick else "priors"))
+    elif asked.table == "priors":
+        found = measure_priors(asked, FOLDER / ("quick" if asked.quick else "priors"))
+    elif asked.table == "tradeoff":
+        found = measure_tradeoff(asked, FOLDER / ("tradeoff-quick" if asked.quick else "tradeoff"))
     elif asked.table == "single":
         found = measure_single(asked)
     elif asked.table == "unseen":
@@ -131,10 +146,10 @@ class ColumnResult:
 def measure_column(tools: ColumnTools, column: DefendedColumn) -> ColumnResult:
     """Attack one column with ROG, its search in pixels, and Inverting Gradients, and with the nulls of the first and the last."""
     case = make_case(tools, column)
-    attacks = make_attacks(tools.scale, column)
+    attacks = make_attacks(tools.scale)
     attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients")}
     rows, plain, enhanced = [], {}, {}
-    labels = share_of_labels(tools, case)
+    labels = share_of_labels(case, tools.y, tools.asked)
     for name, attack in attacks.items():
         answer = tools.folder.attack(attack, case, tools.x, tools.asked)
         plain[name] = tools.measure(answer.x)
@@ -165,28 +180,13 @@ def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
     return replace(case, known_labels=tools.y)
 
 
-def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatching]:
+def make_attacks(scale: Scale) -> dict[str, GradientMatching]:
     """Return a dict of the attacks on a column: ROG, the same search in pixels from the paper's start, Inverting Gradients."""
-    long = column is COLUMNS[0]
     return {
         "ROG": rog(steps=scale.steps),
         "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
-        "Inverting Gradients": inverting_gradients(
-            steps=scale.long_steps_of_ig if long else scale.steps_of_ig, tv=1e-2, give_up=0.0
-        ),
+        "Inverting Gradients": inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0),
     }
-
-
-def share_of_labels(tools: ColumnTools, case: Case) -> float:
-    """Return the share of labels, counting repetitions, that ROG would infer correctly if they were not given."""
-    batch = CaseBatch(rog(), [replace(case, known_labels=None)])
-    found = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(tools.asked.seed)).tolist()
-    right = 0
-    for label in tools.y.tolist():
-        if label in found:
-            found.remove(label)
-            right += 1
-    return right / len(tools.y)
 
 
 def measure_iterations(tools: ColumnTools) -> ResultRow:
@@ -197,7 +197,7 @@ def measure_iterations(tools: ColumnTools) -> ResultRow:
     iterations_ratio: to reach its PSNR, both without the enhancer. iterations_ratio_lpips: for a lower LPIPS (a higher PSNR where
     there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: the same, both followed by the enhancer.
     """
-    case, attacks = make_case(tools, COLUMNS[0]), make_attacks(tools.scale, COLUMNS[0])
+    case, attacks = make_case(tools, COLUMNS[0]), make_attacks(tools.scale)
     own = attacks["Inverting Gradients"]
     aim = tools.folder.attack(own, case, tools.x, tools.asked).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))

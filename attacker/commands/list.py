@@ -35,7 +35,7 @@ def list_(
 def _list_parts(kind: ListedKind, as_json: bool) -> None:
     """Print the name and the summary of each decoder or enhancer."""
     from attacker.attacks.learned.enhancer import ENHANCERS
-    from attacker.attacks.matching.decoders import DECODERS
+    from attacker.attacks.matching.names import DECODERS
     from defenses._registry import Registry, read_summary
 
     known: Registry[Any] = DECODERS if kind is ListedKind.DECODERS else ENHANCERS

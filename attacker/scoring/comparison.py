@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
+from attacker.attacks.learned.perceptual import Lpips
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import clean_examples, measure
-from attacker.scoring.perceptual import Lpips
+from attacker.scoring.semantic import NOT_ASKED, Tagger, tag_pairs
 from attacker.scoring.states import read_case
 from fedsim.recording import DataSpec
 
@@ -51,6 +52,7 @@ def compare_examples(
     counts: Sequence[int] | None = None,
     gallery: Gallery | None = None,
     indices: Sequence[int] = (),
+    tagger: Tagger | str = NOT_ASKED,
 ) -> Compared:
     """Assign reconstructed examples to the originals and measure each pair.
 
@@ -60,6 +62,7 @@ def compare_examples(
     counts: for each original, the largest number of reconstructed examples that may be assigned to it; by default 1.
     gallery: random training examples for the measures of re-identification; without it these are left out. indices: data set
     indices of the originals, needed with a gallery.
+    tagger: the classifier that gives tags to images, or the reason why there is none.
     """
     counts = counts or [1] * len(labels)
     surplus, found = max(0, len(found.x) - sum(counts)), keep_first(found, sum(counts))
@@ -69,6 +72,7 @@ def compare_examples(
     matched = [i for i, candidate in enumerate(assigned) if candidate is not None]
     chosen = [candidate for candidate in assigned if candidate is not None]
     measured = dict(zip(matched, measure(found.x[chosen], truth[matched], spec, lpips), strict=True))
+    tags = dict(zip(matched, tag_pairs(tagger, x[chosen], truth[matched]), strict=True))
     nearest = None if gallery is None else gallery.compare(x.clamp(0, 1), truth, assigned, indices)
 
     def make_fields(i: int, candidate: int | None) -> dict[str, Any] | None:
@@ -76,6 +80,7 @@ def compare_examples(
             return None
         return {
             **measured[i],
+            **tags[i],
             **({} if nearest is None else nearest[i]),
             "label_recovered": int(found.y[candidate]),
             "label_success": read[i],

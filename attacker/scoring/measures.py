@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attacker.attacks.learned.perceptual import Lpips, explain_missing
 from attacker.scoring.metrics import (
     is_flat,
     is_recovered,
@@ -16,7 +17,6 @@ from attacker.scoring.metrics import (
     ssim,
     ssim_global,
 )
-from attacker.scoring.perceptual import Lpips, explain_missing
 from fedsim.recording import DataSpec
 
 MEASURES = ("mse", "mse_raw", "psnr", "ssim", "ssim_global", "lpips", "lpips_net", "continuous_error", "categorical_right")

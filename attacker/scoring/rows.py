@@ -60,6 +60,9 @@ class ScoreRow:
     bound_mse: lower bound on the expected `mse` of any attack, see `attacker.bounds`; None if it was not asked for, or no bound
     is known.
     lpips_net, lpips_reason: the backbone of LPIPS, or the reason why there is no LPIPS.
+    tags_true, tags_recovered, tag_jaccard: tags that a classifier gives to the original and to the reconstruction, and the
+    Jaccard similarity of both, which is 0 without a reconstruction. tagger, tag_reason: name of the tagger, or the reason why
+    there are no tags. See `semantic`.
     other_success, other_psnr: `success` and `psnr` of what the same attack found in another client's update, see `comparison`.
     success: whether the example counts as recovered, see `metrics.is_recovered`. failure: the reason why there is no
     reconstruction; None if there is one, or the case has not been attacked yet.
@@ -131,6 +134,11 @@ class ScoreRow:
     lpips: float | None = None
     lpips_net: str | None = None
     lpips_reason: str | None = None
+    tags_true: tuple[str, ...] | None = None
+    tags_recovered: tuple[str, ...] | None = None
+    tag_jaccard: float | None = None
+    tagger: str | None = None
+    tag_reason: str | None = None
     continuous_error: float | None = None
     categorical_right: float | None = None
     exact_match: bool | None = None

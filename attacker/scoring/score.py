@@ -18,8 +18,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from attacker.attacks.learned.perceptual import BACKBONES, Lpips, load_or_explain
+from attacker.attacks.learned.perceptual import load as load_backbone
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
+from attacker.scoring import semantic
 from attacker.scoring.comparison import compare_examples, compare_with_other, pair_clients
 from attacker.scoring.counted import find_superseded
 from attacker.scoring.environment import describe_environment
@@ -27,8 +30,6 @@ from attacker.scoring.gallery import Gallery
 from attacker.scoring.growth import CaseGrowth, write_growth
 from attacker.scoring.measures import make_empty_measures, measure
 from attacker.scoring.paired import FILLED_SCORES as FILLED
-from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
-from attacker.scoring.perceptual import load as load_backbone
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
 from attacker.scoring.threat import classify_threat, list_concessions
@@ -70,6 +71,8 @@ class Scorer:
            is the same, arguments that are not given are taken from truth.
     lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If neither a file is given nor torchvision
                               has one in its cache, LPIPS is not computed and rows give the reason.
+    tagger: name of the tagger whose tags of originals and reconstructions are compared, or `module:function`, see `semantic`;
+            None for none. If it is not installed, rows give the reason.
     bound_seconds: time budget for the lower bounds on the errors of all cases together; 0 for no bounds. They need the run's
                    recording.
     Raises ValueError if the data set is not the one that truth refers to, if the backbone is unknown, or if the given file does
@@ -91,6 +94,7 @@ class Scorer:
         *,
         lpips_net: str = "alex",
         lpips_weights: Path | None = None,
+        tagger: str | None = None,
         bound_seconds: float = 0,
     ) -> None:
         self.run = run
@@ -103,6 +107,7 @@ class Scorer:
         self.readers = [TruthReader(folder) for folder in truth]
         self._holdings = load_holdings(self.readers, data)
         self.data = self._holdings.data
+        self.tagger = semantic.load_or_explain(tagger, self.data.spec)
         self.bounds: CaseBounds | None = None
         if bound_seconds:
             recording = Recording(run / "recording" if (run / "recording").is_dir() else run)
@@ -261,7 +266,7 @@ class Scorer:
         ]
         if found is None:
             for example, place, constant in zip(examples, places, self._score_constants(truth), strict=True):
-                missing = _make_missing_fields(state, reason)
+                missing = {**_make_missing_fields(state, reason), **self._make_missing_tags(state)}
                 yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing, constant=constant)
             return
         compared = compare_examples(
@@ -272,6 +277,7 @@ class Scorer:
             lpips=self.lpips,
             counts=counts,
             gallery=self.gallery,
+            tagger=self.tagger,
             indices=[example.index for example in examples],
         )
         common["surplus"] = compared.surplus
@@ -282,7 +288,8 @@ class Scorer:
             fields = compared.fields[i]
             if candidate is None or fields is None:
                 (constant,) = self._score_constants(truth[i : i + 1])
-                yield ScoreRow(**common, **place, **_make_missing_fields(state, REASON_UNMATCHED), constant=constant)
+                missing = {**_make_missing_fields(state, REASON_UNMATCHED), **self._make_missing_tags(state)}
+                yield ScoreRow(**common, **place, **missing, constant=constant)
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
             pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
@@ -294,6 +301,12 @@ class Scorer:
                 label_recovered_name=self._name_class(fields["label_recovered"]),
                 pair=self._write_pair(pair, truth[i], compared.x[candidate]),
             )
+
+    def _make_missing_tags(self, state: CaseState) -> AttackFacts:
+        """Return the fields about tags of an example without a reconstruction, which has none of the original's."""
+        if isinstance(self.tagger, str):
+            return {"tag_reason": self.tagger}
+        return {"tag_reason": "no reconstruction", "tag_jaccard": None if state == "waiting" else 0.0, "tagger": self.tagger.name}
 
     def _score_constants(self, truth: Tensor) -> list[dict[str, float]]:
         """Return, for each original, a dict from names in `FILLED` to the scores of the image or row `Gallery.constant`.

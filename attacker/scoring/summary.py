@@ -44,6 +44,8 @@ class Summary:
     other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
     if no other client was attacked.
     exact_match: share of table rows that are matched exactly.
+    tag_jaccard: mean Jaccard similarity of the tags of originals and reconstructions, 0 for an original without one; tagger: name
+    of the tagger. Both are None without a tagger, see `semantic`.
     bound: mean of the lower bounds on the mean squared error. efficiency: this mean divided by the mean squared error over the
     same examples; each of the two is first raised to the error of rounding to 8 bits if it is smaller. Both are None if no bounds
     were computed.
@@ -87,6 +89,8 @@ class Summary:
     exact_match: Estimate | None = None
     other_success: Estimate | None = None
     other_psnr: Distribution | None = None
+    tag_jaccard: Distribution | None = None
+    tagger: str | None = None
     bound: float | None = None
     efficiency: float | None = None
     confidence: ConfidenceQuality | None = None
@@ -192,6 +196,8 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         exact_match=estimate_part("exact_match"),
         other_success=estimate_part("other_success"),
         other_psnr=estimate("other_psnr"),
+        tag_jaccard=estimate("tag_jaccard"),
+        tagger=next((row.tagger for row in rows if row.tagger), None),
         bound=bound,
         efficiency=efficiency,
         confidence=judge_confidence([(row.confidence, bool(row.success)) for row in done if row.confidence is not None]),

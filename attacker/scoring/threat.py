@@ -7,16 +7,23 @@ its own.
 """
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
 from attacker.attacks.base import GAUSSIAN_LAYER_ADDED, MALICIOUS_SERVER
+from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 
 ThreatClass = Literal["C", "D", "E", "F"]
 """Classes that attacks of this project can have. They know the settings of local training, which the server prescribes, so that
 none is in A or B. Every attack on a model to which a server has added an imprint layer or a wide Gaussian layer is in F; none is
 in G or H."""
+BUILT_IN_PRIORS: Mapping[str, Container[object]] = {
+    "decoder": BUILT_IN_DECODERS,
+    "enhancer": (NO_ENHANCER, *BUILT_IN_ENHANCERS),
+    "denoiser": (NO_ENHANCER,),
+}
+"""Arguments of attacks that may name a learned prior, each with its values that need no data like the clients'."""
 TAMPERED_MODELS = ("imprint", "wide_head")
 """Names of the built-in models that a server has changed so that updates reveal more."""
 CHANGED_MODEL_ORACLES = (MALICIOUS_SERVER, GAUSSIAN_LAYER_ADDED)
@@ -27,8 +34,9 @@ def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -
     """Return the threat class of an attack: the first of F, E and D whose condition holds, otherwise C.
 
     F: a malicious server or an added layer is among the oracles, or the model is one of `TAMPERED_MODELS`. E:
-    clients send batch-norm statistics (`buffers` is "shared"). D: an oracle supplies images, or the attack has a decoder that is
-    not built in. The oracles of true labels and logits do not change the class, since no class covers them.
+    clients send batch-norm statistics (`buffers` is "shared"). D: an oracle supplies images, or the attack has a decoder,
+    enhancer or denoiser that is not built in. The oracles of true labels and logits do not change the class, since no class
+    covers them.
     run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments, as text. oracles: names of
     the information that was given to the attack and that no server has.
     """
@@ -37,7 +45,7 @@ def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -
         return "F"
     if _get_training(run).get("buffers") == "shared":
         return "E"
-    return "D" if _has_other_decoder(spec) or any("images" in oracle for oracle in oracles) else "C"
+    return "D" if _has_other_prior(spec) or any("images" in oracle for oracle in oracles) else "C"
 
 
 def list_concessions(run: Mapping[str, Any]) -> tuple[str, ...]:
@@ -59,10 +67,10 @@ def _get_training(run: Mapping[str, Any]) -> Mapping[str, Any]:
     return training if isinstance(training, Mapping) else {}
 
 
-def _has_other_decoder(spec: str) -> bool:
-    """Return whether the argument `decoder` of an attack names one that is not built in, such as a pretrained generator.
+def _has_other_prior(spec: str) -> bool:
+    """Return whether an attack has a decoder, enhancer or denoiser that is not built in, such as a pretrained generator.
 
-    spec: the attack with its arguments, as text. A decoder maps what a search optimises to examples.
+    spec: the attack with its arguments, as text.
     """
     try:
         call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
@@ -70,5 +78,5 @@ def _has_other_decoder(spec: str) -> bool:
         return False
     if not isinstance(call, ast.Call):
         return False
-    names = [one.value.value for one in call.keywords if one.arg == "decoder" and isinstance(one.value, ast.Constant)]
-    return any(name not in BUILT_IN_DECODERS for name in names)
+    given = {one.arg: one.value.value for one in call.keywords if one.arg and isinstance(one.value, ast.Constant)}
+    return any(argument in given and given[argument] not in own for argument, own in BUILT_IN_PRIORS.items())

@@ -1,1 +1,1 @@
-"""Learned image priors and their training: enhancers that sharpen reconstructions, and autoencoders for searched latents."""
+"""Image priors: enhancers, denoisers, autoencoders and generators with their training, untrained networks; the distance LPIPS."""

@@ -15,6 +15,8 @@ MAX_PIXEL_NOISE = 0.05
 """Largest standard deviation of the noise on the large image."""
 MAX_BLUR = 1.0
 """Largest standard deviation of the blur, in pixels."""
+MAX_DENOISED = 0.3
+"""Largest standard deviation of the noise that a denoiser is trained to remove."""
 SHRINKERS = ("nearest", "bilinear", "bicubic", "area")
 
 Shrinker = Literal["nearest", "bilinear", "bicubic", "area"]
@@ -29,6 +31,11 @@ def degrade(x: Tensor, rng: Generator) -> Tensor:
     for i in torch.randperm(len(steps), generator=rng).tolist():
         x = steps[i](x, rng)
     return x
+
+
+def add_noise(x: Tensor, rng: Generator) -> Tensor:
+    """Return images (N, 3, H, W) with Gaussian noise, whose standard deviation is drawn from [0, MAX_DENOISED) for each image."""
+    return x + _draw_noise(x, MAX_DENOISED, rng)
 
 
 def _shrink_and_enlarge(x: Tensor, rng: Generator) -> Tensor:

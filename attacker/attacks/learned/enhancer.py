@@ -1,7 +1,8 @@
-"""Enhancers: maps from reconstructed images to sharper ones, applied after a search.
+"""Enhancers: maps from reconstructed images to sharper ones, applied after a search; and denoisers, applied during a search.
 
 To add one, write a function without arguments that returns a map of images (N, C, H, W), and select it on the command line with
-`--set enhancer=module:function`, or register it as an entry point of the group `attacker.enhancers` in a package.
+`--set enhancer=module:function` or `--set denoiser=module:function`. Enhancers can also be registered as entry points of the
+group `attacker.enhancers` in a package.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from attacker.attacks.learned.generator import ImageGenerator
+from attacker.attacks.learned.generator_search import match_images
 from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
 from defenses._registry import Registry
 
@@ -26,18 +29,22 @@ class Enhancer:
 
     name: shown in the notes of a reconstruction; for a learned prior (a file) it includes a hash of its weights.
     sharpen: maps images (N, C, H, W) in [0, 1] to images of the same shape; its results are clamped to [0, 1] by `__call__`.
+    uses_labels: whether `sharpen` takes the labels of the answer as a second argument: classes (N,), or probabilities (N, K).
     """
 
     name: str
-    sharpen: Callable[[Tensor], Tensor]
+    sharpen: Callable[..., Tensor]
+    uses_labels: bool = False
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Return the enhanced images of x, (N, C, H, W), in [0, 1]. Values of x outside [0, 1] are clamped first.
 
+        y: the labels of the answer, which only an enhancer with `uses_labels` needs.
         Raises ValueError if `sharpen` does not return a tensor of the same shape.
         """
-        made: object = self.sharpen(x.clamp(0, 1))
+        given = x.clamp(0, 1)
+        made: object = self.sharpen(given, y) if self.uses_labels else self.sharpen(given)
         if not isinstance(made, Tensor) or made.shape != x.shape:
             got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
             raise ValueError(f"enhancer {self.name}: it must map images {tuple(x.shape)} to images of the same shape, got {got}")
@@ -53,6 +60,7 @@ def small() -> Callable[[Tensor], Tensor]:
     return read_enhancer(READY_FILE).sharpen
 
 
+DENOISERS: Registry[SharpenFactory] = Registry("attacker.denoisers", {})
 BUILT_IN_ENHANCERS: dict[str, SharpenFactory] = {"small": small}
 ENHANCERS: Registry[SharpenFactory] = Registry("attacker.enhancers", BUILT_IN_ENHANCERS)
 
@@ -71,21 +79,41 @@ def find_enhancer(name: str) -> Enhancer | None:
 
 
 def read_enhancer(path: Path) -> Enhancer:
-    """Return the enhancer in a file that `attacker train-prior` wrote. Raises ValueError, naming the file, if it holds none."""
-    prior = read_prior(path, "enhancer")
-    return Enhancer(prior.name, lambda x: _apply(prior.network, x))
+    """Return the enhancer in a file that `attacker train-prior` wrote: a network that enhances, or a search with a generator.
+
+    Raises ValueError, naming the file, if it holds neither.
+    """
+    prior = read_prior(path, "enhancer", "generator")
+    if isinstance(prior.network, ImageGenerator):
+        generator = prior.network
+        return Enhancer(prior.name, lambda x, y: match_images(generator, x, y), uses_labels=True)
+    return Enhancer(prior.name, lambda x: apply_network(prior.network, x))
 
 
-def _apply(network: nn.Module, x: Tensor) -> Tensor:
+def find_denoiser(name: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the denoiser in this file or of this `module:function`, a map of images (N, C, H, W); None for "none".
+
+    Raises ValueError for another name, and for a file that holds no denoiser.
+    """
+    if name == NO_ENHANCER:
+        return None
+    if name.endswith(FILE_ENDING):
+        network = read_prior(Path(name), "denoiser").network
+        return lambda x: apply_network(network, x)
+    return DENOISERS[name]()
+
+
+def apply_network(network: nn.Module, x: Tensor) -> Tensor:
     """Apply a network for colour images to images (N, C, H, W) of any size, with C = 1 or 3.
 
     Images are padded at the right and bottom to sides that the network's stride divides, and cropped to their size afterwards.
     A single channel is repeated three times, and the three channels of the result are averaged. Raises ValueError for another C.
     """
     if x.shape[1] not in (1, 3):
-        raise ValueError(f"the enhancer works on images of 1 or 3 channels, got {x.shape[1]}")
+        raise ValueError(f"the network works on images of 1 or 3 channels, got {x.shape[1]}")
     height, width = x.shape[-2:]
     stride = int(network.stride)  # type: ignore[arg-type]
     padded = pad(x.float().expand(-1, 3, -1, -1), (0, -width % stride, 0, -height % stride), mode="replicate")
-    made: Tensor = network.to(x.device)(padded)[..., :height, :width]
+    here = next(network.parameters()).device == x.device  # under torch.func's transforms, where a denoiser runs, `to` crashes
+    made: Tensor = (network if here else network.to(x.device))(padded)[..., :height, :width]
     return made if x.shape[1] == 3 else made.mean(dim=1, keepdim=True)

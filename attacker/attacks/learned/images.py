@@ -12,6 +12,8 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 """Suffixes of image files, in lower case."""
 ARCHIVE_NAMES = ("images", "train_images")
 """Names under which an archive may hold its images; the first that it has is read."""
+LABEL_NAMES = {"images": "labels", "train_images": "train_labels"}
+"""Name of the labels of the images with each of these names."""
 FOLDER_FACTOR = 2
 """Side to which the images of a folder are shrunk, relative to the size in training, so that crops can be drawn."""
 
@@ -34,8 +36,27 @@ def read_images(path: Path, size: int) -> Tensor:
     return images
 
 
+def read_labels(path: Path, count: int) -> Tensor | None:
+    """Return the labels (N,), int64, of the images that `read_images` reads; None for a folder, or an archive without labels.
+
+    count: number N of images. Raises ValueError, naming the path, unless the labels are N whole numbers of at least 0.
+    """
+    if path.is_dir() or LABEL_NAMES[_find_name(path)] not in read_names(path):
+        return None
+    name = LABEL_NAMES[_find_name(path)]
+    values = read_arrays(path, (name,))[name]
+    if not np.issubdtype(values.dtype, np.integer) or values.shape != (count,) or values.min() < 0:
+        got = f"{values.dtype} of shape {values.shape}"
+        raise ValueError(f"{path}: {name} must be {count} whole numbers of at least 0, one for each image, got {got}")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _find_name(path: Path) -> str:
+    return next((name for name in ARCHIVE_NAMES if name in read_names(path)), ARCHIVE_NAMES[0])
+
+
 def _read_archive(path: Path) -> Tensor:
-    name = next((name for name in ARCHIVE_NAMES if name in read_names(path)), ARCHIVE_NAMES[0])
+    name = _find_name(path)
     values = read_arrays(path, (name,))[name]
     if values.dtype != np.uint8 or values.ndim != 4 or values.shape[3] != 3 or not len(values):
         got = f"{values.dtype} of shape {values.shape}"

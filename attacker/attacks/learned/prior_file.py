@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,25 +11,31 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.networks import Autoencoder, UNet
 from fedsim.recording.files import write_tensors
 from fedsim.recording.safe_files import DamagedFile, open_tensors, parse_json
 
-PriorKind = Literal["enhancer", "autoencoder"]
-NETWORKS: Mapping[PriorKind, Callable[..., nn.Module]] = {"enhancer": UNet, "autoencoder": Autoencoder}
+PriorKind = Literal["enhancer", "autoencoder", "generator", "denoiser"]
+NETWORKS: Mapping[PriorKind, Callable[..., nn.Module]] = {
+    "enhancer": UNet,
+    "autoencoder": Autoencoder,
+    "generator": ImageGenerator,
+    "denoiser": UNet,
+}
 FILE_ENDING = ".safetensors"
 """Suffix of the files of learned priors."""
 MAX_BYTES = 2**30
 """Largest size in bytes of a file that is read."""
-MAX_WIDTH = 512
-"""Largest number of channels at full resolution."""
+MAX_SETTING = 1024
+"""Largest setting of a network that is read, such as a number of channels or classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorFacts:
     """Metadata of a learned prior.
 
-    kind: enhancer or autoencoder. size: side of the square crops in training. settings: arguments of the network's constructor.
+    kind: key of `NETWORKS`. size: side of the square crops in training. settings: arguments of the network's constructor.
     steps: number of training steps. data: description of the images. images: their number.
     data_hash: SHA-256 of their shape and bytes. seed: of initial weights and batches.
     """
@@ -71,27 +77,28 @@ def write_prior(path: Path, network: nn.Module, facts: PriorFacts) -> str:
     return digest
 
 
-def read_prior(path: Path, kind: PriorKind) -> LearnedPrior:
+def read_prior(path: Path, *kinds: PriorKind) -> LearnedPrior:
     """Return the learned prior in a file that `write_prior` wrote.
 
-    Raises ValueError, naming the file, if it is missing, damaged or not of the kind `kind`.
+    kinds: the kinds that are accepted, at least one.
+    Raises ValueError, naming the file, if it is missing, damaged or of another kind.
     """
     if not path.is_file():
-        raise ValueError(f"{path} does not exist; train one with attacker train-prior DATA --kind {kind} --out {path}")
+        raise ValueError(f"{path} does not exist; train one with attacker train-prior DATA --kind {kinds[0]} --out {path}")
     try:
         with open_tensors(path, limit=MAX_BYTES) as file:
             said = parse_json((file.metadata() or {})["facts"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         digest = said.pop("weights_hash")
         facts = PriorFacts(**said)
-        _check(facts, kind, digest, tensors)
+        _check(facts, kinds, digest, tensors)
         with torch.device("meta"):
             network = build_network(facts)
         network.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
     except DamagedFile as error:
         raise ValueError(f"{path}: not a learned prior: {error.reason}") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a learned prior of kind {kind}: {error}") from None
+        raise ValueError(f"{path}: not a learned prior of kind {' or '.join(kinds)}: {error}") from None
     return LearnedPrior(network.requires_grad_(False).eval(), facts, digest)
 
 
@@ -104,17 +111,18 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def _check(facts: PriorFacts, kind: PriorKind, digest: Any, tensors: Mapping[str, Tensor]) -> None:
+def _check(facts: PriorFacts, kinds: Sequence[PriorKind], digest: Any, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless the content of a file is valid.
 
-    It must be of the kind `kind`, with settings that are whole numbers from 1 to MAX_WIDTH. The hash of its `tensors` must be the
-    one that the file states, `digest`, and all their values must be finite.
+    It must be of one of the `kinds`, with settings that are whole numbers from 1 to MAX_SETTING. The hash of its `tensors` must
+    be the one that the file states, `digest`, and all their values must be finite.
     """
-    if facts.kind != kind:
+    if facts.kind not in kinds:
         raise ValueError(f"it is of kind {facts.kind!r}")
-    if not all(type(value) is int and 0 < value <= MAX_WIDTH for value in facts.settings.values()):
+    if not all(type(value) is int and 0 < value <= MAX_SETTING for value in facts.settings.values()):
         raise ValueError(
-            f"the settings of its network must be whole numbers from 1 to {MAX_WIDTH}, got {dict(facts.settings)}; train it again"
+            f"the settings of its network must be whole numbers from 1 to {MAX_SETTING}, got {dict(facts.settings)}; train it "
+            "again"
         )
     if hash_tensors(tensors) != digest:
         raise ValueError("its weights do not have the hash that it states; copy it again, or train it again")

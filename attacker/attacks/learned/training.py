@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate, l1_loss, relu
 
-from attacker.attacks.learned.degradation import degrade
+from attacker.attacks.learned.degradation import add_noise, degrade
 from attacker.attacks.learned.networks import PatchCritic
 from attacker.attacks.learned.prior_file import PriorFacts, build_network
 
@@ -31,13 +31,15 @@ class PriorTraining:
 
     steps: number of batches. batch: images in each. learning_rate: of Adam; it falls linearly towards zero over the last half.
     adversarial: weight of the critic's judgement beside the l1 distance; 0 trains without a critic. The critic takes part from a
-    quarter of the steps on.
+    quarter of the steps on; a denoiser has none, since it is to return means. divergence: weight of the mean KL divergence of a
+    generator's latents from the standard normal distribution, per value of the images.
     """
 
     steps: int = 2000
     batch: int = 16
     learning_rate: float = 5e-4
     adversarial: float = 0.01
+    divergence: float = 0.05
 
     def compute_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -50,6 +52,7 @@ class Trainer:
 
     images: (N, 3, H, W) uint8, with sides of at least `facts.size`; ValueError otherwise.
     facts: metadata of the prior; steps, images and data_hash are filled in. Its seed determines initial weights and batches.
+    labels: classes (N,) of the images, int64, for a generator of several classes; None if all are of one class, 0.
     checkpoint: file for checkpoints, which `clean_up` removes; None for none.
     """
 
@@ -58,9 +61,12 @@ class Trainer:
     training: PriorTraining = field(default_factory=PriorTraining)
     device: str = "cpu"
     checkpoint: Path | None = None
+    labels: Tensor | None = None
 
     def __post_init__(self) -> None:
         images, size = self.images, self.facts.size
+        if self.labels is not None and len(self.labels) != len(images):
+            raise ValueError(f"there must be one label for each image, got {len(self.labels)} for {len(images)} images")
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not len(images):
             raise ValueError(f"images must be uint8 of shape (N, 3, H, W), got {images.dtype} of shape {tuple(images.shape)}")
         if min(images.shape[-2:]) < size:
@@ -107,18 +113,31 @@ class Trainer:
         for optimiser in (self.optimiser, self.critics_optimiser):
             for group in optimiser.param_groups:
                 group["lr"] = settings.compute_rate(self.done)
-        clean = draw_batch(self.images, settings.batch, self.facts.size, rng)
-        given = degrade(clean, rng) if self.facts.kind == "enhancer" else clean
-        clean, given = clean.to(self.device), given.to(self.device)
-        made = self.network(given)
-        loss = distance = l1_loss(made, clean)
-        if settings.adversarial and self.done >= settings.steps // 4:
+        rows = draw_rows(self.images, settings.batch, rng)
+        clean = crop_at_random(self.images, rows, self.facts.size, rng).to(self.device)
+        made, penalty = self._apply(clean, rows, rng)
+        distance = l1_loss(made, clean)
+        loss = distance + penalty
+        if settings.adversarial and self.facts.kind != "denoiser" and self.done >= settings.steps // 4:
             self._train_critic(clean, made.detach())
             loss = loss - settings.adversarial * self.critic(made).mean()
         self.optimiser.zero_grad()
         torch.autograd.backward(loss)
         self.optimiser.step()
         return float(distance.detach())
+
+    def _apply(self, clean: Tensor, rows: Tensor, rng: Generator) -> tuple[Tensor, Tensor | float]:
+        """Return what the network makes of a batch as its kind is trained, and a penalty that is added to the l1 distance.
+
+        clean: images (B, 3, size, size). rows: their indices among all images.
+        """
+        if self.facts.kind == "generator":
+            labels = torch.zeros(len(rows), dtype=torch.long) if self.labels is None else self.labels[rows]
+            made, divergence = self.network(clean, labels.to(self.device), rng)
+            return made, self.training.divergence * divergence
+        if self.facts.kind == "enhancer":
+            return self.network(degrade(clean.cpu(), rng).to(self.device)), 0.0
+        return self.network(add_noise(clean, rng) if self.facts.kind == "denoiser" else clean), 0.0
 
     def _train_critic(self, real: Tensor, made: Tensor) -> None:
         loss = relu(1 - self.critic(real)).mean() + relu(1 + self.critic(made)).mean()
@@ -132,7 +151,8 @@ class Trainer:
     @property
     def _identity(self) -> str:
         """Hash of metadata and settings, including that of the images; a checkpoint with another one is not resumed."""
-        return hashlib.sha256(repr((asdict(self.facts), asdict(self.training))).encode()).hexdigest()
+        labels = None if self.labels is None else self.labels.tolist()
+        return hashlib.sha256(repr((asdict(self.facts), asdict(self.training), labels)).encode()).hexdigest()
 
     @property
     def _parts(self) -> dict[str, Any]:
@@ -167,8 +187,18 @@ def draw_batch(images: Tensor, count: int, size: int, rng: Generator) -> Tensor:
     The side of a crop is drawn between the larger of `size` and MIN_CROP times the image's shorter side, and that shorter side.
     Each crop is mirrored horizontally with probability 1/2.
     """
+    return crop_at_random(images, draw_rows(images, count, rng), size, rng)
+
+
+def draw_rows(images: Tensor, count: int, rng: Generator) -> Tensor:
+    """Return the indices (count,) of random images; one may occur several times."""
+    return torch.randint(len(images), (count,), generator=rng)
+
+
+def crop_at_random(images: Tensor, rows: Tensor, size: int, rng: Generator) -> Tensor:
+    """Return one random crop of each of the images with the indices `rows`, as `draw_batch` does."""
     crops = []
-    for i in torch.randint(len(images), (count,), generator=rng).tolist():
+    for i in rows.tolist():
         height, width = images.shape[-2:]
         shorter = min(height, width)
         least = max(size, round(MIN_CROP * shorter))

@@ -22,7 +22,14 @@ from attacker.attacks.matching.feature_matching import (
 )
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
-from attacker.attacks.matching.priors import MAX_NOISE_RATIO, NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
+from attacker.attacks.matching.priors import (
+    MAX_NOISE_RATIO,
+    NEIGHBOUR_CONTRAST,
+    check_denoiser,
+    compute_map_tv_weight,
+    measure_noise,
+    total_variation,
+)
 from attacker.attacks.matching.problem import ProblemRow, View, map_problems
 from attacker.attacks.matching.rounds_in_order import RoundsInOrder
 from attacker.attacks.matching.warm_starts import Held
@@ -70,6 +77,8 @@ class CaseBatch:
         self.space = LatentSpace(
             attack.parametrisation, self.data, self.count, joint=joint, surrogate=attack.simulation.surrogate
         )
+        if attack.prior.denoiser is not None:
+            check_denoiser(attack.prior.denoiser, torch.full((1, *self.data.shape), 0.5, device=attack.device))
         self.held = self._stack_held()
         self.views = [self._build_view(o) for o in range(len(cases[0].observations))]
         self.defended = any(view.defended for view in self.views)
@@ -154,6 +163,17 @@ class CaseBatch:
             weight = weight + compute_map_tv_weight(_average(gamma, variance), self.count * self.data.size)
         return weight
 
+    def _compute_unit(self) -> Tensor:
+        """Return the loss of a zero gradient for each case, (cases,), to which weights of the prior are relative.
+
+        For a null it is 1, or what gives the same ratio to the total variation, whose weight is then 1 (`_compute_smoothing`).
+        """
+        gamma, prior = torch.stack([view.rows["gamma"] for view in self.views]), self.attack.prior
+        if self.attack.sees_gradient:
+            return _average(gamma, torch.stack([view.worst for view in self.views]))
+        scaled = prior.tv > 0 and self.data.is_image and not self.attack.objective.distance.bounded
+        return torch.full_like(gamma[0], 1 / prior.tv if scaled else 1.0)
+
     def _sum_over_views(self, values: Sequence[Tensor]) -> Tensor:
         loss = self.attack.objective.apply_robust_loss
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
@@ -203,6 +223,8 @@ class CaseBatch:
             problem["statistics"] = self.attack.objective.batch_norm * worst[rows]
         if features is not None:
             problem["features"] = features
+        if self.attack.prior.in_units_of_loss:
+            problem["unit"] = self._compute_unit()[rows]
         problem["gain"] = vmap(self._compute_gain, randomness="different")(z, problem)
         return problem
 
@@ -226,7 +248,7 @@ class CaseBatch:
         enhancer of the attack is applied to the examples.
         """
         x, y = local_epochs.merge_epochs(*self.decode_case(i, z, labels), self.epochs)
-        return (x if self.attack.enhancer is None else self.attack.enhancer(x.detach())), y
+        return (x if self.attack.enhancer is None else self.attack.enhancer(x.detach(), y)), y
 
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return two tensors: first the gradient of the loss by z, (P, D), then the loss, (P,).
@@ -241,7 +263,7 @@ class CaseBatch:
             self.attack.prior.belief
             or self.attack.labels.agreement
             or self.epochs > 1
-            or own.keys() & {"smoothing", "statistics", "features"}
+            or own.keys() & {"smoothing", "statistics", "features", "unit"}
         ):
             slope, loss = map_problems(grad_and_value(self._compute_prior_terms), z, per_problem)
         if self.attack.sees_gradient and self.in_order is not None:
@@ -264,6 +286,8 @@ class CaseBatch:
         value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else problem["gain"] * belief(x)
         if "smoothing" in problem:
             value = value + problem["gain"] * problem["smoothing"] * total_variation(x)
+        if "unit" in problem:
+            value = value + problem["gain"] * problem["unit"] * self._measure_prior(z, x)
         if "statistics" in problem:
             mismatch = [self.views[o].measure_statistics(problem["views"][str(o)], x) for o in self.told_statistics]
             value = value + problem["gain"] * problem["statistics"] * torch.stack(mismatch).sum()
@@ -274,6 +298,12 @@ class CaseBatch:
         if self.attack.labels.agreement:
             value = value + problem["gain"] * self.attack.labels.agreement * self._measure_disagreement(problem, x, y)
         return value
+
+    def _measure_prior(self, z: Tensor, x: Tensor) -> Tensor:
+        """Return the terms of the prior for latents and with a denoiser, relative to the loss of a zero gradient, 0-d."""
+        prior = self.attack.prior
+        value = prior.latent * self.space.measure_latents(z)
+        return value if prior.denoiser is None else value + prior.denoiser_weight * measure_noise(x, prior.denoiser)
 
     def _measure_features(self, problem: ProblemRow, x: Tensor) -> Tensor:
         """Return how much the features of the first observation's examples differ from their targets, 0-d."""

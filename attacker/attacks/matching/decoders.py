@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from attacker.attacks.learned.deep_prior import DeepPrior
 from attacker.attacks.learned.networks import Autoencoder
-from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
-from attacker.attacks.matching.deep_prior import DeepPrior
+from attacker.attacks.learned.prior_file import read_prior
 from attacker.attacks.matching.smooth_images import build_smooth_spread
-from defenses._registry import Registry
 from fedsim.recording.observation import DataSpec
 
 
@@ -34,12 +33,25 @@ class Decoder:
     encode:  maps examples, approximately in [0, 1], to latents that decode approximately to them, as a starting point.
     project: maps latents to the nearest ones in the allowed box; the identity if no box is needed. A search calls it only if
              `Parametrisation.boxed` is set.
+    uses_labels: whether `decode` takes the labels as a second argument: classes (N,), or probabilities of classes (N, K).
+    phases:  sizes of successive parts of the latent of one example, whose shape is then (sum of the sizes,); a search changes one
+             part after the other, each for an equal share of its steps. Empty to search all of it at once.
     """
 
     shape: tuple[int, ...]
-    decode: Callable[[Tensor], Tensor]
+    decode: Callable[..., Tensor]
     encode: Callable[[Tensor], Tensor]
     project: Callable[[Tensor], Tensor] = _identity
+    uses_labels: bool = False
+    phases: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.phases and self.shape != (sum(self.phases),):
+            raise ValueError(f"the latents of a decoder with phases {self.phases} must have their sum as shape, got {self.shape}")
+
+    def apply(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Return the examples (N, *data.shape) of latents (N, *shape), and of labels if the decoder uses them."""
+        return self.decode(z, labels) if self.uses_labels else self.decode(z)
 
 
 DecoderFactory = Callable[[DataSpec], Decoder]
@@ -129,7 +141,7 @@ def smooth(data: DataSpec) -> Decoder:
 
 
 def deep_prior(data: DataSpec) -> Decoder:
-    """Return the decoder whose latents are the weights of untrained networks, one per image (`matching.deep_prior`).
+    """Return the decoder whose latents are the weights of untrained networks, one per image (`learned.deep_prior`).
 
     A search with it starts from the network's initial weights and not from given examples, which only become the network's input.
     Raises ValueError for table rows.
@@ -158,7 +170,7 @@ def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
     latent, z = (2, *own.shape), torch.full((2, *own.shape), 0.5, device=x.device)
     trials = (
         ("encode", own.encode, example, latent),
-        ("decode", own.decode, z, example.shape),
+        ("decode", lambda given: own.apply(given, torch.zeros(2, dtype=torch.long, device=x.device)), z, example.shape),
         ("project", own.project, z, latent),
     )
     for part, function, given, wanted in trials:
@@ -184,14 +196,3 @@ BUILT_IN_DECODERS: dict[str, DecoderFactory] = {
     "smooth": smooth,
     "deep_prior": deep_prior,
 }
-DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", BUILT_IN_DECODERS)
-
-
-def get_decoder(name: str) -> DecoderFactory:
-    """Return the decoder factory with this name, of this `module:function`, or of the autoencoder in this .safetensors file.
-
-    Raises ValueError for an unknown name, and for a file that holds no autoencoder.
-    """
-    if name.endswith(FILE_ENDING):
-        return autoencoder(Path(name))
-    return DECODERS[name]

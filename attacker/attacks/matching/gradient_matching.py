@@ -130,7 +130,7 @@ class MatchingRun:
         found = descend(
             z,
             problems,
-            search.optimiser,
+            batch.space.split_into_phases(search.optimiser),
             search.steps,
             self._choose_stop(restart),
             progress=self.progress,

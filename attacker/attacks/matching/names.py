@@ -1,12 +1,20 @@
-"""Look-up of distances, optimisers and treatments of local steps by the names that users give; label rules are in `labels`."""
+"""Look-up of distances, optimisers, decoders and treatments of local steps by the names that users give.
+
+Label rules are in `labels`.
+"""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar, get_args
 
+from attacker.attacks.learned.prior_file import FILE_ENDING
+from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, DecoderFactory, autoencoder
+from attacker.attacks.matching.generated import find_generated, is_generated
 from attacker.attacks.matching.objectives import Distance, absolute, cosine, euclidean
 from attacker.attacks.matching.simulation import LocalSteps
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from defenses._registry import Registry
 
 NamedPart = TypeVar("NamedPart")
 
@@ -20,6 +28,20 @@ OPTIMISERS: Mapping[str, tuple[Callable[[float], Optimiser], float]] = {
     "adagrad": (lambda rate: Adagrad(learning_rate=rate), 0.1),
 }
 """For each optimiser, a function of the learning rate and the default learning rate; `wolfe` is L-BFGS with a line search."""
+
+DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", BUILT_IN_DECODERS)
+
+
+def get_decoder(name: str) -> DecoderFactory:
+    """Return the decoder factory with this name, of this `module:function`, or of a learned prior in a .safetensors file.
+
+    The file of an autoencoder is named alone, and that of a generator with what is searched, as in
+    `generator.safetensors@latents`, see `generated.SEARCHES`.
+    Raises ValueError for an unknown name, and for a file that holds no such prior.
+    """
+    if is_generated(name):
+        return find_generated(name)
+    return autoencoder(Path(name)) if name.endswith(FILE_ENDING) else DECODERS[name]
 
 
 def get_distance(name: str) -> Distance:

@@ -8,6 +8,8 @@ from torch import Generator, Tensor
 
 from attacker.attacks.matching.decoders import DecoderFactory, build_decoder, check_shapes, get_decoder_name, pixels
 from attacker.attacks.matching.initialisation import Init, normal
+from attacker.attacks.optimisers.first_order import Optimiser
+from attacker.attacks.optimisers.phases import Phased
 from fedsim.recording.observation import DataSpec
 
 
@@ -46,13 +48,13 @@ class LatentSpace:
 
         The labels are `labels` itself, or, if `joint`, soft labels (V, K) computed from z.
         """
-        x = self.decoder.decode(z[..., : self.size].reshape(-1, *self.decoder.shape))
-        x = x.reshape(*z.shape[:-1], self.examples, *self.data.shape)
-        if not self.joint:
-            return x, labels
-        classes = self.data.num_classes
-        soft = z[..., self.size : self.size + self.examples * classes]
-        return x, soft.reshape(*z.shape[:-1], self.examples, classes).softmax(dim=-1)
+        if self.joint:
+            classes = self.data.num_classes
+            soft = z[..., self.size : self.size + self.examples * classes]
+            labels = soft.reshape(*z.shape[:-1], self.examples, classes).softmax(dim=-1)
+        told = labels.flatten(0, z.ndim - 1)
+        x = self.decoder.apply(z[..., : self.size].reshape(-1, *self.decoder.shape), told)
+        return x.reshape(*z.shape[:-1], self.examples, *self.data.shape), labels
 
     def encode(self, starts: Sequence[Tensor], rngs: Sequence[Generator], device: str) -> Tensor:
         """Return the latent vectors (P, D) on `device` from which P searches start.
@@ -70,6 +72,20 @@ class LatentSpace:
         if self.surrogate:
             parts.append(torch.zeros(len(starts), 1, device=device))
         return torch.cat(parts, dim=1)
+
+    def split_into_phases(self, optimiser: Optimiser) -> Optimiser:
+        """Return the optimiser that changes one part of the latents after the other, if the decoder has phases.
+
+        Without phases it is `optimiser`. Labels and surrogate weights, if they are optimised, change in every phase.
+        """
+        sizes = self.decoder.phases
+        return Phased(optimiser, sizes, self.examples) if sizes else optimiser
+
+    def measure_latents(self, z: Tensor) -> Tensor:
+        """Return the mean square of the latents of examples in a latent vector z (D,), added over phases, a 0-d tensor."""
+        own = z[: self.size].reshape(self.examples, -1)
+        sizes = list(self.decoder.phases or (own.shape[1],))
+        return torch.stack([part.square().mean() for part in torch.split(own, sizes, dim=1)]).sum()
 
     def project(self, z: Tensor) -> Tensor:
         """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed`."""

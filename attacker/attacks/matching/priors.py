@@ -9,6 +9,9 @@ from torch import Tensor
 Belief = Callable[[Tensor], Tensor]
 """Maps examples x (N, *shape) in [0, 1] to a 0-d tensor that is added to the loss."""
 
+Denoise = Callable[[Tensor], Tensor]
+"""Maps images (N, C, H, W) to images of the same shape with less noise."""
+
 NEIGHBOUR_CONTRAST = 0.15
 """Scale of the Laplace distribution assumed for differences of neighbouring pixels in [0, 1]. It was chosen among a few values,
 as the one with which photographs were recovered best from noisy gradients."""
@@ -28,12 +31,24 @@ class Prior:
     tv_of_noise: for images, if the noise variance is known and the distance is a cosine, weight of a total variation that is
               added, times the ratio of noise to signal in the squared norm of the observed gradient, at most MAX_NOISE_RATIO.
     belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
+    latent:   weight of the mean square of the latents (`LatentSpace.measure_latents`), relative to the same loss as `tv`. For
+              latents with a standard normal prior, this is the term of a MAP estimate, up to its scale.
+    denoiser: a map of images (N, C, H, W) to denoised ones, for the term `measure_noise`; None for none.
+    denoiser_weight: weight of that term, relative to the same loss as `tv`.
     """
 
     tv: float = 0.0
     denoised: bool = False
     tv_of_noise: float = 0.0
     belief: Belief | None = None
+    latent: float = 0.0
+    denoiser: Denoise | None = None
+    denoiser_weight: float = 0.0
+
+    @property
+    def in_units_of_loss(self) -> bool:
+        """Whether `latent` or the denoiser has a weight, which is relative to the loss of a zero gradient."""
+        return self.latent > 0 or (self.denoiser is not None and self.denoiser_weight > 0)
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -44,6 +59,25 @@ def total_variation(x: Tensor) -> Tensor:
     """
     down, across = x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]
     return torch.stack([t.abs().sum() / max(1, t.numel()) for t in (down, across)]).sum()
+
+
+def measure_noise(x: Tensor, denoiser: Denoise) -> Tensor:
+    """Return half the mean squared difference of images x (N, C, H, W) and denoised ones, whose gradient is (x - D(x)) / values.
+
+    The denoised images count as constant in the gradient, as in regularisation by denoising (Romano et al. 2017, RED, eq. 12).
+    """
+    return (x - denoiser(x.detach()).detach()).square().mean() / 2
+
+
+def check_denoiser(denoiser: Denoise, x: Tensor) -> None:
+    """Raise ValueError unless a denoiser maps images x (N, C, H, W), on the device of the search, to a tensor of that shape.
+
+    The call also moves a network to that device, before a search calls it under torch.func's transforms.
+    """
+    made: object = denoiser(x)
+    if not isinstance(made, Tensor) or made.shape != x.shape:
+        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        raise ValueError(f"a denoiser must map images {tuple(x.shape)} to images of the same shape, got {got}")
 
 
 def compute_map_tv_weight(variance: Tensor, values: int) -> Tensor:

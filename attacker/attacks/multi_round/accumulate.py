@@ -4,10 +4,10 @@ from typing import Annotated, Literal, get_args
 
 from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Need
-from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, get_decoder
+from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import get_start, normal_after_normalisation
-from attacker.attacks.matching.names import get_optimiser
+from attacker.attacks.matching.names import get_decoder, get_optimiser
 from attacker.attacks.matching.objectives import Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Search

@@ -6,6 +6,7 @@ from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Need
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching import decoders
+from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal_after_normalisation
 from attacker.attacks.matching.objectives import FeatureLayerName, Objective, cosine
@@ -69,7 +70,7 @@ def feature_reconstruction(
             feature_layer=layer,
         ),
         simulation=Simulation(knows_defense=knows_defense),
-        parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
+        parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(tv=tv, tv_of_noise=TV_OF_NOISE),
         labels=Labels(rule=infer_labels),
         search=Search(

@@ -8,6 +8,7 @@ from attacker.attacks.base import Need
 from attacker.attacks.closed_form.warm_start import add_closed_form_start, add_feature_start
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.labels.rules import infer_from_rows, infer_labels
+from attacker.attacks.learned.enhancer import NO_ENHANCER, find_denoiser
 from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -105,8 +106,9 @@ def cpl(
     tv: weight of the total variation of pixels in [0, 1] in the loss, as a multiple of the zero loss, see `Prior`. The paper uses
     none. Values to try: about 3e-5 for batches of images, and 1e-3 if parts of the gradient were not sent.
     decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of height and width), tanh_box, smooth (cosine
-    transform, scaled by the spectrum of images), the file of an autoencoder that attacker train-prior wrote, or another decoder
-    by its entry point or as `module:function`, see `decoders`.
+    transform, scaled by the spectrum of images), the file of an autoencoder that attacker train-prior wrote, that of a generator
+    with what is searched (`FILE@latents`, `FILE@features` or `FILE@weights`, see `generated`), or another decoder by its entry
+    point or as `module:function`, see `decoders`.
     local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
     agreement: the paper's alpha, weight of the distance between predictions and labels.
     boxed: keep the optimised variable in the decoder's box; for pixels, this is [0, 1].
@@ -136,7 +138,7 @@ def cpl(
         name="cpl",
         objective=Objective(distance=named.get_distance(distance), relative=relative),
         simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense),
-        parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=get_start(init, auxiliary), boxed=boxed),
+        parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init, auxiliary), boxed=boxed),
         prior=Prior(tv=tv, denoised=denoised),
         labels=Labels(rule=rule, agreement=agreement),
         search=Search(
@@ -166,6 +168,9 @@ def inverting_gradients(
     give_up: float = GIVE_UP_SHARE,
     batch_norm: float = 0.0,
     feature_matching: float = 0.0,
+    latent: float = 0.0,
+    denoiser: Annotated[str, OneOf((NO_ENHANCER,))] = NO_ENHANCER,
+    denoiser_weight: float = 1.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
@@ -184,13 +189,19 @@ def inverting_gradients(
                 clients train in mode "train" and return them (`buffers="shared"`).
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last
                       layer's gradient determines (Liu et al. 2024); the paper uses none. A value to try: 0.1.
+    latent: weight of the mean square of the latents, relative to the loss of a zero gradient, for decoders whose latents have a
+            standard normal prior, such as those of a generator; the paper has none.
+    denoiser: keeps the search near images that a denoiser leaves as they are (Romano et al. 2017, RED): the file of one that
+              attacker train-prior wrote, or `module:function`, see `learned.enhancer`; none for none, as in the paper.
+    denoiser_weight: weight of half the mean squared difference of images and denoised ones, relative to the same loss.
     """
+    image_needs = ({Need.IMAGE_PRIOR} if tv else set()) | (set() if denoiser == NO_ENHANCER else {Need.IMAGES})
     attack = GradientMatching(
         name="inverting_gradients",
         objective=Objective(distance=cosine, batch_norm=batch_norm, features=feature_matching),
         simulation=Simulation(knows_defense=knows_defense),
-        parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
-        prior=Prior(tv=tv),
+        parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
+        prior=Prior(tv=tv, latent=latent, denoiser=find_denoiser(denoiser), denoiser_weight=denoiser_weight),
         labels=Labels(rule=infer_labels),
         search=Search(
             optimiser=Adam(learning_rate=learning_rate, signed=signed),
@@ -199,6 +210,6 @@ def inverting_gradients(
             restarts=restarts,
             compiled=compiled,
         ),
-        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())),
+        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | image_needs),
     )
     return add_closed_form_start(attack) if closed_form_start else attack

@@ -5,7 +5,7 @@ from typing import Annotated
 from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Need
 from attacker.attacks.labels.rules import infer_labels
-from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER, find_enhancer
+from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER, find_denoiser, find_enhancer
 from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -35,23 +35,28 @@ def rog(
     tv: float = 1e-2,
     boxed: bool = False,
     denoised: bool = True,
+    latent: float = 0.0,
+    denoiser: Annotated[str, OneOf((NO_ENHANCER,))] = NO_ENHANCER,
+    denoiser_weight: float = 1.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Search by Adam with cosine annealing for images, by default of a quarter of height and width (Yue et al. 2022, ROG).
 
     steps: number of iterations of one start. restarts: as in `dlg`.
-    decoder: variable that is optimised: bicubic4, pixels, the file of an autoencoder that attacker train-prior wrote, or another
-    one, as in `cpl`.
+    decoder: variable that is optimised: bicubic4, pixels, the file of an autoencoder or a generator that attacker train-prior
+    wrote, or another one, as in `cpl`.
     init: start, as in `cpl`, but not insider. coarse4 gives squares of 4 x 4 pixels with one random value in [0, 1) each for
     every channel, which for bicubic4 are independent values of its small image.
     distance: euclidean (squared), as in the paper; cosine or absolute.
     local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
     about n times as long for n local steps.
-    enhancer: sharpens the images after the search, and those of the null: none, small (shipped), a file that attacker train-prior
-    wrote, or `module:function`, see `learned.enhancer`.
+    enhancer: changes the images after the search, and those of the null: none, small (shipped), the file of an enhancer that
+    attacker train-prior wrote, that of a generator, which looks for the nearest images that it makes (ROGS), or
+    `module:function`, see `learned.enhancer`.
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
     the paper does not.
     tv, denoised: as in `cpl`; the paper uses no total variation (--preset published).
+    latent, denoiser, denoiser_weight: as in `inverting_gradients`; the paper has none of them.
     knows_defense: as in `dlg`; simulated updates pass through the model of each defense (its channel) before they are compared.
     """
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD, Need.IMAGES}
@@ -59,8 +64,8 @@ def rog(
         name="rog",
         objective=Objective(distance=named.get_distance(distance)),
         simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense),
-        parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=get_start(init), boxed=boxed),
-        prior=Prior(tv=tv, denoised=denoised),
+        parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init), boxed=boxed),
+        prior=Prior(tv=tv, denoised=denoised, latent=latent, denoiser=find_denoiser(denoiser), denoiser_weight=denoiser_weight),
         labels=Labels(rule=infer_labels),
         search=Search(
             optimiser=Adam(learning_rate=learning_rate, decay_at=(), cosine=LAST_RATE),

@@ -68,13 +68,15 @@ def resize(images: Images, side: int) -> Tensor:
     return interpolate(images.x, size=(side, side), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
 
 
-def observe(column: DefendedColumn, setting: BatchSetting, x: Tensor, y: Tensor, *, key: str, seed: int) -> Case:
+def observe(
+    column: DefendedColumn, setting: BatchSetting, x: Tensor, y: Tensor, *, key: str, seed: int, classes: int = CLASSES
+) -> Case:
     """Return what the server sees of a client that trains on all examples as one batch, with the defense of the column.
 
     x, y: examples (N, *shape) and labels (N,). key: name of the client. seed: of the initial weights and the defense's
-    randomness.
+    randomness. classes: of the network's head.
     """
-    data = DataSpec(shape=tuple(x.shape[1:]), num_classes=CLASSES)
+    data = DataSpec(shape=tuple(x.shape[1:]), num_classes=classes)
     spec = ModelSpec(name=setting.model, network=column.network)
     model = models.build(spec, data, seed=seed)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,11 +12,15 @@ from support.attacked import describe_settings
 from support.contract import Options, measure_cpu
 from torch import Tensor
 
-from attacker.attacks import Case, GradientMatching
+from attacker.attacks import Case, GradientMatching, rog
+from attacker.attacks.labels.observed import read_labels
+from attacker.attacks.labels.rules import infer_labels
+from attacker.attacks.learned.perceptual import Lpips, explain_missing, load
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions
+from attacker.scoring.comparison import match_labels
 from attacker.scoring.metrics import psnr, ssim, ssim_global
-from attacker.scoring.perceptual import Lpips, explain_missing, load
 
 LPIPS_FILE = "lpips/alexnet_features.safetensors"
 """Backbone of LPIPS in the folder of --data."""
@@ -102,6 +106,13 @@ def load_perceptual(asked: Options, side: int) -> Lpips | None:
     if path is None or not path.exists() or explain_missing("alex", (3, side, side)):
         return None
     return load("alex", path)
+
+
+def share_of_labels(case: Case, y: Tensor, asked: Options) -> float:
+    """Return the share of the labels y (N,), counting repetitions, that ROG infers from a case if they are not given."""
+    batch = CaseBatch(rog(), [replace(case, known_labels=None)])
+    found = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(asked.seed))
+    return sum(match_labels(y.tolist(), found.tolist())) / len(y)
 
 
 def measure_similarity(x: Tensor, truth: Tensor, perceptual: Callable[[Tensor, Tensor], Tensor] | None) -> Similarity:

@@ -33,7 +33,7 @@ def train_ready_enhancer(asked: Options, out: Path) -> TableAndSummary:
         checkpoint=out.with_name(out.name + ".checkpoint"),
     )
     with measure_cpu() as clock:
-        network = trainer.run(_print_progress)
+        network = trainer.run(print_progress)
     digest = write_prior(out, network, trainer.facts)
     trainer.clean_up()
     row: ResultRow = {
@@ -46,6 +46,7 @@ def train_ready_enhancer(asked: Options, out: Path) -> TableAndSummary:
     return [row], {}
 
 
-def _print_progress(done: int, steps: int, words: str) -> None:
+def print_progress(done: int, steps: int, words: str) -> None:
+    """Print every hundredth step of a training."""
     if done % 100 == 0:
         print(f"{done} of {steps}: {words}", flush=True)

@@ -26,7 +26,10 @@ def call(data: Path, out: Path, *words: str) -> Result:
     return CliRunner().invoke(app, [*given, "--device", "cpu", *words])
 
 
-@pytest.mark.parametrize(("kind", "other"), [("enhancer", "autoencoder"), ("autoencoder", "enhancer")])
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [("enhancer", "autoencoder"), ("autoencoder", "enhancer"), ("generator", "denoiser"), ("denoiser", "generator")],
+)
 def test_a_prior_is_trained_and_can_be_read(kind: str, other: str, archive: Path, tmp_path: Path) -> None:
     out = tmp_path / "prior.safetensors"
     result = call(archive, out, "--kind", kind, "--seed", "7", "--json")
@@ -41,6 +44,19 @@ def test_a_prior_is_trained_and_can_be_read(kind: str, other: str, archive: Path
     again = tmp_path / "again.safetensors"
     call(archive, again, "--kind", kind, "--seed", "7")
     assert again.read_bytes() == out.read_bytes()
+
+
+def test_generator_is_conditional_on_the_labels_of_an_archive(archive: Path, tmp_path: Path) -> None:
+    out, images = tmp_path / "generator.safetensors", np.load(archive)["images"]
+    for labels, classes in ((None, 1), ([0, 3, 1, 3, 2], 4)):
+        np.savez(archive, images=images, **({} if labels is None else {"labels": np.array(labels)}))
+        assert call(archive, out, "--kind", "generator").exit_code == 0
+        assert read_prior(out, "generator").facts.settings == {"width": 4, "latents": 128, "side": 32, "classes": classes}
+    for wrong in ([0, 1], [0, -1, 1, 1, 1], [0.5] * 5):
+        np.savez(archive, images=images, labels=np.array(wrong))
+        result = call(archive, out, "--kind", "generator")
+        assert result.exit_code == 2
+        assert "labels must be 5 whole numbers" in " ".join(result.output.split())
 
 
 def test_a_folder_of_image_files_is_cropped_to_squares_of_one_size(tmp_path: Path) -> None:

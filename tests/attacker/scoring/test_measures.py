@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from attacker.attacks.learned.perceptual import Lpips
 from attacker.scoring.measures import MEASURES, make_empty_measures, measure
 from attacker.scoring.metrics import ssim, ssim_global
-from attacker.scoring.perceptual import Lpips
 from fedsim.recording import DataSpec
 
 COLOUR = DataSpec(shape=(3, 12, 12), num_classes=2)

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from attacker.attacks import AttackSpec
+from attacker.attacks.learned.perceptual import load
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay, Replayed
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.comparison import match_labels
-from attacker.scoring.perceptual import load
 from attacker.scoring.score import replace_rows
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine

@@ -14,6 +14,8 @@ from attacker.attacks.learned.training import PriorTraining, Trainer, draw_batch
 
 ENHANCER = PriorFacts(kind="enhancer", size=16, settings={"width": 4}, data="stripes")
 AUTOENCODER = PriorFacts(kind="autoencoder", size=16, settings={"width": 4, "factor": 4}, data="stripes")
+GENERATOR = PriorFacts(kind="generator", size=16, settings={"width": 4, "latents": 6, "side": 16, "classes": 3}, data="stripes")
+DENOISER = PriorFacts(kind="denoiser", size=16, settings={"width": 4}, data="stripes")
 SHORT = PriorTraining(steps=8, batch=2)
 
 
@@ -68,7 +70,7 @@ def test_autoencoders_of_128_pixels_have_the_latents_of_the_paper(factor: int, l
         Autoencoder(4, 6)
 
 
-@pytest.mark.parametrize("facts", [ENHANCER, AUTOENCODER])
+@pytest.mark.parametrize("facts", [ENHANCER, AUTOENCODER, GENERATOR, DENOISER])
 def test_training_lowers_the_loss_and_resumes_to_the_same_weights(facts: PriorFacts, stripes: Tensor, tmp_path: Path) -> None:
     losses: list[float] = []
     straight = Trainer(stripes, facts, SHORT).run(lambda done, steps, words: losses.append(float(words.split()[1])))

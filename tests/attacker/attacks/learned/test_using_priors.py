@@ -14,7 +14,7 @@ from attacker.attacks.learned.degradation import degrade
 from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, find_enhancer, read_enhancer
 from attacker.attacks.learned.networks import Autoencoder
 from attacker.attacks.learned.prior_file import PriorFacts, build_network, read_prior, write_prior
-from attacker.attacks.matching.decoders import get_decoder
+from attacker.attacks.matching.names import get_decoder
 from attacker.reconstruction import Reconstruction
 from defenses._registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -127,5 +127,5 @@ def test_autoencoder_file_can_be_named_as_a_decoder(autoencoder: Path, case: Cas
     assert float(answer.loss[-1]) < float(answer.loss[0])
     with pytest.raises(ValueError, match="whose sides 4 divides"):
         get_decoder(str(autoencoder))(DataSpec(shape=(3, 10, 16), num_classes=2))
-    with pytest.raises(ValueError, match="of kind enhancer: it is of kind 'autoencoder'"):
+    with pytest.raises(ValueError, match="of kind enhancer or generator: it is of kind 'autoencoder'"):
         attack(case, enhancer=str(autoencoder))

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacker.attacks import AttackSpec, Case, cpl, inverting_gradients
-from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, DECODERS, TANH_MARGIN, Decoder, get_decoder
+from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, TANH_MARGIN, Decoder
+from attacker.attacks.matching.names import DECODERS, get_decoder
 from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
 from defenses._registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation

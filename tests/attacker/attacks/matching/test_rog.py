@@ -10,8 +10,8 @@ from torch.nn.functional import interpolate
 
 from attacker.attacks import Case, GradientMatching, rog
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.decoders import get_decoder
 from attacker.attacks.matching.initialisation import get_start
+from attacker.attacks.matching.names import get_decoder
 from attacker.scoring.metrics import psnr
 from fedsim.recording import DataSpec, ModelSpec, Observation
 

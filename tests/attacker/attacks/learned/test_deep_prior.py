@@ -3,8 +3,8 @@
 import torch
 from torch import Generator
 
-from attacker.attacks.matching.decoders import get_decoder
-from attacker.attacks.matching.deep_prior import DeepPrior
+from attacker.attacks.learned.deep_prior import DeepPrior
+from attacker.attacks.matching.names import get_decoder
 from fedsim.recording import DataSpec
 
 DATA = DataSpec(shape=(3, 16, 13), num_classes=4)

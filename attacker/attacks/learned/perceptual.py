@@ -87,9 +87,12 @@ class Lpips:
             raise ValueError(reason)
         count = max(1, CHUNK_PIXELS // (truth.shape[2] * truth.shape[3]))
         chunks = [slice(start, start + count) for start in range(0, len(x), count)]
-        return torch.cat(
-            [torch.zeros(0), *(self._model(_scale_input(x[chunk]), _scale_input(truth[chunk])).flatten() for chunk in chunks)]
-        )
+        return torch.cat([torch.zeros(0), *(self.compare(x[chunk], truth[chunk]) for chunk in chunks)])
+
+    def compare(self, x: Tensor, truth: Tensor) -> Tensor:
+        """Return LPIPS of each pair, (N,), as calling the metric does, but in one pass, and with gradients."""
+        found: Tensor = self._model(_scale_input(x), _scale_input(truth)).flatten()
+        return found
 
 
 def _scale_input(x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 
-from attacker.scoring import perceptual
-from attacker.scoring.perceptual import BACKBONES, explain_missing, load, load_or_explain
+from attacker.attacks.learned import perceptual
+from attacker.attacks.learned.perceptual import BACKBONES, explain_missing, load, load_or_explain
 from fedsim.recording import DataSpec
 
 FILES = {"alex": "alexnet_features.safetensors", "vgg": "vgg16_features.safetensors"}

@@ -1,0 +1,130 @@
+"""Learned priors beside pixels: what each finds in an update of CIFAR-10 images, and what its null draws without one.
+
+The generator and the denoiser are trained on the tuning part of CIFAR-10, which shares no image with the report part.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import torch
+from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
+from support.rog.columns import BatchSetting, DefendedColumn, observe
+from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
+from support.rog.ready_prior import print_progress
+from support.splits import Images, Part, count_part, load_images
+
+from attacker.attacks import Case, GradientMatching, rog
+from attacker.attacks.learned.generator import ImageGenerator
+from attacker.attacks.learned.generator_search import match_images
+from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, read_prior, write_prior
+from attacker.attacks.learned.training import PriorTraining, Trainer
+
+SIDE, CLASSES = 32, 10
+SETTINGS: dict[PriorKind, dict[str, int]] = {
+    "generator": {"width": 16, "latents": 128, "side": SIDE, "classes": CLASSES},
+    "denoiser": {"width": 16},
+}
+TRAINING: dict[PriorKind, PriorTraining] = {
+    "generator": PriorTraining(steps=3000, batch=32),
+    "denoiser": PriorTraining(steps=600),
+}
+DEFENSES = (DefendedColumn("raw"), DefendedColumn("top-k, 5 % sent", defense="rog_top_k(0.95)"))
+SETTING = BatchSetting(side=SIDE, epochs=1)
+
+
+def train_priors(asked: Options, folder: Path) -> TableAndSummary:
+    """Train the generator and the denoiser, and write them into the folder; return one row for each, and an empty summary."""
+    count = 8 if asked.quick else count_part(asked, "cifar10", "tuning")
+    images = load_images(asked, "cifar10", count, part="tuning")
+    rows: list[ResultRow] = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, training in TRAINING.items():
+        file = folder / f"{kind}.safetensors"
+        told = "CIFAR-10, tuning part of benchmarks/support/splits.py"
+        trainer = Trainer(
+            (images.x * 255).round().to(torch.uint8),
+            PriorFacts(kind=kind, size=SIDE, settings=SETTINGS[kind], data=told),
+            replace(training, steps=4) if asked.quick else training,
+            asked.device,
+            checkpoint=file.with_name(file.name + ".checkpoint"),
+            labels=images.y % CLASSES if kind == "generator" else None,
+        )
+        with measure_cpu() as clock:
+            network = trainer.run(print_progress)
+        digest = write_prior(file, network, trainer.facts)
+        trainer.clean_up()
+        size = file.stat().st_size
+        rows.append({"file": file.name, "bytes": size, "hash": digest, "images": len(images), "cpu_seconds": clock.seconds})
+    return rows, {}
+
+
+def make_attacks(folder: Path, steps: int) -> dict[str, GradientMatching]:
+    """Return a dict of attacks by name, which differ in their priors only. Labels are inferred from the update.
+
+    folder: that of the trained priors. steps: iterations of each attack, in all its phases together.
+    """
+    generator, denoiser = str(folder / "generator.safetensors"), str(folder / "denoiser.safetensors")
+    return {
+        "pixels": rog(steps=steps, decoder="pixels", init="uniform"),
+        "bicubic4 (ROG)": rog(steps=steps),
+        "bicubic4, then nearest image (ROGS)": rog(steps=steps, enhancer=generator),
+        "latents (GGL)": rog(steps=steps, decoder=f"{generator}@latents", latent=LATENT_WEIGHT),
+        "features (GIFD)": rog(steps=steps, decoder=f"{generator}@features", latent=LATENT_WEIGHT),
+        "weights (GIAS)": rog(steps=steps, decoder=f"{generator}@weights", latent=LATENT_WEIGHT),
+        "pixels, denoiser": rog(
+            steps=steps, decoder="pixels", init="uniform", denoiser=denoiser, denoiser_weight=DENOISER_WEIGHT, tv=0.0
+        ),
+    }
+
+
+LATENT_WEIGHT = 1e-3
+"""Weight of the prior on latents, relative to the loss of a zero gradient."""
+DENOISER_WEIGHT = 1.0
+"""Weight of the denoiser's term, relative to the same loss."""
+
+
+def measure_priors(asked: Options, folder: Path, *, part: Part = "report", count: int = 8, batch: int = 4) -> TableAndSummary:
+    """Attack clients that take one step on a batch each, with every prior and its null.
+
+    folder: that of the trained priors; with --quick, they are trained there first. Answers are kept there, and used again.
+    count: number of images of all clients. The rows also hold the limit of the generator: its images that are nearest to the
+    originals themselves, with the true labels.
+    """
+    steps = 8 if asked.quick else 150
+    if asked.quick:
+        train_priors(asked, folder)
+    images = load_images(asked, "cifar10", batch if asked.quick else count, part=part)
+    images = replace(images, y=images.y % CLASSES)
+    perceptual = load_perceptual(asked, SIDE)
+    network = read_prior(folder / "generator.safetensors", "generator").network
+    assert isinstance(network, ImageGenerator)
+    nearest = match_images(network, images.x, images.y, perceptual=perceptual, steps=4 if asked.quick else 0)
+    rows: list[ResultRow] = [
+        {"column": "none", "attack": "nearest image of the generator", **_list(measure_similarity(nearest, images.x, perceptual))}
+    ]
+    answers = AnswerFolder(folder / "answers", fresh="fresh" in asked.flags or asked.quick)
+    best: dict[str, str] = {}
+    for column in DEFENSES:
+        parts = [slice(i, i + batch) for i in range(0, len(images), batch)]
+        cases = [_observe_batch(column, images, part, asked) for part in parts]
+        labels = mean(share_of_labels(case, images.y[part], asked) for case, part in zip(cases, parts, strict=True))
+        found = {}
+        for name, attack in make_attacks(folder, steps).items():
+            for title, one in ((name, attack), (f"{name}, null", attack.null())):
+                own = [answers.attack(one, case, images.x[part], asked) for case, part in zip(cases, parts, strict=True)]
+                found[title] = measure_similarity(torch.cat([answer.x for answer in own]), images.x, perceptual)
+                cost = mean(answer.cpu_seconds for answer in own)
+                told = {"labels_inferred": None if one is not attack else labels, "cpu_seconds": cost}
+                rows.append({"column": column.name, "attack": title, **_list(found[title]), **told})
+        best[column.name] = max((name for name in found if "null" not in name), key=lambda name: found[name].psnr)
+    return rows, {"best_by_psnr": best, "images": len(images), "part": images.part}
+
+
+def _observe_batch(column: DefendedColumn, images: Images, part: slice, asked: Options) -> Case:
+    key, seed = f"client {part.start}", asked.seed + part.start
+    return observe(column, SETTING, images.x[part], images.y[part], key=key, seed=seed, classes=CLASSES)
+
+
+def _list(found: Similarity) -> ResultRow:
+    return {"psnr": found.psnr, "ssim": found.ssim, "lpips": found.lpips}

@@ -1,0 +1,246 @@
+"""Tests of generators and denoisers in attacks: decoders, phases of a search, priors, and the search for the nearest image."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.learned import generator_search
+from attacker.attacks.learned.enhancer import find_denoiser, read_enhancer
+from attacker.attacks.learned.generator import ImageGenerator
+from attacker.attacks.learned.generator_search import match_images, measure_distance
+from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, build_network, read_prior, write_prior
+from attacker.attacks.matching.generated import WEIGHT_UNIT, read_generator
+from attacker.attacks.matching.names import get_decoder
+from attacker.attacks.matching.priors import measure_noise
+from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.phases import Phased
+from attacker.reconstruction import Reconstruction
+from defenses._registry import references
+from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording.codec import encode
+
+DATA = DataSpec(shape=(3, 16, 16), num_classes=4)
+LABELS = torch.tensor([1, 3])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def write(path: Path, kind: PriorKind, **settings: int) -> Path:
+    """Write an untrained prior, whose weights are large enough for images that differ."""
+    facts = PriorFacts(kind=kind, size=16, settings={"width": 4, **settings}, data="nothing")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        network = build_network(facts)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+    write_prior(path, network, facts)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """File of a generator of four classes with ten latents."""
+    return write(tmp_path / "generator.safetensors", "generator", latents=10, side=16, classes=4)
+
+
+@pytest.fixture
+def case(observe: Callable[..., Observation]) -> Case:
+    batch = torch.rand(2, *DATA.shape, generator=seeded()), LABELS
+    return Case((observe(batch, model=ModelSpec(name="lenet_rog"), data=DATA),))
+
+
+def attack(case: Case, *, name: str = "rog", null: bool = False, **arguments: object) -> Reconstruction:
+    spec = AttackSpec(name=name, arguments={"steps": 4, **arguments}, null=null)
+    return spec.build()([case], rng=seeded())[0]
+
+
+@pytest.mark.parametrize("word", ["latents", "features", "weights"])
+def test_latents_decode_as_the_generator_does_with_gradients_of_autograd(word: str, path: Path) -> None:
+    decoder, network = get_decoder(f"{path}@{word}")(DATA), read_generator(path)
+    z = torch.zeros(2, *decoder.shape)
+    z[:, :10] = torch.randn(2, 10, generator=seeded())
+    torch.testing.assert_close(decoder.apply(z, LABELS), network.decode(z[:, :10], LABELS))
+    assert not torch.allclose(decoder.apply(z, LABELS), decoder.apply(z, 3 - LABELS))
+    z = z + 0.3 * torch.randn(z.shape, generator=seeded(1))
+    own = vmap(grad(lambda row, y: decoder.apply(row[None], y[None]).square().sum()))(z, LABELS)
+    told = z.clone().requires_grad_()
+    torch.autograd.backward(decoder.apply(told, LABELS).square().sum())
+    assert told.grad is not None
+    torch.testing.assert_close(own, told.grad, atol=1e-4, rtol=1e-4)
+    assert (own.abs().amax(dim=0) > 0).float().mean() > 0.9
+    soft = torch.nn.functional.one_hot(LABELS, 4).float()
+    torch.testing.assert_close(decoder.apply(z, soft), decoder.apply(z, LABELS))
+    encoded = decoder.encode(torch.rand(3, *DATA.shape, generator=seeded()))
+    assert encoded.shape == (3, *decoder.shape)
+    assert not encoded[:, 10:].any()
+
+
+def test_displaced_weights_decode_as_a_generator_with_these_weights(path: Path) -> None:
+    decoder, network = get_decoder(f"{path}@weights")(DATA), read_generator(path)
+    z = torch.randn(1, *decoder.shape, generator=seeded())
+    names = [name for name, _ in network.named_parameters() if name.split(".")[0] in ("expand", "up", "leave")]
+    rest = z[0, 10:]
+    for name in names:
+        p = network.get_parameter(name)
+        p.data += WEIGHT_UNIT * p.square().mean().sqrt() * rest[: p.numel()].view_as(p)
+        rest = rest[p.numel() :]
+    assert not len(rest)
+    torch.testing.assert_close(decoder.apply(z, LABELS[:1]), network.decode(z[:, :10], LABELS[:1]), atol=1e-5, rtol=1e-4)
+
+
+def test_displaced_features_enter_after_their_stages(path: Path) -> None:
+    decoder, network = get_decoder(f"{path}@features")(DATA), read_generator(path)
+    z = torch.randn(1, *decoder.shape, generator=seeded())
+    first = network.run_stage(0, z[:, :10], LABELS[:1]) + z[:, 10 : 10 + 64].reshape(1, 16, 2, 2)
+    second = network.run_stage(1, first, LABELS[:1]) + z[:, 74:].reshape(1, 16, 4, 4)
+    x = network.run_stage(3, network.run_stage(2, second, LABELS[:1]), LABELS[:1])
+    torch.testing.assert_close(decoder.apply(z, LABELS[:1]), x)
+    assert decoder.phases == (10, 64, 256)
+
+
+def test_unsuitable_generators_are_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown 'pixels' after the file's name"):
+        get_decoder(f"{path}@pixels")
+    with pytest.raises(ValueError, match=r"makes images of shape \(3, 16, 16\), and these data have shape \(3, 32, 32\)"):
+        get_decoder(f"{path}@latents")(DataSpec(shape=(3, 32, 32), num_classes=4))
+    with pytest.raises(ValueError, match="knows 4 classes, and these data have 7"):
+        get_decoder(f"{path}@latents")(replace(DATA, num_classes=7))
+    with pytest.raises(ValueError, match="of kind autoencoder: it is of kind 'generator'"):
+        get_decoder(str(path))
+    with pytest.raises(ValueError, match="multiple of 8, got 12"):
+        ImageGenerator(side=12)
+    assert len({get_decoder(f"{path}@{word}").__name__ for word in ("latents", "features", "weights")}) == 3
+    free = write(tmp_path / "free.safetensors", "generator", latents=10, side=16, classes=1)
+    decoder = get_decoder(f"{free}@latents")(replace(DATA, num_classes=7))
+    z = torch.randn(2, 10, generator=seeded())
+    assert torch.equal(decoder.apply(z, LABELS), decoder.apply(z, 5 * LABELS))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="do not have the hash"):
+        get_decoder(f"{path}@weights")
+
+
+def run_adam(z: Tensor, aim: Tensor, first: int) -> Tensor:
+    """Return z (P, D) after the steps `first` to 19 of 20 steps of Adam towards `aim`."""
+    stepper = Adam().start()
+    for step in range(first, 20):
+        z = stepper.step(z, 2 * (z - aim), torch.zeros(len(z)), step / 20)
+    return z
+
+
+def test_each_phase_searches_its_part_alone_from_the_best_latents_and_resumes() -> None:
+    aim, z = 9 * torch.randn(3, 11, generator=seeded()), torch.randn(3, 11, generator=seeded(1))
+    first, second = torch.tensor([0, 1, 5, 6]), torch.tensor([2, 3, 4, 7, 8, 9])
+    optimiser, visited = Phased(Adam(), (2, 3), examples=2), [z]
+    stepper = optimiser.start()
+    for step in range(40):
+        if step in (7, 30):
+            saved, stepper = stepper.get_state(), optimiser.start()
+            stepper.load(saved)
+        at = visited[-1]
+        loss = torch.full((3,), -1.0 if step == 12 else 0.0)
+        visited.append(stepper.step(at, 2 * (at - aim), loss, step / 40))
+    assert torch.equal(visited[21], visited[12])  # the best latents
+    assert torch.equal(visited[20][:, second], z[:, second])
+    torch.testing.assert_close(visited[20][:, first], run_adam(z[:, first], aim[:, first], 0))
+    assert torch.equal(visited[40][:, first], visited[12][:, first])
+    torch.testing.assert_close(visited[40][:, second], run_adam(z[:, second], aim[:, second], 1))
+    assert not torch.equal(visited[40][:, 10], visited[21][:, 10])
+
+
+@pytest.mark.parametrize("arguments", [{"latent": 0.1}, {"denoiser_weight": 0.5}])
+@pytest.mark.parametrize("name", ["rog", "inverting_gradients"])
+@pytest.mark.parametrize("word", ["latents", "weights"])
+def test_null_does_not_depend_on_the_update(
+    word: str, name: str, arguments: dict[str, Any], path: Path, tmp_path: Path, case: Case
+) -> None:
+    if "denoiser_weight" in arguments:
+        arguments = {**arguments, "denoiser": str(write(tmp_path / "denoiser.safetensors", "denoiser"))}
+    (seen,) = case.observations
+    other = Case((replace(seen, payload=encode({name: 3 * w for name, w in seen.weights.items()})),), known_labels=LABELS)
+    nulls = [attack(one, name=name, null=True, decoder=f"{path}@{word}", **arguments) for one in (case, other)]
+    assert torch.equal(nulls[0].x, nulls[1].x)
+    if "latent" in arguments:
+        assert float(nulls[0].loss[-1]) < float(nulls[0].loss[0])
+    found = [attack(one, name=name, decoder=f"{path}@{word}", **arguments) for one in (case, other)]
+    assert not torch.equal(found[0].x, found[1].x)
+    assert found[0].confidence.isnan().all()
+
+
+def test_displaced_features_and_weights_explain_more_of_an_update_than_latents(
+    path: Path, observe: Callable[..., Observation]
+) -> None:
+    batch = torch.rand(2, *DATA.shape, generator=seeded()), LABELS
+    smooth = Case((observe(batch, model=ModelSpec(name="lenet_dlg"), data=DATA),))
+    losses = {
+        word: float(attack(smooth, decoder=f"{path}@{word}", steps=steps, tv=0.0).loss[-1])
+        for word, steps in (("latents", 20), ("features", 60), ("weights", 40))
+    }
+    assert losses["features"] < 0.9 * losses["latents"]
+    assert losses["weights"] < 0.97 * losses["latents"]
+
+
+def test_latents_are_pulled_to_zero_by_their_prior(path: Path, case: Case) -> None:
+    network = read_generator(path)
+    norms = []
+    for weight in (0.0, 10.0):
+        found = attack(case, decoder=f"{path}@latents", steps=60, latent=weight, tv=0.0)
+        centre = network.decode(torch.zeros(2, 10), found.y)
+        norms.append(float((found.x - centre).square().mean()))
+    assert norms[1] < 0.1 * norms[0]
+
+
+def test_gradient_of_the_denoiser_term_is_what_the_denoiser_removes(tmp_path: Path) -> None:
+    denoise = find_denoiser(str(write(tmp_path / "denoiser.safetensors", "denoiser")))
+    assert denoise is not None
+    x = torch.rand(2, *DATA.shape, generator=seeded())
+    found = grad(lambda x: measure_noise(x, denoise))(x)
+    torch.testing.assert_close(found, (x - denoise(x)) / x.numel())
+    assert float(measure_noise(x, lambda x: x)) == 0
+    assert find_denoiser("none") is None
+
+
+def test_denoiser_keeps_the_search_near_images_that_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    (tmp_path / "my_denoisers.py").write_text(
+        "def grey():\n    return lambda x: 0 * x + 0.5\ndef none():\n    return lambda x: x[:, :1]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("grey", "none"):
+        references.admit(f"my_denoisers:{name}")
+    spread = [
+        float((attack(case, name="inverting_gradients", steps=60, denoiser_weight=w, denoiser="my_denoisers:grey").x - 0.5).std())
+        for w in (0.0, 100.0)
+    ]
+    assert spread[1] < 0.2 * spread[0]
+    with pytest.raises(ValueError, match="a denoiser must map images"):
+        attack(case, denoiser="my_denoisers:none")
+
+
+def test_nearest_image_of_the_generator_is_found_for_answer_and_null(
+    path: Path, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = read_generator(path)
+    monkeypatch.setattr(generator_search, "STEPS", 20)
+    x = network.decode(torch.randn(2, 10, generator=seeded()), LABELS)
+    start = network.decode(network.encode(x)[0], LABELS)
+    found = match_images(network, x, LABELS, steps=150)
+    assert (measure_distance(found, x, None) < 0.2 * measure_distance(start, x, None)).all()
+    for null in (False, True):
+        plain, matched = (attack(case, null=null, enhancer=enhancer) for enhancer in ("none", str(path)))
+        assert torch.equal(matched.x, read_enhancer(path)(plain.x, plain.y))
+        assert any("enhanced by generator" in note for note in matched.notes)
+    with pytest.raises(ValueError, match="makes images of shape"):
+        read_enhancer(path)(torch.rand(1, 3, 24, 24), LABELS[:1])
+    assert isinstance(read_prior(path, "enhancer", "generator").network, ImageGenerator)
