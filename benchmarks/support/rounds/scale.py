@@ -30,7 +30,7 @@ from defenses import DefenseSpec
 from fedsim.recording import DataSpec, Manifest, Recorder, Recording, Reply, Training
 from fedsim.recording.codec import encode
 
-SIZES = ((100, 10), (100, 30), (100, 100))
+SIZES = ((10, 30), (10, 100), (30, 100), (100, 100))
 """Clients and rounds of each row."""
 EXAMPLES, BATCH, HIDDEN, SIDE, CLASSES = 64, 4, 64, 14, 10
 """Examples of each client and of each batch, neurons of the first layer, side of the images, and classes."""
