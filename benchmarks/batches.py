@@ -9,19 +9,32 @@ each on its own batch, and `draw` the number of the batch, whose network has oth
 Table `cocktail`: what `cocktail_party` separates, without (`refine` false) and with the zeros of ReLU, as mean and median PSNR of
 the images of a batch (a PSNR above 100 dB counts as 100), the shares of images with a higher PSNR than grey (`above_null`), above
 20 dB and above 60 dB (`exact`). No answer is assigned to two images. `null` is here the mean PSNR of grey images.
+
+Table `learned`: mean PSNR of `learning_to_invert` and of `inverting_gradients`, which both know the defense, on one image behind
+an untrained LeNet, beside that of their nulls (support/learned_inversion.py).
 """
+
+import tempfile
+from pathlib import Path
 
 from support.batches import list_batch_settings, make_batch_row
 from support.cocktail import list_separated, make_separated_row
 from support.contract import ResultRow, parse_options, print_results
+from support.learned_inversion import list_learned_settings, make_learned_row
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=("exact", "cocktail"))
+    asked = parse_options(__doc__ or "", tables=("exact", "cocktail", "learned"))
     if asked.table == "cocktail":
         separated = [make_separated_row(asked, setting) for setting in list_separated(quick=asked.quick)]
         print_results("batches cocktail", separated, {"worst_null": max(row["null"] for row in separated)}, asked)
+        return
+    if asked.table == "learned":
+        with tempfile.TemporaryDirectory() as folder:
+            settings = list_learned_settings(quick=asked.quick)
+            learned = [make_learned_row(asked, defense, Path(folder)) for defense in settings]
+        print_results("batches learned", learned, {"worst_gain": min(r["learned"] - r["learned_null"] for r in learned)}, asked)
         return
     rows = [make_batch_row(asked, setting) for setting in list_batch_settings(quick=asked.quick)]
     summary: ResultRow = {"false_certificates": sum(row["false_certificates"] for row in rows)}

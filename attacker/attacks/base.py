@@ -86,11 +86,13 @@ class Need(Enum):
     )
     OWN_IMAGES = "it starts from images of the same class, which no server has"
     CANDIDATES = "it chooses among candidate images, which the threat model does not give to the server"
+    PUBLIC_IMAGES = "it trains on public images, which the user supplies"
 
     def is_met(self, case: Case) -> bool:
         """Return whether `case` meets this condition.
 
-        OWN_IMAGES and CANDIDATES concern images that the user passes to the attack, and not the case: the result is then True.
+        OWN_IMAGES, CANDIDATES and PUBLIC_IMAGES concern images that the user passes to the attack, and not the case: the result
+        is then True.
         """
         first = case.observations[0]
         if self is Need.ONE_OBSERVATION:
@@ -105,7 +107,7 @@ class Need(Enum):
             return first.num_examples == 1
         if self in (Need.IMAGES, Need.IMAGE_PRIOR, Need.IMAGE_CRITERION):
             return first.data.is_image
-        if self in (Need.OWN_IMAGES, Need.CANDIDATES):
+        if self in (Need.OWN_IMAGES, *NEEDS_OF_FILES):
             return True
         if self is Need.IMPRINT_LAYER:
             return find_imprint(first.weights, first.data.size) is not None
@@ -126,6 +128,8 @@ class Need(Enum):
         return _MENDS.get(self, "")
 
 
+NEEDS_OF_FILES = frozenset({Need.CANDIDATES, Need.PUBLIC_IMAGES})
+"""Needs for images in a file of the user's."""
 _MENDS = {
     Need.LINEAR_HEAD: "`dlg` and `cpl --set label_rule=joint` search for labels instead",
     Need.IMAGE_PRIOR: "--set tv=0 leaves it out",

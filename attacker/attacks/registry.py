@@ -8,6 +8,7 @@ from typing import Any
 
 from attacker.attacks.answers import check_members
 from attacker.attacks.base import Attack
+from attacker.attacks.learned.inversion import learning_to_invert
 from attacker.attacks.membership.attack import membership
 from attacker.attacks.multi_round.accumulate import accumulate
 from attacker.attacks.multi_round.agic import agic
@@ -34,6 +35,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
         "hgap": hgap,
         "idlg": idlg,
         "inverting_gradients": inverting_gradients,
+        "learning_to_invert": learning_to_invert,
         "membership": membership,
         "rgap": rgap,
         "robbing_the_fed": robbing_the_fed,

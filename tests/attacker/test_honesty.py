@@ -80,7 +80,7 @@ def watch(event, given):
 sys.addaudithook(watch)
 for name in ATTACKS:
     for null in (False, True):
-        own = {"steps": 2, "pre_steps": 2, "candidates": sys.argv[2]}
+        own = {"steps": 2, "pre_steps": 2, "candidates": sys.argv[2], "images": sys.argv[2], "simulations": 20, "epochs": 2}
         own = {key: value for key, value in own.items() if key in signature(ATTACKS[name]).parameters}
         attack = AttackSpec(name=name, arguments=own, null=null).build()
         fitting = {Need.IMPRINT_LAYER: "imprint", Need.GAUSSIAN_LAYER: "wide", Need.SECURE_SUM: "sum", Need.INPUT_LAYER: "mlp"}

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from attacker.attacks import ATTACKS, Need
+from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import list_settable
+from attacker.attacks.base import NEEDS_OF_FILES
 from attacker.attacks.registry import explain_unusable
 from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import RequestError
@@ -65,7 +66,7 @@ def _list_attacks() -> list[AttackKnown]:
             },
         )
         for name in ATTACKS
-        if not explain_unusable(name) and Need.CANDIDATES not in ATTACKS[name]().needs
+        if not explain_unusable(name) and not NEEDS_OF_FILES & ATTACKS[name]().needs
     ]
 
 

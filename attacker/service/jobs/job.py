@@ -55,14 +55,16 @@ class JobSpec(BaseModel):
     @field_validator("attack")
     @classmethod
     def _check_attack(cls, name: str) -> str:
-        from attacker.attacks import ATTACKS, Need
+        from attacker.attacks import ATTACKS
+        from attacker.attacks.arguments import list_files
+        from attacker.attacks.base import NEEDS_OF_FILES
         from attacker.attacks.registry import explain_unusable
 
         _ = ATTACKS[name]
-        if not explain_unusable(name) and Need.CANDIDATES in ATTACKS[name]().needs:
+        if not explain_unusable(name) and NEEDS_OF_FILES & ATTACKS[name]().needs:
             raise ValueError(
-                f"{name} needs a file of candidates, which a job cannot name; run attacker replay --attack {name} --set "
-                "candidates=FILE.npz on the service's machine"
+                f"{name} needs a file of images, which a job cannot name; run attacker replay --attack {name} --set "
+                f"{list_files(ATTACKS[name])[0]}=FILE.npz on the service's machine"
             )
         return name
 

@@ -51,7 +51,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without knowing the defense": {"name": "cpl", "knows_defense": False},
 }
 CANDIDATES = Path(__file__).parent / "membership" / "candidates.npz"
-NEEDED: dict[str, dict[str, Any]] = {"membership": {"candidates": str(CANDIDATES)}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "learning_to_invert": {"images": str(CANDIDATES)},
+    "membership": {"candidates": str(CANDIDATES)},
+}
 SPECS = {name: AttackSpec(name=name, arguments=NEEDED.get(name, {}), null=True) for name in ATTACKS} | {
     title: AttackSpec(name=variant["name"], arguments={k: v for k, v in variant.items() if k != "name"}, null=True)
     for title, variant in VARIANTS.items()

@@ -1,0 +1,76 @@
+"""Rows of the table `learned` of batches.py: Learning to Invert and Inverting Gradients, both knowing the clients' defense."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.presets import get_arguments
+from attacker.scoring.metrics import psnr
+from support.contract import Options, ResultRow, measure_cpu
+from support.single_cases import make_client
+from support.splits import Part, load_images
+
+PUBLIC_IMAGES, ATTACKED = 2000, 8
+"""Number of public images, which are of the tuning part, and of clients with one image each."""
+DEFENSES = ("", "sign", "qsgd(levels=1)", "gaussian(snr_db=0)", "prune(ratio=0.99)")
+SETTINGS = {"simulations": 2000, "epochs": 10}
+MODEL = "lenet_cpl"
+
+
+def list_learned_settings(*, quick: bool) -> tuple[str, ...]:
+    """Return the defenses of the rows."""
+    return DEFENSES[:2] if quick else DEFENSES
+
+
+def make_learned_row(asked: Options, defense: str, folder: Path, part: Part = "report") -> ResultRow:
+    """Return one row: the mean PSNR of both attacks and their nulls over clients of one step on one image, in dB.
+
+    better: number of clients whose image Learning to Invert recovers with a higher PSNR than its null, the mean public image.
+    folder: for the archive of public images. part: split of the data that the attacked images are from.
+    """
+    few = asked.quick
+    count, public = (2, 200) if few else (ATTACKED, PUBLIC_IMAGES)
+    archive = _write_public(asked, public, folder)
+    images = load_images(asked, "cifar10", count, part=part)
+    client = make_client(MODEL, images.data, seed=asked.seed)
+    cases = [client.make_case([(images.x[i : i + 1], images.y[i : i + 1])], f"c{i}", defense, noise_seed=i) for i in range(count)]
+    settings = {**SETTINGS, **({"simulations": 200, "epochs": 2} if few else {}), "images": str(archive)}
+    tuned = get_arguments("inverting_gradients", "tuned", client.model, client.data) | ({"steps": 50} if few else {})
+    with measure_cpu() as learned_clock:
+        learned = _attack(AttackSpec(name="learning_to_invert", arguments=settings), cases, asked, images.x)
+    mean = _attack(AttackSpec(name="learning_to_invert", arguments=settings, null=True), cases, asked, images.x)
+    with measure_cpu() as search_clock:
+        search = _attack(AttackSpec(name="inverting_gradients", arguments=tuned), cases, asked, images.x)
+    blind = _attack(AttackSpec(name="inverting_gradients", arguments=tuned, null=True), cases, asked, images.x)
+    return {
+        "defense": defense or "none",
+        "n": count,
+        "learned": float(learned.mean()),
+        "learned_null": float(mean.mean()),
+        "better": int((learned > mean).sum()),
+        "inverting_gradients": float(search.mean()),
+        "its_null": float(blind.mean()),
+        "learned_cpu_seconds": learned_clock.seconds,
+        "search_cpu_seconds": search_clock.seconds,
+        "part": images.part,
+    }
+
+
+def _write_public(asked: Options, count: int, folder: Path) -> Path:
+    """Write the public images, which are of the tuning part, into an archive, and return its path."""
+    path = folder / "public.npz"
+    if not path.exists():
+        public = load_images(asked, "cifar10", count, part="tuning")
+        values = (public.x * 255).round().byte().permute(0, 2, 3, 1).numpy()
+        np.savez(path, images=values, labels=public.y.numpy())
+    return path
+
+
+def _attack(spec: AttackSpec, cases: list[Case], asked: Options, x: Tensor) -> Tensor:
+    """Return the PSNR (N,) in dB of the answers to N cases of one image each. x: the images (N, *shape)."""
+    found = spec.build(device=asked.device)(cases, rng=Generator().manual_seed(asked.seed))
+    by_key = {one.case: one.x[:1].clamp(0, 1) for one in found}
+    return psnr(torch.cat([by_key[case.key] for case in cases]), x)
