@@ -161,9 +161,9 @@ class Verdict:
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
         sample = f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
         told = (
-            f"{sample} were compared with the null, the same attack without the update; {self.recovered} were recovered, by the "
+            f"{sample} were compared with the null, the same attack without the update; the attack recovered {self.recovered} and "
+            f"the null {self.null_recovered}; {_format_detectable(self)}"
         )
-        told += f"null {self.null_recovered}; {_format_detectable(self)}"
         return f"not distinguishable from the null at this sample: {told}"
 
     def to_json(self) -> dict[str, Any]:
