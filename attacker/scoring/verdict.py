@@ -161,8 +161,8 @@ class Verdict:
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
         sample = f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
         told = (
-            f"{sample} were compared with the null, the same attack without the update; the attack recovered {self.recovered} and "
-            f"the null {self.null_recovered}; {_format_detectable(self)}"
+            f"{sample} were compared with the null, the same attack without the update; the attack recovered {self.recovered} "
+            f"and the null {self.null_recovered}; {_format_detectable(self)}"
         )
         return f"not distinguishable from the null at this sample: {told}"
 
