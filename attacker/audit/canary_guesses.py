@@ -42,7 +42,7 @@ class CanaryGuesses:
 def guess_canaries(
     scorer: Scorer, recording: Recording, *, epsilon: float | None = None, delta: float = 1e-5
 ) -> CanaryGuesses | None:
-    """Guess which of its two versions (examples) a client used of each canary, and count right guesses; None without canaries.
+    """Guess which of the two examples of each canary its client used, and count right guesses; None without canaries.
 
     Canaries of which a client used neither or both are ignored; truth decides this, and which guesses are right, but no guess.
     The coin of a canary is +1 if the client used the first version and -1 if it used the second. Up to `MAX_SEPARATED` coins of a

@@ -135,7 +135,7 @@ def _fit(whole: PlannedAttack, recording: Recording, out: Path) -> tuple[Planned
 
 
 def _explain_single_rounds(one: PlannedAttack) -> str:
-    """Return why a joint attack does not suit updates of which each is of another client."""
+    """Return why a joint attack does not suit updates that are all of different clients."""
     several = len({row.round for row in one.rows}) > 1
     if one.spec.name == "agic":
         what = "only one round of each client" if several else "only one of each"

@@ -14,7 +14,7 @@ from fedsim.recording import Recording
 ROBUSTNESS = "reconstruction-bound"
 PRIOR = 0.01
 """Success probability of the best guess without any update, for which the bound is computed."""
-USELESS = 0.99
+MIN_USELESS_BOUND = 0.99
 """Smallest bound that is too weak to be reported."""
 MAX_CHANCE = 0.01
 """The bound counts as exceeded if it allows so many recovered examples, or more, with less than this probability."""
@@ -51,7 +51,7 @@ def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> I
             )
             return
     bound = compute_bound(noise, prior=PRIOR, times=uses * len(rounds))
-    if bound >= USELESS:
+    if bound >= MIN_USELESS_BOUND:
         over = f"{len(rounds)} recorded round{'s' * (len(rounds) != 1)}"
         reason = f"the declared noise is too small to bound the probability of a reconstruction over {over}"
         yield NotChecked(rule=ROBUSTNESS, reason=reason, kind="no guarantee")

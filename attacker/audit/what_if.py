@@ -43,7 +43,7 @@ class MeasuredChange:
 
 
 def name_changed_run(run: Path, change: str) -> Path:
-    """Return the path, beside that of the run, of the folder for the same federation with the defense `change`."""
+    """Return the path of the folder for the same federation with the defense `change`; it lies beside the run."""
     return run.with_name(f"{run.name}-what-if-{hashlib.sha256(change.encode()).hexdigest()[:8]}")
 
 

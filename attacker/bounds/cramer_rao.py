@@ -11,8 +11,10 @@ from attacker.bounds.prior import GaussianPrior
 
 MAX_DENSE = 1024
 """Largest number of unknown values for which the bound is computed by a dense factorisation."""
-PROBES = 4
+NUM_PROBES = 4
+"""Default number of random probes by which the trace is estimated."""
 MAX_ITERATIONS = 50
+"""Largest number of iterations of conjugate gradients."""
 TOLERANCE = 1e-3
 """Relative residual at which the conjugate gradients stop."""
 
@@ -32,7 +34,7 @@ class ErrorBound:
 
 
 def bound_error(
-    information: FisherInformation, prior: GaussianPrior, *, max_dense: int = MAX_DENSE, probes: int = PROBES
+    information: FisherInformation, prior: GaussianPrior, *, max_dense: int = MAX_DENSE, probes: int = NUM_PROBES
 ) -> ErrorBound:
     """Return the Bayesian Cramer-Rao bound: the trace of each example's diagonal block of (F + P^-1)^-1, divided by d.
 

@@ -122,7 +122,7 @@ def _get_scale(step: Step) -> float:
 
 
 def _apply(step: Step, update: Update) -> Mapping[str, Tensor]:
-    """Return the update after a defense without noise, as a differentiable function; noise leaves the update as it is."""
+    """Apply one step of a defense differentiably, and return the update; a step that only adds noise returns it unchanged."""
     if step.name in NOISES:
         return update
     defense = DefenseSpec((step,)).build()

@@ -42,8 +42,8 @@ def serve(
     truth: Annotated[
         list[str] | None,
         typer.Option(
-            help="Score with this folder of truth, in which a client lists the examples it used; own: with each run's. "
-            "May be repeated."
+            help="Score with this folder of truth, in which a client lists the examples it used; own stands for the folder of "
+            "truth of each run. May be repeated."
         ),
     ] = None,
     token: Annotated[

@@ -323,7 +323,7 @@ class Replay:
         return split_into_chunks(self.plan.cases, self._footprint, self.chunk)
 
     def _estimate_seconds(self, tasks: Sequence[Task]) -> float:
-        """Estimate the seconds that tasks take on one core. An attack that reports no number of evaluations counts as one."""
+        """Estimate the seconds that tasks take on one core. If an attack reports no number of evaluations, one is assumed."""
         sizes = {case.key: case.sizes for case in self.plan.cases}
         once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
         return once * estimate_effort(self._attack).evaluations

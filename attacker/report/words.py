@@ -26,6 +26,7 @@ PAPER_NAMES = {
     "hgap": "H-GAP",
     "idlg": "iDLG",
     "inverting_gradients": "Inverting Gradients",
+    "membership": "Membership",
     "rgap": "R-GAP",
     "feature_reconstruction": "Feature reconstruction",
     "robbing_the_fed": "Robbing the Fed (malicious server)",
@@ -172,7 +173,9 @@ def _describe_attack(summary: Summary, manifest: Manifest) -> str:
     if found.outcome == "partly leaked":
         more = "; ".join(one.words for one in found.leaked[:2]) + ("; and more" if len(found.leaked) > 2 else "")
         return f"{name} finds more than its null does: {more}. It {facts}"
-    return f"{name} is {found.words}. It {facts}" if _is_gone(summary) else f"{name} {facts}; {found.words}"
+    if _is_gone(summary):
+        return f"{name} is {found.outcome}: it {facts}. {found.caveat}"
+    return f"{name} {facts}; {found.words}"
 
 
 def _describe_labels(summary: Summary, reads: str) -> str:

@@ -120,7 +120,7 @@ def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a dict from the key of each case to the key of a case of another client, if possible of the same round.
 
     Cases without an update, and those for which there is no such case, are left out. The choice is not random: it is the next
-    such case in the order of `cases`, after the last the first. cases: entries of `attack.json`.
+    such case in the order of `cases`, where the first case follows the last. cases: entries of `attack.json`.
     """
     complete = [case for case in cases if case["status"] == "complete"]
     found = {}

@@ -173,5 +173,5 @@ def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
 
 
 def _sum_best_distances(distances: NDArray[Any]) -> float:
-    """Return the smallest sum of distances over one-to-one assignments of rows to columns; the surplus is left over."""
+    """Return the smallest sum of distances over one-to-one assignments of rows to columns; excess ones stay unassigned."""
     return float(distances[linear_sum_assignment(distances)].sum())

@@ -84,9 +84,9 @@ def read_growth(run: Path) -> list[CaseGrowth]:
 def summarise_growth(cases: Sequence[CaseGrowth]) -> list[GrowthPoint]:
     """Return the share of examples recovered for each number of rounds, ascending, given the cases of one attack.
 
-    The denominator is the number of examples in the case of each client that has most, summed over clients, so that examples that
-    were not used yet count as not recovered. A number of rounds is included if every client has a case with this number of
-    rounds; of two such cases of a client, the one with the earlier rounds is used.
+    The denominator is the sum over clients of the number of examples in the client's largest case, so that examples that were not
+    used yet count as not recovered. A number of rounds is included if every client has a case with this number of rounds; of two
+    such cases of a client, the one with the earlier rounds is used.
     """
     clients: dict[str, dict[int, CaseGrowth]] = {}
     for case in sorted(cases, key=lambda case: case.rounds):

@@ -70,9 +70,9 @@ def _sum_clusters(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[
 def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the p-value of a one-sided sign-flip test for a sum above 0, which flips the signs of whole clusters.
 
-    Clusters whose sum is 0 are ignored, and the p-value is 1 if none is left. All flips are enumerated for up to
-    `MAX_ENUMERATED_CLUSTERS` others, `SIGN_DRAWS` flips are drawn with a fixed seed for up to `MAX_DRAWN_CLUSTERS`, and the
-    normal approximation is used beyond. values: difference between attack and null of each example. groups: cluster of each.
+    Clusters whose sum is 0 are ignored, and the p-value is 1 if no other is left. If at most `MAX_ENUMERATED_CLUSTERS` are left,
+    all flips are enumerated; if at most `MAX_DRAWN_CLUSTERS`, `SIGN_DRAWS` flips are drawn with a fixed seed; otherwise the
+    normal approximation is used. values: difference between attack and null of each example. groups: cluster of each.
     """
     sums, _ = _sum_clusters(values, groups)
     sums = sums[np.abs(sums) > 1e-12]

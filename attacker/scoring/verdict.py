@@ -159,12 +159,20 @@ class Verdict:
             return f"recovered: {recovered}{_format_leaked(self.leaked)}"
         if self.outcome == "partly leaked":
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
-        sample = f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
         told = (
-            f"{sample} were compared with the null, the same attack without the update; {self.recovered} were recovered, by the "
+            f"{self._sample} were compared with the null, the same attack without the update; the attack recovered "
+            f"{self.recovered} and the null {self.null_recovered}; {_format_detectable(self)}"
         )
-        told += f"null {self.null_recovered}; {_format_detectable(self)}"
         return f"not distinguishable from the null at this sample: {told}"
+
+    @property
+    def caveat(self) -> str:
+        """Return a clause on the number of compared examples, and on the mean differences that may have gone unnoticed."""
+        return f"{self._sample} were compared; {_format_detectable(self)}"
+
+    @property
+    def _sample(self) -> str:
+        return f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a dict that can be written as JSON.

@@ -31,7 +31,8 @@ def init(
         str,
         typer.Argument(
             help="photos: an experiment that runs as it is. imagefolder: one on your own pictures. csv: one on your own table. "
-            "flower: a Flower app with the line that records it. quickstart: the same with batches of 32, as Flower's own has."
+            "flower: a Flower app with the line that records it. quickstart: the same with batches of 32, as in Flower's "
+            "quickstart."
         ),
     ],
     folder: Annotated[Path, typer.Argument(help="Folder to write to; by default the current one.")] = Path(),

@@ -20,7 +20,7 @@ class Layout:
     """Subfolders of `root`, the folder of a deployment, with their readers and contents.
 
     public/            server, clients and `fedsim run`: the experiment, and public facts about the data.
-    trust/             all that connect to the SuperLink, and itself: certificate of the authority.
+    trust/             SuperLink, and every party that connects to it: certificate of the authority.
     authority/         nobody: private key of the authority, needed only to sign further certificates.
     keys/              `fedsim enrol`: public keys of the clients.
     clients/N/data/    client N, and after the federation the scorer: the client's examples.

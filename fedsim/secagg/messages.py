@@ -134,7 +134,10 @@ def read_shared(content: RecordDict, roster: Roster) -> dict[int, bytes]:
     """
     sealed = read_sealed(content)
     if sealed.keys() != roster.peers.keys():
-        raise ValueError("the client's encrypted shares are not for exactly its neighbours")
+        raise ValueError(
+            f"a client must send one encrypted share to each of its neighbours, {sorted(roster.peers)}, got shares for "
+            f"{sorted(sealed)}"
+        )
     return sealed
 
 

@@ -196,6 +196,12 @@ def recorded_app(page: Page) -> None:
     run_own_app(page)
 
 
+def recorded_elsewhere(page: Page) -> None:
+    """Make a recording of the user's app in place of `/srv/runs/theirs`, the folder of another machine."""
+    recorded_app(page)
+    page.replaced |= {"/srv/runs/theirs": "runs/mine", "/srv/runs": "runs"}
+
+
 def model_of_the_server(page: Page) -> None:
     """Make a model that no server has manipulated."""
     page.names["model"] = torch.nn.Sequential(
@@ -287,6 +293,7 @@ SETUPS: dict[str, Callable[[Page], None]] = {
         own_app,
         run_own_app,
         recorded_app,
+        recorded_elsewhere,
         model_of_the_server,
         pictures,
         state_dicts,

@@ -35,9 +35,12 @@ def test_loading_page_shows_a_skeleton_without_a_defense(fake: Fake, opened: Ope
 
 def test_page_without_runs_names_the_watched_folder(fake: Fake, opened: Opening) -> None:
     fake.answers["recordings"] = {**listed([]), "trouble": [], "root": "/srv/my runs"}
-    page = opened(fake.address)
-    expect(page.locator("main")).to_contain_text("No run yet. This service watches /srv/my runs.")
-    expect(page.locator("main pre")).to_have_text("fedsim run EXPERIMENT.toml --out '/srv/my runs'/NAME")
+    for width in (1280, 390):
+        page = opened(fake.address, width=width)
+        expect(page.locator("main")).to_contain_text("No run yet. This service watches /srv/my runs.")
+        command = page.locator("main pre")
+        expect(command).to_have_text("fedsim run EXPERIMENT.toml --out '/srv/my runs'/NAME")
+        assert command.evaluate("(one) => one.scrollWidth <= one.clientWidth")
 
 
 def test_headline_states_coverage_and_failures_and_explains_the_null(fake: Fake, opened: Opening) -> None:

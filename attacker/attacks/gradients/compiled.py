@@ -1,7 +1,7 @@
 """Gradient evaluations compiled by `torch.compile`.
 
-Compiling takes up to a minute. An evaluation then takes about two thirds of the time of the uncompiled one for many problems, and
-one third for one.
+Compiling takes up to a minute. For many problems, an evaluation then takes about two thirds of the time of an uncompiled one, and
+for a single problem one third.
 """
 
 import warnings

@@ -139,7 +139,7 @@ def _check_known(net: str) -> None:
 
 
 def _find_cached(net: str) -> Path:
-    """Return the path of torchvision's weight file of the backbone in torch's hub cache, of several the last by name.
+    """Return the path of torchvision's weight file of the backbone in torch's hub cache; if there are several, the last by name.
 
     Raises FileNotFoundError, with advice, if there is none.
     """

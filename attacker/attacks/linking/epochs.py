@@ -47,9 +47,9 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
     seen: costs between all places. ends: for each observation, whether its size shows that it ends a pass (a short last batch).
 
     A pass is taken to end where the following examples resemble those of the pass. The number of examples need not be constant,
-    since rounds may be missing and batch sizes may change. The observations after the last end that is found so are one pass,
-    unless the two passes before that end have the same number N of examples. Then they are divided after every N examples, as
-    long as that falls between two observations.
+    since rounds may be missing and batch sizes may change. The observations after the last end that was found are one pass. If
+    the two passes before that end have the same number N of examples, these observations are divided after every N examples
+    instead, as long as each division falls between two observations.
     """
     alike = _measure_likeness(seen)
     if len(clear := alike.amax(dim=1)[alike.any(dim=1)]):

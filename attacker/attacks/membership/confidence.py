@@ -17,10 +17,10 @@ It was at most 20 for 100 pools of images of the tuning part of CIFAR-10 without
 with the number of candidates, so that more of them need more evidence, in proportion."""
 NORMAL_MAD = 0.6745
 """Median absolute deviation of a normal distribution with standard deviation 1."""
-DEGREES = 8.0
+DEGREES_OF_FREEDOM = 8.0
 """Degrees of freedom of Student's t distribution of the scores of other candidates. Some resemble training examples, and have
 larger scores than a normal distribution predicts."""
-OUTLYING = 4.0
+MIN_OUTLYING_SCALES = 4.0
 """Number of scales above the other candidates from which on scores are training examples' before the first step."""
 MAX_STEPS = 500
 """Maximum number of steps of expectation maximisation."""
@@ -69,9 +69,9 @@ def fit_mixture(z: Tensor) -> Mixture:
     The mean of the training examples is at least one scale above that of the others, and their scale at least that of the others.
     """
     lower = z[z <= z.quantile(0.75)]
-    others = StudentT(DEGREES, lower.median(), (lower - lower.median()).abs().median().clamp(min=1e-12) / NORMAL_MAD)
+    others = StudentT(DEGREES_OF_FREEDOM, lower.median(), (lower - lower.median()).abs().median().clamp(min=1e-12) / NORMAL_MAD)
     alone = others
-    high = (z >= (others.loc + OUTLYING * others.scale).minimum(z.max())).to(z.dtype)
+    high = (z >= (others.loc + MIN_OUTLYING_SCALES * others.scale).minimum(z.max())).to(z.dtype)
     members = _fit_normal(z, high, least_mean=others.loc + others.scale, least_scale=others.scale)
     share, found = float(high.mean()), torch.zeros_like(z)
     for _ in range(MAX_STEPS):
@@ -101,10 +101,10 @@ def _log_density(distribution: Distribution, z: Tensor) -> Tensor:
 
 def _refit_student(last: StudentT, z: Tensor, weights: Tensor) -> StudentT:
     """Return Student's t distribution of weighted values z (P,) after one step of expectation maximisation from `last`."""
-    near = weights * (DEGREES + 1) / (DEGREES + ((z - last.loc) / last.scale).square())
+    near = weights * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + ((z - last.loc) / last.scale).square())
     loc = (near * z).sum() / near.sum().clamp(min=1e-9)
     scale = ((near * (z - loc).square()).sum() / weights.sum().clamp(min=1e-9)).sqrt()
-    return StudentT(DEGREES, loc, scale.maximum(1e-12 * last.scale))
+    return StudentT(DEGREES_OF_FREEDOM, loc, scale.maximum(1e-12 * last.scale))
 
 
 def _fit_normal(z: Tensor, weights: Tensor, *, least_mean: Tensor, least_scale: Tensor) -> Normal:

@@ -18,7 +18,7 @@ class Coefficients:
     """Coefficients (P,) of P candidates in a regression.
 
     values: the posterior means. shrinkage: the expected value of each if its true value is 1 and all others are 0, in [0, 1].
-    variances: those of `values` by the noise alone.
+    variances: variances of `values` that the noise alone causes.
     """
 
     values: Tensor

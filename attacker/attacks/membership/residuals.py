@@ -15,7 +15,7 @@ from defenses.channel import Channel
 from fedsim import models
 from fedsim.recording.observation import Observation
 
-SMALL = 1e-9
+UNCLIPPED_FACTOR = 1e-9
 """Factor on simulated updates, so that a defense that clips leaves them unchanged and the simulation is linear."""
 
 
@@ -58,14 +58,14 @@ def _simulate(
     """
     layout = {name: (len(rows), *[1] * (observation.weights[name].ndim - 1)) for name, rows in chosen.items()}
     parts = torch.split(updates, [len(rows) for rows in chosen.values()], dim=1)
-    each = {name: SMALL * part.reshape(-1, *layout[name]) for name, part in zip(chosen, parts, strict=True)}
+    each = {name: UNCLIPPED_FACTOR * part.reshape(-1, *layout[name]) for name, part in zip(chosen, parts, strict=True)}
     known = {
         key: _restrict(fact.to(updates.device), key, observation.weights, chosen)
         for key, fact in channel.learn(observation.update).items()
     }
     follow = vmap(channel.follow_round, in_dims=(0, 0 if state else None, None))
     expected, after = follow(each, dict(state), known)
-    return torch.cat([t.flatten(1) for t in expected.values()], dim=1) / SMALL, after
+    return torch.cat([t.flatten(1) for t in expected.values()], dim=1) / UNCLIPPED_FACTOR, after
 
 
 def _restrict(fact: Tensor, key: str, weights: Mapping[str, Tensor], chosen: Chosen) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rounds of a client that no attack can use, such as updates of zeros, and what a null may know of the others."""
+"""Removal of rounds that no attack can use, such as updates of zeros, and the links that a null assumes between the others."""
 
 import torch
 

@@ -35,7 +35,7 @@ MIN_UNEXPLAINED_LOSS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Settings of when a search ends, and when another start is made.
+    """Settings that decide when a search ends, and when it is started again from another point.
 
     An iteration consists of one or several gradient evaluations, see `Optimiser.period`. The zero loss of a problem is the loss
     of candidates whose simulated gradient is zero, that is the distance between the observed gradient and zero.

@@ -125,7 +125,7 @@ def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
 def compute_total_step(training: Training, steps: int) -> float:
     """Return the sum of `compute_shares`: for SGD, the factor of a constant gradient in the update of `steps` local steps.
 
-    It is up to the sign, and `steps * learning_rate` for plain SGD at a constant rate. For Adam, it is the sum of learning rates.
+    Its sign is left out. It is `steps * learning_rate` for plain SGD at a constant rate, and for Adam the sum of learning rates.
     """
     return sum(compute_shares(training, steps))
 

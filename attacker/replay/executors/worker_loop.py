@@ -62,7 +62,7 @@ class WorkerChannel:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no line that has arrived is still unread."""
+        """Return whether all lines that have arrived were read."""
         return self._lines.empty()
 
     def read(self) -> str:

@@ -15,7 +15,7 @@ from attacker.bounds import (
     build_message,
     fit_prior,
 )
-from attacker.bounds.cramer_rao import MAX_DENSE, MAX_ITERATIONS, PROBES
+from attacker.bounds.cramer_rao import MAX_DENSE, MAX_ITERATIONS, NUM_PROBES
 from attacker.scoring.truth.originals import Use
 from fedsim.data import Dataset
 from fedsim.recording import DamagedFile, Observation, Recording
@@ -98,7 +98,7 @@ class CaseBounds:
         """
         started = monotonic()
         information.multiply(torch.ones(information.size, dtype=torch.float64))
-        needed = information.size if information.size <= MAX_DENSE else PROBES * MAX_ITERATIONS
+        needed = information.size if information.size <= MAX_DENSE else NUM_PROBES * MAX_ITERATIONS
         if (expected := needed * (monotonic() - started)) > self._left:
             raise NotBounded(
                 f"the bound would take about {expected:.0f} s, and {max(self._left, 0):.0f} s are left; "

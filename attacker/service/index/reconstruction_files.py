@@ -166,7 +166,7 @@ def _read_header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
         raise ValueError("is not a reconstruction: tensor x, y, confidence or loss is missing, or its metadata are invalid")
     examples = layout["x"][1][:1]
     if len(examples) != 1 or not layout["y"][1] == layout["confidence"][1] == examples or len(layout["loss"][1]) != 1:
-        raise ValueError("is not a reconstruction: the lengths of x, y and confidence differ, or loss has not one dimension")
+        raise ValueError("is not a reconstruction: the lengths of x, y and confidence differ, or loss is not one-dimensional")
     return layout, facts
 
 

@@ -12,6 +12,7 @@ const PAPER_NAMES = {
   hgap: "H-GAP",
   idlg: "iDLG",
   inverting_gradients: "Inverting Gradients",
+  membership: "Membership",
   rgap: "R-GAP",
   robbing_the_fed: "Robbing the Fed (malicious server)",
   rog: "ROG",

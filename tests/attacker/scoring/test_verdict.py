@@ -103,7 +103,8 @@ def test_verdict_states_the_smallest_detectable_difference() -> None:
     assert 1 < least < 6
     assert f"a mean difference of less than {least:.1f} dB PSNR" in found.words
     assert "12 examples in 12 independent groups" in found.words
-    assert "0 were recovered, by the null 0" in found.words
+    assert "the attack recovered 0 and the null 0" in found.words
+    assert f"12 independent groups were compared; a mean difference of less than {least:.1f} dB PSNR" in found.caveat
     more = verdict(around(10, 100, 0), around(10, 100, 1)).detectable["psnr"]
     assert more < least / 2
 

@@ -184,14 +184,14 @@ class _Solutions(NamedTuple):
 
     @property
     def sure(self) -> "_Solutions":
-        """Those of the solutions whose directions are exact."""
+        """The solutions whose directions are exact."""
         return _Solutions(*(values[self.zeros > 0] for values in self))
 
 
 class _Problem(NamedTuple):
     """The rows of the gradient that are not zero, in whitened coordinates (their mean square is 1 along each direction).
 
-    rows:   (M', R). u: (K, M'), the values of the K classes, less those that are 0 everywhere.
+    rows:   (M', R). u: (K, M'), the templates of the K classes, without classes whose template is 0 at all these rows.
 
     back:   (R, R) matrix from whitened coordinates to those of the factors.
     noise:  (M',) standard deviation of the noise of each row in the coordinates of the factors.
@@ -289,8 +289,9 @@ class _Problem(NamedTuple):
     def _solve_zeros(self, z: Tensor, label: Tensor) -> Tensor:
         """Return unit directions q (N, R), in whitened coordinates, whose values `rows @ q` are near zero at many neurons.
 
-        z: results of the descent, (N, R). label: the class of each, (N,). At the larger of `ZERO_SCALES`, only the neurons that z
-        turns off count; at the smaller ones (`MAX_FREE_SCALE`), all neurons whose value is near zero.
+        The weighted sum of squares of these values is minimised for one of `ZERO_SCALES` after the other, from large to small; a
+        value far above the scale has a weight near 0. At scales above `MAX_FREE_SCALE`, only neurons count that z turns off.
+        z: results of the descent, (N, R). label: the class of each, (N,).
         """
         u = self.u[label]
         strong = u.abs() >= u.abs().quantile(MIN_STRENGTH, dim=1, keepdim=True)

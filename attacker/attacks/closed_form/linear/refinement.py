@@ -15,18 +15,18 @@ from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.closed_form.linear.sparse import Directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 
-SHARES = (0.5, 0.7, 0.85, 0.6, 0.4, 0.95)
+OFF_SHARES = (0.5, 0.7, 0.85, 0.6, 0.4, 0.95)
 """Share of an example's off neurons, those with the lowest pre-activations, that its direction must be zero at in the first
 iterations of a round. The values are used in turn, one per round."""
-ROUNDS = 18
+MAX_ROUNDS = 18
 """Largest number of rounds."""
 ZERO_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)
 """Magnitudes beyond which values hardly count, by iteration, in units of the root mean square of the values of a direction."""
-ZERO = 1e-3
+MAX_ZERO = 1e-3
 """Magnitude up to which a value counts as zero, in units of the root mean square of the values of a direction."""
 SPARE_ZEROS = 8
 """A direction is kept if it has at least this many zeros more than entries (the rank); fewer zeros may be a coincidence."""
-SHIFT, STEPS = 1e-13, 4
+INVERSE_SHIFT, INVERSE_ITERATIONS = 1e-13, 4
 """Regularisation and number of steps of the inverse iteration."""
 EQUAL_COSINE = 1 - 1e-8
 """Cosine from which two directions count as one."""
@@ -75,12 +75,14 @@ def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Te
     start = torch.linalg.solve(space.back, start).T
     q = start = start / start.norm(dim=1, keepdim=True)
     pool, replaced = start[:0], torch.zeros(len(start), dtype=torch.bool, device=start.device)
-    for number in range(ROUNDS):
+    for number in range(MAX_ROUNDS):
         p, info = torch.linalg.inv_ex(space.back @ q.T)
         if int(info):
             return None
         z = (forward @ (p / (p @ constant)[:, None]).T)[factors.live]
-        tried = torch.stack([_find_sparse(space.rows, q[i], z[:, i], SHARES[number % len(SHARES)]) for i in range(len(q))])
+        tried = torch.stack(
+            [_find_sparse(space.rows, q[i], z[:, i], OFF_SHARES[number % len(OFF_SHARES)]) for i in range(len(q))]
+        )
         pool = _keep_exact(torch.cat([pool, tried]), space.rows)
         before, (q, replaced) = replaced, _fill(pool, start, space.rows, z)
         if bool((replaced & before).all()):
@@ -98,7 +100,7 @@ def _sharpen(q: Tensor, replaced: Tensor, factors: Factors) -> Tensor:
     columns = list(q.T)
     for i in replaced.nonzero()[:, 0].tolist():
         d = factors.coordinates @ q[:, i]
-        zero = factors.live & (d.abs() <= ZERO * d.square().mean().sqrt())
+        zero = factors.live & (d.abs() <= MAX_ZERO * d.square().mean().sqrt())
         if int(zero.sum()) >= factors.rank + SPARE_ZEROS:
             columns[i] = torch.linalg.svd(factors.coordinates[zero] / factors.noise[zero, None], full_matrices=False)[2][-1]
     return torch.stack(columns, dim=1)
@@ -116,10 +118,10 @@ def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
     weight = torch.zeros_like(z)
     weight[z.argsort()[:count]] = 1.0
     sure = weight
-    shift = SHIFT * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    shift = INVERSE_SHIFT * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for scale in ZERO_SCALES:
         factor = torch.linalg.cholesky_ex((rows * weight[:, None]).T @ rows / len(rows) + shift)[0]
-        for _ in range(STEPS):
+        for _ in range(INVERSE_ITERATIONS):
             q = torch.cholesky_solve(q[:, None], factor)[:, 0]
             q = q / q.norm()
         weight = scale**2 / ((rows @ q).square() + scale**2)
@@ -129,7 +131,7 @@ def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
 
 def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
     """Return the distinct ones of unit directions q (K, R) along which at least R + SPARE_ZEROS of the rows (M', R) are zero."""
-    zeros = ((q @ rows.T).abs() <= ZERO).sum(dim=1) * (q.norm(dim=1) > 0.5)
+    zeros = ((q @ rows.T).abs() <= MAX_ZERO).sum(dim=1) * (q.norm(dim=1) > 0.5)
     q = q[zeros >= rows.shape[1] + SPARE_ZEROS]
     return q[~torch.tril((q @ q.T).abs() > EQUAL_COSINE, diagonal=-1).any(dim=1)]
 
@@ -146,7 +148,7 @@ def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor,
     each direction in at most one pair. The exact direction of a pair replaces the other if the score is at least MIN_SCORE and
     the directions stay independent.
     """
-    zero, off = ((pool @ rows.T).abs() <= ZERO).to(z.dtype), (z <= 0).to(z.dtype)
+    zero, off = ((pool @ rows.T).abs() <= MAX_ZERO).to(z.dtype), (z <= 0).to(z.dtype)
     agreement = (zero @ off + (1 - zero) @ (1 - off)) / len(rows)
     parts = torch.linalg.solve(start.T, pool.T).abs().T
     score = agreement * parts / parts.amax(dim=1, keepdim=True).clamp(min=1e-300)

@@ -184,7 +184,8 @@ def merge_equal(vectors: Tensor, clearance: Tensor) -> tuple[Tensor, Tensor]:
 def find_holders(vectors: Tensor, spaces: Sequence[RowSpace]) -> tuple[tuple[int, ...], ...]:
     """Return for each vector (N, F), in units of noise, the indices of the row spaces that contain it.
 
-    A saturated space may contain any vector, so that only those count to which one of the rows behind it is parallel.
+    A saturated space may contain any vector. It counts as containing a vector only if one of the update's rows, from which the
+    space was computed, is parallel to it.
     """
     if not len(vectors):
         return ()
