@@ -22,6 +22,9 @@ from attacker.attacks.optimisers.descent import EARLY_LIMITS, GIVE_UP_SHARE, PLA
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
+INVERTING_RATE = 0.1
+"""Default learning rate of Inverting Gradients, for which the limits of giving up early were chosen."""
+
 
 def dlg(
     *,
@@ -161,7 +164,7 @@ def inverting_gradients(
     restarts: int = 1,
     tv: float = 3e-3,
     decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "pixels",
-    learning_rate: float = 0.1,
+    learning_rate: float = INVERTING_RATE,
     signed: bool = False,
     closed_form_start: bool = False,
     compiled: bool = False,
@@ -183,8 +186,9 @@ def inverting_gradients(
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
              first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Until then it also stops if that loss
-             is above the limits in `EARLY_LIMITS` after fewer steps. 0 never stops it. It does not stop the null (the search
-             without the gradient).
+             is above the limits in `EARLY_LIMITS` after fewer steps, but only with the settings for which these were chosen:
+             unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never stops it. It
+             does not stop the null (the search without the gradient).
     batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if
                 clients train in mode "train" and return them (`buffers="shared"`).
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last
@@ -195,6 +199,8 @@ def inverting_gradients(
               attacker train-prior wrote, or `module:function`, see `learned.enhancer`; none for none, as in the paper.
     denoiser_weight: weight of half the mean squared difference of images and denoised ones, relative to the same loss.
     """
+    is_calibrated = (learning_rate, signed, decoder, denoiser) == (INVERTING_RATE, False, "pixels", NO_ENHANCER)
+    is_calibrated = is_calibrated and not (batch_norm or feature_matching or latent)
     image_needs = ({Need.IMAGE_PRIOR} if tv else set()) | (set() if denoiser == NO_ENHANCER else {Need.IMAGES})
     attack = GradientMatching(
         name="inverting_gradients",
@@ -206,7 +212,7 @@ def inverting_gradients(
         search=Search(
             optimiser=Adam(learning_rate=learning_rate, signed=signed),
             steps=steps,
-            stop=Stop(patience=steps, decrease=0.0, give_up=give_up, early=EARLY_LIMITS),
+            stop=Stop(patience=steps, decrease=0.0, give_up=give_up, early=EARLY_LIMITS if is_calibrated else ()),
             restarts=restarts,
             compiled=compiled,
         ),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, inverting_gradients
 from attacker.attacks.matching.warm_starts import Given, place_start
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.descent import EARLY_LIMITS, Stop
 from attacker.scoring.metrics import mse
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
@@ -121,3 +121,12 @@ def test_total_variation_lowers_the_error_with_noise(image_case: Make) -> None:
     plain, smooth = (cpl(optimiser="wolfe", tv=tv, knows_defense=False)(cases, rng=seeded()) for tv in (0.0, 1e-3))
     errors = [[mse(found.x, x).item() for found, (_, x, _) in zip(answers, pairs, strict=True)] for answers in (plain, smooth)]
     assert sum(errors[1]) < 0.5 * sum(errors[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"learning_rate": 0.01}, {"signed": True}, {"decoder": "bicubic4"}, {"feature_matching": 0.1}, {"batch_norm": 0.1}],
+)
+def test_early_limits_apply_only_with_the_settings_for_which_they_were_chosen(settings: dict[str, object]) -> None:
+    assert inverting_gradients().search.stop.early == EARLY_LIMITS
+    assert inverting_gradients(**settings).search.stop.early == ()
