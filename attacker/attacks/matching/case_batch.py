@@ -51,7 +51,8 @@ class CaseBatch:
     smoothing: weight of the total variation in the loss, (cases,).
     enough:    losses (cases,) at or below which a search has converged. stuck: final losses (cases,) above which a search is
                restarted, if a restart is left.
-    least:     losses (cases,) up to which a search is not given up.
+    least:     losses (cases,) up to which a search is not given up. floor: expected losses (cases,) of the true examples, as far
+               as known noise causes them.
     in_order:  evaluates all rounds of a client in order, simulating the state that its defense keeps between rounds; None to
                compare the simulated and the observed gradient of each round separately.
     told_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes; empty if
@@ -117,15 +118,16 @@ class CaseBatch:
         """Set the losses at which searches have converged (`enough`), are restarted (`stuck`), and are not given up (`least`).
 
         They are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the first two
-        are at least `Stop.tolerance`. If the power of the noise is known and distances are squared, `stuck` is at least this
-        power plus a term for the total variation, since the true examples have about that loss. `enough` is not raised to it: the
-        examples at the minimum of the loss are nearer to the true ones than those at which the loss first reaches the power of
-        the noise. For a null (the same search without the gradient) `enough` is 0 and `stuck` is infinite, so that it is never
-        restarted.
+        are at least `Stop.tolerance`, and the last one is added to the loss that known noise causes (`floor`). If the power of
+        the noise is known and distances are squared, `stuck` is at least this power plus a term for the total variation, since
+        the true examples have about that loss. `enough` is not raised to it: the examples at the minimum of the loss are nearer
+        to the true ones than those at which the loss first reaches the power of the noise. For a null (the same search without
+        the gradient) `enough` is 0 and `stuck` is infinite, so that it is never restarted.
         """
         stop = self.attack.search.stop
         worst = self._sum_over_views([view.worst for view in self.views])
-        self.least = stop.unexplained * worst
+        self.floor = self._compute_floor()
+        self.least = stop.unexplained * worst + self.floor
         if not self.attack.sees_gradient:
             self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
             return
@@ -134,6 +136,21 @@ class CaseBatch:
         if self.attack.objective.distance.squares:
             noise = self._sum_over_views([view.power for view in self.views])
             self.stuck = self.stuck.maximum(noise + 2 * NEIGHBOUR_CONTRAST * self.smoothing)
+
+    def _compute_floor(self) -> Tensor:
+        """Return the expected losses (cases,) of the true examples by known noise; 0 for a null, and without squares or cosines.
+
+        Of an observed gradient g with noise of power p, the cosine distance to the gradient without noise is about
+        1 - sqrt(1 - p / |g|^2).
+        """
+        distance = self.attack.objective.distance
+        powers = [view.power for view in self.views]
+        if distance.bounded and self.attack.sees_gradient:
+            norms = [vmap(squared_norm)(view.rows["observed"]).clamp(min=1e-30) for view in self.views]
+            powers = [1 - (1 - power / norm).clamp(min=0).sqrt() for power, norm in zip(powers, norms, strict=True)]
+        elif not distance.squares or not self.attack.sees_gradient:
+            powers = [torch.zeros_like(power) for power in powers]
+        return self._sum_over_views(powers)
 
     def _compute_smoothing(self) -> Tensor:
         """Return the weight of the total variation for each case, (cases,); 0 for data that are not images.

@@ -124,6 +124,7 @@ class MatchingRun:
             project=batch.space.project,
             enough=batch.enough[pending] * problem["gain"],
             least=batch.least[pending] * problem["gain"],
+            floor=batch.floor[pending] * problem["gain"],
             anew=search.coarse if batch.coarse else 0.0,
         )
         key = f"restart {restart}"
@@ -153,13 +154,15 @@ class MatchingRun:
     def _choose_stop(self, restart: int) -> Stop:
         """Return the stopping rule of the searches of this restart.
 
-        A null is never given up. Early limits were not chosen for warm starts, whose loss may rise at first: they are ignored in
-        restart 0 of an attack that makes warm starts.
+        A null is never given up. Early limits were not chosen for warm starts, whose loss may rise at first, and for defended
+        updates, whose loss need not fall far: they are ignored in restart 0 of an attack that makes warm starts, and if a defense
+        is declared.
         """
         stop = self.attack.search.stop
         if not self.attack.sees_gradient:
             return replace(stop, give_up=0.0)
-        return replace(stop, early=()) if self.attack.warm_start and restart == 0 else stop
+        declared = any(one.defenses.steps or one.gradient.step for case in self.cases for one in case.observations)
+        return replace(stop, early=()) if declared or (self.attack.warm_start and restart == 0) else stop
 
     def _draw_starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
         """Return the latents (P, D) from which the searches of this restart begin, for the cases with indices `pending`.

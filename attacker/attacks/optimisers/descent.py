@@ -49,7 +49,8 @@ class Stop:
     give_up:   share of the maximum number of iterations after which hopeless problems are stopped, at the earliest after
                `MIN_GIVE_UP_STEPS` iterations. 0 never stops a problem as hopeless, and ignores `early`.
     hopeless:  a problem is hopeless if its best loss is above this share of the loss at its starting point, and also above the
-               share `unexplained` of the zero loss.
+               share `unexplained` of the zero loss. All losses are compared after the loss that known noise causes
+               (`Problems.floor`) is subtracted.
     early:     pairs of an iteration and a share that takes the place of `hopeless` after it. Those later than the share `give_up`
                of the iterations are ignored.
 
@@ -92,6 +93,7 @@ class Problems:
     project:     function that returns the allowed latents nearest to latents (P, D), such as those in a box.
     enough:      losses (P,) at or below which the problems have converged.
     least:       losses (P,) at or below which a problem is not given up as hopeless (see `Stop`); None for no such losses.
+    floor:       losses (P,) that the solutions have in expectation, because of known noise; None if there is none.
     anew:        share of the steps after which the loss function changes from a coarse one to the exact one. Problems that are
                  still searched then drop their best results, since losses before and after cannot be compared. 0 if it never
                  changes.
@@ -103,6 +105,7 @@ class Problems:
     enough: Tensor
     anew: float = 0.0
     least: Tensor | None = None
+    floor: Tensor | None = None
 
 
 @dataclass
@@ -230,8 +233,8 @@ def descend(
     try:
         while active.iteration < steps:
             _run_iteration(active, stepper, problems, per_problem, optimiser.period, steps)
-            least = None if problems.least is None else problems.least[active.ids]
-            over, hopeless = _find_ended(active, stop, enough, steps, least)
+            least, floor = (None if one is None else one[active.ids] for one in (problems.least, problems.floor))
+            over, hopeless = _find_ended(active, stop, enough, steps, least, floor)
             for i in active.ids[hopeless].tolist():
                 found.given_up[i] = True
             if over.any() or active.iteration == steps:
@@ -275,11 +278,13 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
     active.first = torch.where(active.first.isinf(), loss, active.first)
 
 
-def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int, least: Tensor | None) -> tuple[Tensor, Tensor]:
+def _find_ended(
+    active: _Active, stop: Stop, enough: Tensor, steps: int, least: Tensor | None, floor: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Record the best losses; return masks (P,) of the active problems that end now, and of those given up among them.
 
     A problem ends if it has converged, has waited too long for progress, has latents that are not finite, or is given up.
-    enough, least: losses (P,) of the active problems, see `Problems`.
+    enough, least, floor: losses (P,) of the active problems, see `Problems`.
     """
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
@@ -289,7 +294,8 @@ def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int, least: 
     over = (active.best <= enough) | lost | (active.waited >= stop.patience)
     hopeless = torch.zeros_like(over)
     if isfinite(limit := stop.get_hopeless_loss(active.iteration, steps)):
-        hopeless = ~over & (active.best > limit * active.first)
+        certain = torch.zeros_like(active.best) if floor is None else floor
+        hopeless = ~over & (active.best - certain > limit * (active.first - certain))
         hopeless &= True if least is None else active.best > least
     return over | hopeless, hopeless
 

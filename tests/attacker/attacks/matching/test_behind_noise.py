@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Laplace, Normal
 
-from attacker.attacks import Case, cpl, exact
+from attacker.attacks import Case, cpl, exact, inverting_gradients
 from attacker.attacks.closed_form.observations import observe as observe_closed
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
 from attacker.attacks.multi_round.agic import agic
+from attacker.attacks.optimisers.descent import MIN_HOPELESS_LOSS
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import encode
@@ -149,3 +150,23 @@ def test_null_applies_the_prior_and_does_not_depend_on_the_update(image_case: Ma
     (start,) = cpl(denoised=False).null()([case], rng=seeded())
     assert torch.equal(found.x, again.x)
     assert total_variation(found.x) < 0.2 * total_variation(start.x)
+
+
+@pytest.mark.parametrize("attack", [inverting_gradients(), cpl()])
+@pytest.mark.parametrize("snr", [-10, 0, 10])
+def test_floor_is_the_loss_of_the_true_examples_behind_known_noise(image_case: Make, attack: Any, snr: int) -> None:
+    case, sent = image_case(1)[0], image_case(1, defense=f"gaussian(snr_db={snr})")[0]
+    clean, noisy = ({name: u / -0.1 for name, u in one.observations[0].update.items()} for one in (case, sent))
+    expected = float(attack.objective.distance(clean, noisy))
+    assert CaseBatch(attack, [sent]).floor.item() == pytest.approx(expected, rel=0.1)
+    assert CaseBatch(attack, [case]).floor.item() == 0
+    assert CaseBatch(attack.null(), [sent]).floor.item() == 0
+
+
+def test_search_is_not_given_up_for_a_loss_that_the_noise_explains(image_case: Make) -> None:
+    case, x, _ = image_case(1, defense="gaussian(snr_db=0)")
+    (found,) = inverting_gradients(steps=120, tv=0.03)([case], rng=seeded())
+    assert found.iterations == 120
+    assert float(found.loss[-1]) > MIN_HOPELESS_LOSS
+    (null,) = inverting_gradients(steps=120, tv=0.03).null()([case], rng=seeded())
+    assert mse(found.x, x).item() < mse(null.x, x).item()

@@ -20,7 +20,14 @@ def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def search(
-    evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, least: float = 0.0, **settings
+    evaluate=bowl,
+    *,
+    steps: int = 400,
+    stop: Stop | None = None,
+    enough: float = 1e-6,
+    least: float = 0.0,
+    floor: float = 0.0,
+    **settings,
 ) -> Minima:
     problems = Problems(
         evaluate=lambda z, per_problem, share: evaluate(z, per_problem),
@@ -28,6 +35,7 @@ def search(
         project=lambda z: z,
         enough=torch.full((4,), enough),
         least=torch.full((4,), least),
+        floor=torch.full((4,), floor),
     )
     optimiser = settings.pop("optimiser", Adam(learning_rate=0.2, decay_at=()))
     return descend(torch.zeros(4, 1), problems, optimiser, steps, stop or Stop(patience=400), **settings)
@@ -121,9 +129,9 @@ def test_early_limits_give_up_a_problem_before_the_share_of_the_steps() -> None:
         last = per_problem["target"].flatten() == 5
         return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 3.5 * (z.flatten() > 0.15), loss)
 
-    def count_iterations(*, give_up: float = 0.25, early: tuple[tuple[int, float], ...], least: float = 0.0) -> list[int]:
+    def count_iterations(*, give_up: float = 0.25, early: tuple[tuple[int, float], ...], **losses: float) -> list[int]:
         stop = Stop(patience=400, give_up=give_up, early=early)
-        found = search(halved_for_the_last, stop=stop, steps=160, enough=-1.0, least=least)
+        found = search(halved_for_the_last, stop=stop, steps=160, enough=-1.0, **losses)
         assert found.given_up == [False] * 3 + [found.iterations[3] < 160]
         return found.iterations
 
@@ -131,6 +139,8 @@ def test_early_limits_give_up_a_problem_before_the_share_of_the_steps() -> None:
     assert count_iterations(early=((10, 0.6), (20, 0.4))) == [160] * 3 + [20]
     assert count_iterations(early=((10, 0.6),)) == [160] * 3 + [40]
     assert count_iterations(early=((10, 0.4),), least=4.0) == [160] * 4
+    assert count_iterations(early=((10, 0.4),), floor=3.4) == [160] * 4
+    assert count_iterations(early=((10, 0.4),), floor=1.0) == [160] * 3 + [10]
     assert count_iterations(early=((10, 0.4),), give_up=0.0) == [160] * 4
     assert count_iterations(early=((10, 0.4),), give_up=0.05) == [160] * 3 + [30]
 
