@@ -49,7 +49,7 @@ def describe_settings(attack: GradientMatching | ClosedForm) -> str:
     optimiser += " by signs" * getattr(chosen, "signed", False)
     distance = next((name for name, one in DISTANCES.items() if one is attack.objective.distance), "its own distance")
     start = ", from a closed form" if attack.warm_start else ""
-    layers = " in units of each tensor" * attack.objective.relative
+    layers = " in units of each tensor" * bool(attack.objective.unit)
     made = attack.parametrisation.decoder
     decoder = next((f", {name} decoder" for name, one in BUILT_IN_DECODERS.items() if one is made and name != "pixels"), "")
     return (

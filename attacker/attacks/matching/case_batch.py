@@ -200,15 +200,15 @@ class CaseBatch:
 
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
-        view, weight = self.views[0], self.attack.objective.features
-        gaussian = self.attack.objective.feature_layer == "gaussian"
-        if not weight or not self.attack.sees_gradient or self.space.joint:
+        view, term = self.views[0], self.attack.objective.features
+        if term is None or not term.weight or not self.attack.sees_gradient or self.space.joint:
             return None
+        gaussian = term.layer == "gaussian"
         if not (can_match_spans(view) if gaussian else can_match_features(view)):
             return None
         places = view.rows["places"][list(cases)]
         found = (recover_spans if gaussian else solve_targets)(view, cases, labels.gather(1, places), rngs)
-        found["weight"] = weight * view.worst[list(cases)] * found.pop("trust").to(view.worst)
+        found["weight"] = term.weight * view.worst[list(cases)] * found.pop("trust").to(view.worst)
         return {name: t.to(self.attack.device) for name, t in found.items()}
 
     def build_problem(

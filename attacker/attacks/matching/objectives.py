@@ -12,6 +12,7 @@ from attacker.attacks.linking import Links
 from attacker.attacks.matching.layer_weights import LayerWeights
 
 FeatureLayerName = Literal["head", "gaussian"]
+TensorUnit = Literal["root_mean_square", "norm"]
 Products = Callable[[GradientTensors, GradientTensors], tuple[Tensor, Tensor, Tensor]]
 """Maps the simulated and the observed gradient to <simulated, observed>, <simulated, simulated> and <observed, observed>."""
 
@@ -80,36 +81,42 @@ absolute = Distance(
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeatureTerm:
+    """A term of the loss that compares features.
+
+    weight: relative to the loss of a zero gradient. layer: the layer whose inputs the features are: "head" (the last linear
+    layer) or "gaussian" (a wide layer with random Gaussian weights before it).
+    """
+
+    weight: float
+    layer: FeatureLayerName = "head"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Objective:
     """The objective of a search without priors: the sum over observations o of `get_weight(o) * apply_robust_loss(distance(o))`.
 
     distance: between simulated and observed gradient. layers: weights of the layers in it; None for equal weights.
-    relative: whether each tensor is divided by its root mean square before it is compared, since rounding errors are proportional
-              to a tensor's values. It has no effect if the gradient has noise of known variance, which is the same in all
-              tensors.
-    equal_parts: whether each tensor is divided by its norm, so that all have equal parts of a cosine (Liu et al. 2024); excludes
-              `relative`, and has no effect in the same case.
+    unit:     what each tensor is divided by before it is compared; None for nothing. Its root mean square, since rounding errors
+              are proportional to a tensor's values, or its norm, so that all have equal parts of a cosine (Liu et al. 2024). It
+              has no effect if the gradient has noise of known variance, which is the same in all tensors.
     robust:   if above 0, a distance d is replaced by `robust * log(1 + d / robust)` (Cauchy's loss), so that observations that
               fit badly, for example because of wrong links, have less influence. 0 leaves distances unchanged.
     later:    weight of observations after a client's first epoch; those in it have weight 1, and so have all if epochs are
               unknown.
     batch_norm: weight of the term that compares statistics of batch norm with those that clients returned (`batch_statistics`),
               relative to the loss of a zero gradient; 0 leaves it out. It has no effect unless clients return buffers.
-    features: weight of the term that compares the features of the first observation's examples with those that the last layer's
-              gradient determines (`feature_matching`), relative to the loss of a zero gradient; 0 leaves it out.
-    feature_layer: the layer whose inputs these features are: "head" (the last linear layer) or "gaussian" (a wide layer with
-              random Gaussian weights before it).
+    features: the term that compares the features of the first observation's examples with those that the gradient determines
+              (`feature_matching`); None leaves it out.
     """
 
     distance: Distance = euclidean
     layers: LayerWeights | None = None
-    relative: bool = False
-    equal_parts: bool = False
+    unit: TensorUnit | None = None
     robust: float = 0.0
     later: float = 0.1
     batch_norm: float = 0.0
-    features: float = 0.0
-    feature_layer: FeatureLayerName = "head"
+    features: FeatureTerm | None = None
 
     def apply_robust_loss(self, distance: Tensor) -> Tensor:
         """Return Cauchy's loss `robust * log(1 + distance / robust)`, or the distance itself if `robust` is 0."""

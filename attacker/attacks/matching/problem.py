@@ -153,8 +153,8 @@ class View(ObservedGradients):
         """Return a dict from a tensor's name to the square root of its weight in squared distances; empty without weights."""
         layers = self.objective.layers
         weights = layers(self.model, observed) if layers else {}
-        if observed and not self.noisy and (self.objective.relative or self.objective.equal_parts):
-            weigh = weigh_by_norm if self.objective.equal_parts else weigh_relatively
+        if observed and not self.noisy and self.objective.unit:
+            weigh = weigh_by_norm if self.objective.unit == "norm" else weigh_relatively
             weights = {name: w * weights.get(name, 1.0) for name, w in weigh(observed).items()}
         return {name: w.sqrt() for name, w in weights.items()}
 

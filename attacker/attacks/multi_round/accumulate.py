@@ -82,7 +82,7 @@ def _match_by_cpl(steps: int) -> GradientMatching:
     """Return a search like CPL's: squared distance of tensors divided by their root mean squares, L-BFGS with a line search."""
     return GradientMatching(
         name="cpl",
-        objective=Objective(distance=euclidean, relative=True),
+        objective=Objective(distance=euclidean, unit="root_mean_square"),
         parametrisation=Parametrisation(init=get_start("smooth")),
         prior=Prior(denoised=True),
         search=Search(optimiser=get_optimiser("wolfe", 0.0), steps=steps, stop=PLATEAU_STOP),

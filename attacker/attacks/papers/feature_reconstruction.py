@@ -9,7 +9,7 @@ from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal_after_normalisation
-from attacker.attacks.matching.objectives import FeatureLayerName, Objective, cosine
+from attacker.attacks.matching.objectives import FeatureLayerName, FeatureTerm, Objective, cosine
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
@@ -64,10 +64,9 @@ def feature_reconstruction(
         name="feature_reconstruction",
         objective=Objective(
             distance=cosine,
-            equal_parts=weighted,
+            unit="norm" if weighted else None,
             batch_norm=batch_norm,
-            features=feature_matching,
-            feature_layer=layer,
+            features=FeatureTerm(weight=feature_matching, layer=layer),
         ),
         simulation=Simulation(knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),

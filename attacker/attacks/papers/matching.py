@@ -13,7 +13,7 @@ from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import STARTS, get_start, normal, normal_after_normalisation
-from attacker.attacks.matching.objectives import Objective, cosine, euclidean
+from attacker.attacks.matching.objectives import FeatureTerm, Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
@@ -139,7 +139,7 @@ def cpl(
     needs |= {Need.OWN_IMAGES} if init == "insider" else set()
     attack = GradientMatching(
         name="cpl",
-        objective=Objective(distance=named.get_distance(distance), relative=relative),
+        objective=Objective(distance=named.get_distance(distance), unit="root_mean_square" if relative else None),
         simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init, auxiliary), boxed=boxed),
         prior=Prior(tv=tv, denoised=denoised),
@@ -204,7 +204,7 @@ def inverting_gradients(
     image_needs = ({Need.IMAGE_PRIOR} if tv else set()) | (set() if denoiser == NO_ENHANCER else {Need.IMAGES})
     attack = GradientMatching(
         name="inverting_gradients",
-        objective=Objective(distance=cosine, batch_norm=batch_norm, features=feature_matching),
+        objective=Objective(distance=cosine, batch_norm=batch_norm, features=FeatureTerm(weight=feature_matching)),
         simulation=Simulation(knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(tv=tv, latent=latent, denoiser=find_denoiser(denoiser), denoiser_weight=denoiser_weight),
