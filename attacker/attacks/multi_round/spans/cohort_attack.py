@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction
 from attacker.attacks.multi_round.spans.attack import (
+    CERTAIN,
     build_grey,
     compute_spaces,
     find_chain,
@@ -27,7 +28,12 @@ from attacker.attacks.multi_round.spans.cohorts import (
 )
 from attacker.attacks.multi_round.spans.grouping import group_by_client
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, join_parameters
-from attacker.attacks.multi_round.spans.lone_rows import find_lone_rows, has_independent_errors
+from attacker.attacks.multi_round.spans.lone_rows import (
+    PARALLEL_CLEARANCE,
+    doubt_dependent,
+    find_lone_rows,
+    has_independent_errors,
+)
 from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.networks.input_layer import InputLayer
@@ -79,14 +85,17 @@ class CohortSpans:
         parts = list(split_sums(spaces, cohorts, clients).values())
         low, high = find_limits(first)
         parallel = has_independent_errors(first, find_chain(first))
-        candidates = [(separate_by_zeros(part), torch.inf if parallel or part.rank == 1 else 0.0) for part in parts]
+        candidates = []
+        for part in parts:
+            own = separate_by_zeros(part)
+            clear = torch.inf if part.rank == 1 else PARALLEL_CLEARANCE if parallel else 0.0
+            candidates.append((own, own.new_full((len(own),), clear)))
         if self.lone_rows:
-            live = [space for space in spaces if space.rank]
-            candidates += [(find_lone_rows(space, low, high, parallel=parallel), torch.inf) for space in live]
+            candidates += [find_lone_rows(space, low, high, parallel=parallel) for space in spaces if space.rank]
         kept = [
-            (vector * torch.sign(vector[-1]), clearance)
-            for own, clearance in candidates
-            for vector in own
+            (vector * torch.sign(vector[-1]), float(clear))
+            for pair in candidates
+            for vector, clear in zip(*pair, strict=True)
             if is_plausible(vector, low, high)
         ]
         words = _describe(spaces, clients, cohorts)
@@ -95,7 +104,7 @@ class CohortSpans:
         merged, clearance = merge_equal(
             torch.stack([vector for vector, _ in kept]), torch.tensor([clear for _, clear in kept], dtype=torch.float64)
         )
-        found = FoundExamples(merged, clearance, find_holders(merged, spaces))
+        found = doubt_dependent(FoundExamples(merged, clearance, find_holders(merged, spaces)), spaces)
         owners = [name_owner(own, cohorts) for own in found.holders]
         groups = _group(case, layer, found, spaces)
         numbers = [0] * len(owners)
@@ -161,12 +170,15 @@ def list_groups(found: Reconstruction) -> list[int]:
 
 
 def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
-    """Return groups of examples of one client each; none unless clients take several steps on a layer that ReLU follows."""
+    """Return groups of certain examples of one client each; none unless clients take several steps and ReLU follows the layer."""
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []
+    sure = (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist()
+    known = FoundExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
     sent = [join_parameters(one.weights, layer) for one in case.observations]
-    return group_by_client(found, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
+    groups = group_by_client(known, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
+    return [[sure[i] for i in group] for group in groups]
 
 
 def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, Need, cohort_spans, find_unmet
-from attacker.attacks.multi_round.spans.cohort_attack import count_most_examples, list_owners
+from attacker.attacks.multi_round.spans.cohort_attack import count_most_examples, list_groups, list_owners
 from attacker.attacks.multi_round.spans.cohorts import isolate_clients, name_owner
 from attacker.attacks.multi_round.spans.row_space import RowSpace
+from attacker.reconstruction import Reconstruction
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
@@ -40,12 +41,13 @@ def make_sums(
     hidden: int = 96,
     client: str = SUM_CLIENT,
     data: DataSpec = DATA,
+    rate: float = 0.05,
 ) -> Case:
     """Return secure sums of clients that take one local step on each of their examples; weights change with the rounds."""
     model = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
     network = models.build(model, data, seed=2)
     weights = {name: p.detach() for name, p in network.named_parameters()}
-    training, rounds = Training(learning_rate=0.05, batch_size=1, steps=EXAMPLES), []
+    training, rounds = Training(learning_rate=rate, batch_size=1, steps=EXAMPLES), []
     for number, cohort in enumerate(cohorts, start=1):
         batches = {name: [(x[None], y[None]) for x, y in zip(*holdings[name], strict=True)] for name in cohort}
         updates = [train(network, weights, own, training, data).update for own in batches.values()]
@@ -144,3 +146,30 @@ def test_the_null_is_grey() -> None:
     (null,) = AttackSpec(name="cohort_spans", null=True).build()([make_sums(COHORTS, hold("a", "b", "c"))], rng=seeded())
     assert float((null.x - 0.5).abs().max()) == 0
     assert null.route == "prior alone"
+
+
+def measure_answers(found: Reconstruction, x: Tensor) -> tuple[Tensor, list[int]]:
+    """Return the largest difference of each answer to the nearest example, and the index of the latter."""
+    nearest = (found.x[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2).min(dim=1)
+    return nearest.values, nearest.indices.tolist()
+
+
+def test_examples_of_one_client_are_grouped_although_the_cohort_never_changes() -> None:
+    holdings = hold("a", "b")
+    (found,) = cohort_spans()([make_sums((("a", "b"),) * 3, holdings, hidden=384, rate=0.3)], rng=seeded())
+    names = [name for name in holdings for _ in range(EXAMPLES)]
+    _, nearest = measure_answers(found, torch.cat([own for own, _ in holdings.values()]))
+    groups = list_groups(found)
+    assert set(list_owners(found)) == {""}
+    assert sum(number > 0 for number in groups) >= 5
+    assert all(len({names[nearest[i]] for i, own in enumerate(groups) if own == number}) == 1 for number in set(groups) - {0})
+
+
+def test_mixture_of_examples_with_parallel_errors_is_not_certain() -> None:
+    """After a large step, two examples are taken for each other's class: several neurons have the same mixture of both."""
+    holdings = hold("a", "b")
+    (found,) = cohort_spans()([make_sums((("a", "b"),) * 3, holdings, hidden=384, rate=1.0)], rng=seeded())
+    errors, _ = measure_answers(found, torch.cat([own for own, _ in holdings.values()]))
+    assert float(errors.max()) > 0.1
+    assert float(errors[found.confidence >= 0.9].max()) < 1e-3
+    assert int((found.confidence >= 0.9).sum()) >= 3
