@@ -189,7 +189,7 @@ class _Solutions(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """The rows of the gradient that are not zero, in whitened coordinates (their mean square is 1 along each direction).
+    """The M' rows of the gradient that are not zero, in whitened coordinates (their mean square is 1 along each direction).
 
     rows:   (M', R). u: (K, M'), the templates of the K classes, without classes whose template is 0 at all these rows.
 

@@ -51,7 +51,8 @@ MIN_INDEPENDENT = 1e-4
 class DirectionPool:
     """Distinct directions along which many rows of the gradient are 0, sorted by how likely each belongs to a single example.
 
-    q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the rows of `space` that are 0 along each direction.
+    q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the M' rows of `space` that are 0 along each
+    direction.
     score: `zeros.measure_separability` of each direction, (K,): at most 1; near 1 for the direction of a single example.
     """
 
