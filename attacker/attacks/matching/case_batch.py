@@ -196,7 +196,7 @@ class CaseBatch:
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
 
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
-        """Return what `build_problem` needs to match features; None if the objective does not, or if they are not known.
+        """Return what `build_problem` needs to match features; None if the objective does not match them or they are not known.
 
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """

@@ -152,9 +152,9 @@ class DirectionPool:
         return q
 
     def find_on_neurons(self) -> Tensor:
-        """Return a mask (M, K) of the neurons that are on along those K of the first R directions that seem to be of one example.
+        """Return a mask (M, K) of the neurons that are on along K directions, those that seem to belong to a single example.
 
-        These are those with a score of at least MIN_SEPARABLE.
+        They are the ones of the first R directions with a score of at least MIN_SEPARABLE.
         """
         sure = self.score[: self.space.rank] >= MIN_SEPARABLE
         return find_pattern(self.convert_to_original(self.q[: self.space.rank][sure]), self.factors).on

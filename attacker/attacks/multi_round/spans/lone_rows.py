@@ -4,6 +4,8 @@ A row of a mixture of examples has the same form. A row counts as one example's 
 neurons rarely mix examples in equal proportions, or if its values are those of an 8-bit image (Marchand et al. 2023, "SRATTA",
 recognise examples by such knowledge about the data). Parallel rows are no evidence if the errors of all examples are multiples of
 each other, as in tasks of two classes, where all neurons that are on for the same examples have parallel rows.
+
+Units of noise are those of `row_space`: the entries of a vector have noise of standard deviation 1.
 """
 
 from collections.abc import Sequence
