@@ -229,7 +229,8 @@ def _run_breaching(
 ) -> list[Tensor]:
     """Return breaching's reconstructions of the cases, in [0, 1]. It is given the labels, which saves it work.
 
-    tv: weight of the total variation; None for that of breaching's configuration, or 0 with the squared distance.
+    tv: weight of the total variation. None stands for the weight of breaching's configuration if the distance is the cosine
+    distance, and for 0 if it is the squared distance.
     start: starting point of all searches (1, *shape), normalised; None for a random one.
     """
     with warnings.catch_warnings(), redirect_stdout(StringIO()):

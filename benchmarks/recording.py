@@ -76,9 +76,10 @@ def run_recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[]
 
 
 def run_plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
-    """Run a federation with the same numbers of clients, rounds, steps and examples in plain Flower, without recording.
+    """Run the same federation as `run_recorded` in plain Flower, without recording, for comparison.
 
-    It is FedAvg, with clients that use a torch optimiser and send a state dict.
+    The numbers of clients, rounds, steps and examples are equal. It is FedAvg, with clients that use a torch optimiser and send a
+    state dict.
     done: called after the evaluation of the initial weights, and after each round.
     """
     e = make_experiment(data, rounds, seed)

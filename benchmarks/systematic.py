@@ -15,11 +15,11 @@ Columns with the name of an attack: mean root mean squared error of the images i
 `feature_reconstruction` and `inverting_gradients`, with AlexNet, if DIR/lpips of --data has its weights; table 3 of the paper has
 0.14 and 0.41 for batches of 16, 0.15 and 0.45 for 32. `loss`, `accuracy`: mean loss of the last tenth of the steps of a training
 with the defense, and accuracy on held-out images. `published`, `published_own`, `published_inverting`, `published_loss`: the
-smallest error of four attacks, errors of two, and loss in the paper's tables 4 and 5, on a ResNet-18; batch sizes are lost in the
-text at hand, and stand by rank.
+smallest error of four attacks, errors of two, and loss in the paper's tables 4 and 5, on a ResNet-18; the copy of the paper
+that was used lacks their batch sizes, which are assumed to be in ascending order.
 
 Table `features`: mean norm of the part of an example's features, scaled to norm 1, outside the span that the tensors recover,
-beside table 2 of the paper, whose ratios of pruning are lost and stand by rank. `flat`: largest over smallest error of a row.
+beside table 2 of the paper, whose ratios of pruning are assumed likewise. `flat`: largest over smallest error of a row.
 
 The names of families of defenses (none, clip, dropout, noise, prune, local) run their rows alone. `--full`: all defenses, 48
 images and long searches, for a GPU; otherwise eight defenses, eight images and short searches.

@@ -47,9 +47,9 @@ class LocalStep(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The server's knowledge of the training that led to an update, from which a gradient rule builds its channel.
+    """What the server knows about the training behind an update; input of `GradientRule.channel` and `GradientRule.omitted`.
 
-    model: the network. steps: local steps of the client.
+    model: the network. steps: one `LocalStep` for each local step of the client.
     exact: whether zeros of a gradient arrive as zeros of the update: for one local step without weight decay, if no defense of
            the update follows.
     """

@@ -46,7 +46,7 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     """
     seen = used.observation
     if seen.client == SUM_CLIENT:
-        raise NotBounded("no bound is known for secure sums")
+        raise NotBounded("no bound is known for sums under secure aggregation")
     if seen.inputs.step is not None:
         raise NotBounded("no lower bound is known if clients change their inputs before training (MixUp, InstaHide)")
     rule_std = _find_rule_noise(used)

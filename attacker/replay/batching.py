@@ -95,15 +95,18 @@ class CaseFootprint:
         )
 
     def estimate_seconds(self, sizes: Sequence[int], cases: int) -> float:
-        """Return the rough time in seconds of one gradient evaluation for `cases` cases at once on one core.
+        """Return the rough time in seconds of one gradient evaluation for `cases` similar cases at once on one core.
 
-        sizes: of each of these cases, as in `estimate_bytes`.
+        sizes: number of examples of each observation of one case, as in `estimate_bytes`; the same for all cases.
         """
         values = len(sizes) * self.parameters + sum(max(1, size) for size in sizes) * self.activations
         return 5e-3 + 2e-8 * cases * values
 
     def choose_chunk_size(self, sizes: Sequence[int], count: int) -> int:
-        """Return how many of `count` cases to attack at once. sizes: of each of these cases, as in `estimate_bytes`."""
+        """Return how many of `count` similar cases to attack at once, so that they fit into memory.
+
+        sizes: number of examples of each observation of one case, as in `estimate_bytes`; the same for all cases.
+        """
         room, workers = divide_memory(self.device)
         fitting = max(1, min(MAX_CASES_AT_ONCE, int(room // self.estimate_bytes(sizes))))
         worthwhile = max(1, min(16, MAX_BATCHED_PARAMETERS // max(1, self.parameters)))  # fewer would cost as much

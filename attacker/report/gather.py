@@ -160,7 +160,8 @@ def _collect_attacks(
 ) -> tuple[AttackOnRun, ...]:
     """Return every attack on the run that has an attack.json or scores.
 
-    A null, the attack without the update, is no entry of its own: it is the field `null` of its attack, if both have scores.
+    A null, which is the attack without the update, has no entry of its own. It becomes the field `null` of its attack's entry, if
+    both have scores.
 
     facts: dict from the name of an attack's folder to the content of its attack.json. states: dict from that name to a dict from
     the key of each case (one round of a client, or several attacked together) to its state. scores: rows of all attacks. missing:

@@ -87,9 +87,9 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     Otherwise the effective number is the number of examples divided by the design effect 1 + (m - 1) r, where m is the mean
     cluster size over examples and r the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar
     1993). It is also divided by the squared ratio of the quantiles of the t and the normal distribution, because r is estimated
-    (Korn and Graubard 1998). It is at least what r = 1 gives without this division, which for clusters of equal size is their
-    number. This least number is taken if all values are equal or there are fewer than `MIN_CORRELATION_CLUSTERS` clusters, since
-    the data then do not show r.
+    (Korn and Graubard 1998). It is at least the number of examples divided by m, which for clusters of equal size is the number
+    of clusters. This lower limit is taken if all values are equal or there are fewer than `MIN_CORRELATION_CLUSTERS` clusters,
+    since the data then do not show r.
 
     Raises ValueError without values.
     """

@@ -127,10 +127,10 @@ def summarise(rows: Iterable[ScoreRow]) -> list[Summary]:
 
 
 def _get_attack_key(row: ScoreRow) -> tuple[str, str, int, bool, str, str]:
-    """Return what identifies an attack and is equal for its null.
+    """Return a key that identifies an attack and is equal in rows of the attack and of its null.
 
-    That is the run, the attack with arguments, the seed, whether the attack models the defense, and digests of code.
-    The digests are those in the row, of network and attack code that is not part of this project.
+    It consists of the run, the attack with arguments, the seed, whether the attack models the defense, and the row's digests of
+    the network's and the attack's code, "" for code that is part of this project.
     """
     spec = row.spec.removesuffix(" without gradient")
     return row.run, spec, row.seed, row.knows_defense, row.network_code, row.attack_code

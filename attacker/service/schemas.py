@@ -425,7 +425,8 @@ class PreviewImage(TypedDict):
 class PreviewTold(TypedDict):
     """Preview of a running job: intermediate images of searches, each the best of its restart so far by the attack's own loss.
 
-    version: number of the preview, which increases with every preview of a job, also over its attacks, nulls and attempts.
+    version: number of the preview. It increases with every preview of a job, also when the next attack, null (attack without the
+    update) or attempt of the job begins.
     iteration: current iteration of the search within one restart. most: largest number of iterations of one restart. loss: median
     over the cases that are searched together; null if it is not finite. images: at most 48, those that changed last.
     """

@@ -61,7 +61,7 @@ class Keys:
         return f"{id}.{self._sign(f'session {id}')}"
 
     def is_open(self, cookie: str, now: float | None = None) -> bool:
-        """Return whether `cookie` was signed with this token, and its session is still open: neither expired nor closed.
+        """Return whether `cookie` was signed with the service's token, and its session is neither expired nor closed.
 
         now: as in `open_session`.
         """

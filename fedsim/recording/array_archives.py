@@ -157,7 +157,7 @@ def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
                 "is refused; save it uncompressed, as numpy.savez does"
             )
     if total > limit:
-        raise ValueError(f"its arrays claim {total} bytes, but at most {limit} are read; save fewer or smaller ones")
+        raise ValueError(f"its arrays claim {total} bytes, more than the limit of {limit}; save fewer or smaller ones")
 
 
 def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:

@@ -88,10 +88,10 @@ def _find_link_target(folder: Path, name: str, at: int) -> tuple[Path, Path] | N
 
 
 def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFile]:
-    """Yield an error for each link, pipe, socket or device in a folder, opened without following links below `below`.
+    """Yield an error for each link, pipe, socket or device in `folder` and its subfolders.
 
-    Folders below it are included. Also yields an error for a folder that is deeper than `MAX_DEPTH` or cannot be opened.
-    A missing folder gives no error.
+    Also yields an error for a folder that is deeper than `MAX_DEPTH` or cannot be opened. A missing folder gives no error.
+    below: `folder` or a folder above it; links on the way from it to `folder` are not followed.
     depth: depth of `folder`, where the entries of the run's folder have depth 1.
     """
     try:
@@ -106,9 +106,9 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
 
 
 def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield an error for each link, pipe, socket or device in the folder with descriptor `at`, which is opened already.
+    """Yield an error for each link, pipe, socket or device in the opened folder with descriptor `at` and its subfolders.
 
-    Folders below it are included. Also yields an error for one that is too deep or cannot be opened.
+    Also yields an error for a subfolder that is too deep or cannot be opened.
     folder: path of the folder, for messages. depth: its depth, where the entries of the run's folder have depth 1.
     """
     status, is_plain = os.fstat(at), True

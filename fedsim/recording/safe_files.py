@@ -237,7 +237,7 @@ def _check(descriptor: int, limit: int) -> None:
     status = os.fstat(descriptor)
     check_status(status)
     if status.st_size > limit:
-        raise ValueError(f"has {status.st_size} bytes, but at most {limit} are read")
+        raise ValueError(f"has {status.st_size} bytes, more than the limit of {limit}")
     stored = 512 * status.st_blocks
     if status.st_size > max(SPARSE_BYTES, MAX_SPARSE_RATIO * stored) and _has_holes(descriptor, status.st_size):
         raise ValueError(

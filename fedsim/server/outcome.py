@@ -27,15 +27,15 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     words = f"{missing} of {answers + missing} replies are missing, {_read_first_reason(recording)}" if missing else ""
     if rounds and not answers:
         raise EmptyRunError(
-            f"no client ever answered: {words}; correct the cause, then {_explain_clearing(folder)}, and run again: no round is "
-            "left to resume"
+            f"no client ever answered: {words}; correct the cause, then {_explain_clearing(folder)}, and run again; "
+            "it cannot be resumed, since all rounds are done"
         )
     if words:
         tell(words)
     if rounds and not recording.list_clients():
         raise EmptyRunError(
-            "nothing was recorded: no client of record.clients, or no round of record.rounds, took part; change these, then "
-            f"{_explain_clearing(folder)}, and run again: no round is left to resume"
+            "nothing was recorded: no client of record.clients, or no round of record.rounds, took part; change these "
+            f"settings, then {_explain_clearing(folder)}, and run again; it cannot be resumed, since all rounds are done"
         )
 
 

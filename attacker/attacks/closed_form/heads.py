@@ -177,7 +177,7 @@ def _list_candidate_labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _mask_label(y: Tensor, like: Tensor) -> Tensor:
-    """Return a mask (N, K) in the data type of `like`: 0 at the label, 1 at all other classes."""
+    """Return a mask with the shape (N, K) and data type of `like`: 0 at the label y (N,), 1 at all other classes."""
     return torch.ones_like(like).scatter(1, y[:, None], 0)
 
 

@@ -188,9 +188,9 @@ def _note_prior(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
 def _estimate_determined_share(found: Peeled, i: int, determined: float) -> Tensor:
     """Return an estimate of the share of answer i that the equations determine, (1,), for `ClosedFormAnswer.stays`.
 
-    found:      the result of solving the layers together, with the measured share that no equation determines. If that was not
-                measured, half is assumed.
-    determined: share that the gradient determines by counting equations; an upper bound of the result.
+    It is 1 - `Peeled.free` or, if `free` was not measured (NaN), 0.5, but at most `determined`. It is multiplied by
+    1 - `Peeled.misfit`^2, the share of the squared norm of the equations' right-hand sides that the answer explains.
+    found:      the result of solving the layers together. determined: share that the gradient determines by counting equations.
     """
     share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
     return share.reshape(1)

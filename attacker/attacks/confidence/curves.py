@@ -53,7 +53,7 @@ class Curve:
         return self.explain_unfitted_facts(evidence)
 
     def explain_unfitted_facts(self, evidence: Mapping[str, Tensor]) -> str:
-        """Return which feature of `facts` is outside of its range, or "" if none is.
+        """Return a sentence on the first feature of `facts` that is outside of its range, or "" if none is.
 
         `evidence` must hold these features; it needs no others.
         """

@@ -155,14 +155,17 @@ def judge_search(found: SearchAnswer, route: str) -> Judged:
 def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int) -> Judged:
     """Estimate the confidence in an answer x (N, *shape) of a closed form.
 
+    route:    name of the closed form, which selects the calibration curve.
     missed:   distance between its gradient and the observed one, relative to the norm of the latter.
     stays:    (N,) in [0, 1], the share of each example that the closed form considers certain. examples: number of examples in
               the batch.
-    Where no calibration curve decides, a whole batch of several examples from the route `linear` that explains the gradient up to
-    CERTIFIED_MISFIT is certified: examples with enough certainty get CERTIFIED_CONFIDENCE, the others stay undecided.
-    An example whose values are those of an 8-bit image (`is_eight_bit`) is certified in any case.
-    If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times, or
-    another example may be missing.
+    The confidence is that of the calibration curve (`judge`), with three exceptions that are applied in this order:
+    1. If all examples are undecided, with or without a curve, and the route is `linear`, an answer with all of several examples
+       of a batch is certified if `missed` is at most CERTIFIED_MISFIT: examples with `stays` of at least MIN_CERTIFIED_STAYS get
+       CERTIFIED_CONFIDENCE.
+    2. An example whose values are those of an 8-bit image (`is_eight_bit`) gets CERTIFIED_CONFIDENCE, whatever the curve says.
+    3. If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times,
+       or another example may be missing.
     """
     count = len(x)
     explained = torch.full((count,), max(0.0, 1 - missed**2))

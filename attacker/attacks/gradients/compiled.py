@@ -28,8 +28,9 @@ class Compiled:
     evaluate:  the function to compile.
     otherwise: the uncompiled function, used for fewer than MIN_SHARE * size or more than `size` problems. If PyTorch finds no
                compiler or cannot compile, it is used for all further calls, after one warning.
-    size:      number of problems of the compiled function; smaller batches are padded with copies of the first problem. It is
-               given by the caller, so that a search that resumes from a checkpoint computes bitwise the same.
+    size:      number of problems of the compiled function; from MIN_SHARE * size problems on, smaller batches are padded with
+               copies of the first problem. It is given by the caller, so that a search that resumes from a checkpoint computes
+               bitwise the same.
     """
 
     def __init__(self, evaluate: EvaluateLoss, otherwise: EvaluateLoss, size: int) -> None:

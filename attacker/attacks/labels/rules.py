@@ -28,7 +28,7 @@ MAX_ROW_SUM = 1e-2
 masks: without those the rows add up to 0."""
 
 INTEGER_TOLERANCE = 0.15
-"""Largest distance of estimated counts from integers at which a gradient counts as not shortened by clipping."""
+"""Largest distance of estimated counts from integers at which a gradient's norm counts as not reduced by clipping."""
 
 
 class Head(NamedTuple):
@@ -71,8 +71,8 @@ def infer_from_bias(evidence: Evidence) -> Tensor:
     no defense changed it. With a single logit the label is class 1 if the entry is negative.
 
     For n examples, the counts are `n * (mean p_c - g_c)`, rounded to the sum n. The mean probabilities p are those for random
-    inputs (`Evidence.guess`), which is accurate for models that are hardly trained. If a defense may have shortened g and n is
-    below the number of classes, g is first enlarged so that the class with the largest g_c / mean p_c has no example.
+    inputs (`Evidence.guess`), which is accurate for models that are hardly trained. If a defense may have reduced the norm of g
+    and n is below the number of classes, g is first scaled up so that the class with the largest g_c / mean p_c has no example.
     Raises ValueError if the head has no bias.
     """
     if evidence.bias is None:
@@ -134,7 +134,7 @@ def infer_labels(evidence: Evidence) -> Tensor:
     For n examples of K classes, the counts are fitted to the head's gradient (see `fit`), if the evidence includes the head and
     the rows add up to 0, as they do unless a defense added noise, sent only signs or left out entries. If the fit is too
     expensive (MAX_WORK), the counts are those of iLRG for n < K / 2, otherwise those of the bias's gradient. With a single logit,
-    a fit is made unless a defense may have shortened the gradient.
+    a fit is made unless a defense may have reduced the norm of the gradient.
 
     Otherwise the counts are those of the bias's gradient. If there is no bias or its gradient was not sent, this gradient is
     estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used.
@@ -179,9 +179,9 @@ def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
     """Return the number of examples of each class, (K,), from the gradient g (K,) of the bias.
 
     For one example, the class is that of the most negative entry. For n examples, the numbers are `n * (mean p_c - g_c)`, rounded
-    to the sum n, with `Evidence.guess` for mean p. If g may be shortened and n < K, it is first enlarged so that a class has
-    none, unless that would need a factor below 1. If noise leaves no number positive or finite, the numbers are proportional to
-    mean p.
+    to the sum n, with `Evidence.guess` for mean p. If a defense may have reduced the norm of g and n < K, g is first scaled up so
+    that a class has no examples, unless that would need a factor below 1. If noise leaves no number positive or finite, the
+    numbers are proportional to mean p.
     """
     guess = evidence.guess
     if evidence.examples == 1:
@@ -195,9 +195,10 @@ def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
 
 
 def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
-    """Return the most probable counts (K,) by a fit to the head's gradient, enlarged first if a defense may have shortened it.
+    """Return the most probable counts (K,) by a fit to the head's gradient.
 
-    If the fit is too expensive (MAX_WORK), the counts of iLRG are returned for n < K / 2, otherwise those of the bias's gradient.
+    The gradient is first scaled up if a defense may have reduced its norm. If the fit is too expensive (MAX_WORK), the counts of
+    iLRG are returned for fewer than K / 2 examples, otherwise those of the bias's gradient.
     """
     rows, bias = _add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
     if evidence.shortened:
@@ -225,9 +226,10 @@ def _has_zero_sum(evidence: Evidence) -> bool:
 
 
 def _estimate_scale(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
-    """Return the factor, at least 1, that undoes the shortening of a gradient, estimated such that some class has no example.
+    """Return the factor, at least 1, that undoes a reduction of the gradient's norm by a defense.
 
-    It is 1 if all counts are nearly integers already, which suggests that the gradient was not shortened.
+    It is estimated such that some class has no example. If all counts are nearly integers already, it is 1, since this suggests
+    that the norm was not reduced.
     """
     counts, share = examples * (guess - bias), (bias / guess).max()
     whole_already = (counts - counts.round()).abs().max() < INTEGER_TOLERANCE

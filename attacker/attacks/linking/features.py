@@ -114,8 +114,8 @@ def _check_shapes(
         of_bias = ", ".join(str(tuple(v.shape)) for v in vectors) or "none"
         raise ValueError(
             f"a weight of shape {tuple(weight.shape)} needs a weight gradient of the same shape, and a bias and a bias gradient "
-            f"of shape ({len(weight)},); got a weight gradient of shape {tuple(weight_gradient.shape)}, and of both others "
-            f"{of_bias}"
+            f"of shape ({len(weight)},); got a weight gradient of shape {tuple(weight_gradient.shape)}, and for bias gradient "
+            f"and bias {of_bias}"
         )
     if not len(labels) or not bool(((labels >= 0) & (labels < max(2, len(weight)))).all()):
         raise ValueError(f"at least one label is needed, each from 0 to {max(2, len(weight)) - 1}, got {labels.tolist()}")

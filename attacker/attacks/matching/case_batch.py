@@ -196,7 +196,7 @@ class CaseBatch:
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
 
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
-        """Return what `build_problem` needs to match features; None if the objective does not, or if they are not known.
+        """Return what `build_problem` needs to match features; None if the objective does not match them or they are not known.
 
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
@@ -270,8 +270,8 @@ class CaseBatch:
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return two tensors: first the gradient of the loss by z, (P, D), then the loss, (P,).
 
-        per_problem: as `build_problem` returns it. share: share of the steps done, in [0, 1]; at the beginning of a search
-        convolutions may have reduced precision (`Search.coarse`).
+        per_problem: as `build_problem` returns it. share: share of the search's steps done, in [0, 1]; below `Search.coarse`,
+        convolutions may have reduced precision.
         """
         own = {name: value for name, value in per_problem.items() if name != "views"}
         precision = self.coarse if share < self.attack.search.coarse else None

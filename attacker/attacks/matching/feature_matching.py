@@ -47,6 +47,7 @@ def measure_feature_mismatch(
 ) -> Tensor:
     """Return the mean over examples of 1 - c^2, with the cosine c between features and their target, a 0-d tensor.
 
+    Features are the inputs of the last linear layer, averaged over examples as `averages` says.
     state: weights and buffers by name. x: examples (N, *shape) in [0, 1]. targets, averages: of one problem, see `solve_targets`.
     """
     features, _ = compute_head_inputs(seen.model, seen.data, state, seen.data.normalise(x))
@@ -93,9 +94,11 @@ def recover_case_features(seen: ObservedGradients, labels: Tensor, rng: Generato
 
 
 def measure_span_mismatch(seen: ObservedGradients, state: dict[str, Tensor], x: Tensor, bases: Tensor) -> Tensor:
-    """Return the mean over examples of the share of the squared norm of their features outside their spans, 0-d, in [0, 1].
+    """Return how far the features of examples x, the inputs of the Gaussian layer, are outside their spans, 0-d, in [0, 1].
 
-    state, x: as in `measure_feature_mismatch`. bases: of one problem, see `recover_spans`.
+    This is the share of the squared norm of an example's features that lies outside the span of this example, as a mean over the
+    examples.
+    state, x: as in `measure_feature_mismatch`. bases: (N, F, R), one for each example's span, see `recover_spans`.
     """
     features, _ = compute_head_inputs(seen.model, seen.data, state, seen.data.normalise(x), layer=find_wide_layer(seen.model))
     inside = torch.einsum("nfr,nf->nr", bases, features).square().sum(dim=1)

@@ -89,7 +89,8 @@ SEARCHES: Mapping[str, Callable[[ImageGenerator, str], DecoderFactory]] = {
     "features": features,
     "weights": weights,
 }
-"""What is searched, by the word after the file's name, as in `generator.safetensors@features`."""
+"""Functions that return a decoder factory for a generator and its path, by the variable that is optimised: the word after @ in a
+name such as `generator.safetensors@features`."""
 
 
 def is_generated(name: str) -> bool:
@@ -98,7 +99,7 @@ def is_generated(name: str) -> bool:
 
 
 def find_generated(name: str) -> DecoderFactory:
-    """Return the decoder factory of a generator's file and what is searched, joined by @.
+    """Return the decoder factory for a name FILE@WORD: the generator's file, and the variable to optimise, one of `SEARCHES`.
 
     Raises ValueError for an unknown word after the @, and for a file that holds no generator.
     """

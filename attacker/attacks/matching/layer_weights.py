@@ -27,9 +27,8 @@ DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
 def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weight 1 / (n * mean square of its entries) for each tensor's squared norm.
 
-    n is the number of entries of all tensors, so that the weighted sum of the squared norms of `observed` is 1. The weight is
-    limited for tensors with a mean square below the share MIN_MEAN_SQUARE of that of all entries; the sum is smaller if there are
-    such tensors.
+    n is the number of entries of all tensors, so that the weighted sum of the squared norms of `observed` is 1. A mean square
+    below the share MIN_MEAN_SQUARE of that of all entries is replaced by this limit; the sum is then smaller.
     """
     count = sum(g.numel() for g in observed.values())
     whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
@@ -40,8 +39,9 @@ def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def weigh_by_norm(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weight 1 / (T * squared norm) for each of the T tensors, so that all have equal parts of the objective.
 
-    Without it, tensors with large gradients dominate the cosine distance (Liu et al. 2024, appendix F; the exact weights are lost
-    in the text at hand). Norms are limited as in `weigh_relatively`.
+    Without it, tensors with large gradients dominate the cosine distance. Small norms are replaced by a lower limit, as in
+    `weigh_relatively`.
+    The idea is from Liu et al. 2024, appendix F. Its formula is not legible in the copy that was used, so the weights may differ.
     """
     relative = weigh_relatively(observed)
     count = sum(g.numel() for g in observed.values())

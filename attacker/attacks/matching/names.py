@@ -35,8 +35,8 @@ DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", BUILT_IN_DECO
 def get_decoder(name: str) -> DecoderFactory:
     """Return the decoder factory with this name, of this `module:function`, or of a learned prior in a .safetensors file.
 
-    The file of an autoencoder is named alone, and that of a generator with what is searched, as in
-    `generator.safetensors@latents`, see `generated.SEARCHES`.
+    An autoencoder has the name of its file. For a generator, @ and the variable that is optimised follow the file, as in
+    `generator.safetensors@latents`; `generated.SEARCHES` lists these variables.
     Raises ValueError for an unknown name, and for a file that holds no such prior.
     """
     if is_generated(name):

@@ -58,7 +58,10 @@ class Search:
         if self.restarts < 1:
             raise ValueError(f"restarts is the number of starts and must be at least 1, got {self.restarts}")
         if not 0 <= self.coarse < 1:
-            raise ValueError(f"coarse must be at least 0 and below 1, since the last steps are in float32, got {self.coarse}")
+            raise ValueError(
+                "coarse, the share of steps in bfloat16, must be at least 0 and below 1, since the last steps are in float32, "
+                f"got {self.coarse}"
+            )
 
 
 PART_NAMES = ("objective", "simulation", "parametrisation", "prior", "labels", "search")

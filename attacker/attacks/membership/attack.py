@@ -1,4 +1,4 @@
-"""Attack `membership`: names which images of a pool are among a client's training examples."""
+"""Attack `membership`: names which images of a pool, the candidates, are among a client's training examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ class Membership:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Return one reconstruction for each of `cases`: the named candidates, unchanged, with their labels.
+        """Return one reconstruction for each of `cases`: the candidates named as training examples, unchanged, with their labels.
 
         As many are named as there are examples behind the update, or behind each update if rounds do not repeat the examples.
         Raises ValueError if no pool was given, if it does not suit the recorded data, or if it has no more candidates than there
@@ -118,8 +118,8 @@ def _check_sizes(cases: Sequence[Case], pool: Pool) -> None:
             raise ValueError(f"{where}: the client reported no number of examples; leave this round out with --rounds")
         if count >= len(pool):
             raise ValueError(
-                f"{where}: {count} examples are behind the update, so that all of the {len(pool)} candidates would be named; "
-                f"give more than {count} candidates, most of which are no training examples"
+                f"{where}: {count} examples are behind the update, so that all of the {len(pool)} candidates would be named as "
+                f"training examples; give more than {count} candidates, most of which are no training examples"
             )
 
 

@@ -30,7 +30,8 @@ MAX_STEPS = 500
 class Mixture:
     """A mixture of the z-scores of training examples (`members`) and of other candidates.
 
-    share: that of the training examples. evidence: twice the gain in log-likelihood over one distribution, normal or Student's t.
+    share: share of the training examples. evidence: twice the gain in log-likelihood over a single distribution for all scores,
+    normal or Student's t, whichever is more likely.
     """
 
     members: Normal

@@ -35,7 +35,7 @@ class CertifiedExamples:
     explained:   (E,) in [0, 1], share of the squared norm of the round's gradient that its closed-form answer explains; NaN if
                  unknown.
     evidence:    features from which confidence was estimated, by name, (E,) each; NaN for examples without the feature.
-    slots:       the positions in the batches of the certified rounds, each with the index of the example at it.
+    slots:       one `Slot` for each position in the batches of the certified rounds, with the index in x of the example there.
     routes:      dict from the number of each certified round to the name of its closed form.
     missed:      largest loss of a closed form's answer to a certified round: the squared distance between its gradient and the
                  observed one, relative to the squared norm of the latter.

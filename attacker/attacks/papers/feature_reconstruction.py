@@ -39,7 +39,8 @@ def feature_reconstruction(
 
     Features are recovered by tensors from the gradient behind a wide layer of random Gaussian weights that the server has added.
     The loss is the cosine distance of tensors of equal weight, plus the share of the features' norm outside the recovered spans,
-    plus total variation, and is minimised by Adam. Its numbers are lost in the text at hand, and others here.
+    plus total variation, and is minimised by Adam. The copy of the paper that was used lacks the values of the settings, so the
+    defaults are our own.
 
     matched: the features: gaussian (inputs of the wide layer, by tensors) or head (inputs of the last layer, on any network,
     solved from its gradient as in `inverting_gradients`).

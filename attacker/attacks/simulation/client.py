@@ -159,9 +159,10 @@ def convert_to_gradient(update: Mapping[str, Tensor], weights: Weights, training
 def simulate_channel(
     channel: Channel, known: ChannelFacts, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int
 ) -> Gradient:
-    """Return what `convert_to_gradient` is expected to give for the update of a client with this `gradient` before its defense.
+    """Return the gradient that the server is expected to compute by `convert_to_gradient` from a client's defended update.
 
-    channel: the attacker's model of the defense. known: what `channel.learn` returned for the received update.
+    gradient: the client's gradient before its defense. channel: the attacker's model of the defense. known: what `channel.learn`
+    returned for the received update.
     """
     update = _convert_to_update(gradient, weights, training, steps)
     return convert_to_gradient(channel.expect(update, known), weights, training, steps)

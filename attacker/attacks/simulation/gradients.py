@@ -61,7 +61,7 @@ def _build_by_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: 
 
 
 def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised: bool) -> Gradients:
-    """Return a gradient function that uses ordinary autograd on contiguous weights; under `vmap` it runs once per problem.
+    """Return a gradient function that uses ordinary autograd on contiguous weights. Under `vmap` it loops over the problems.
 
     measure: loss of logits and labels. penalised: whether the loss includes the terms that the network itself adds.
     """

@@ -144,9 +144,9 @@ class WorkerProcess(Generic[Message]):
 
 
 def make_environment(threads: int | None) -> dict[str, str]:
-    """Return the environment variables of a worker: those of this process, with the paths from which it imports modules.
+    """Return the environment variables for a worker: those of this process, and this process's import paths as PYTHONPATH.
 
-    threads: number of PyTorch threads, which is set as well; None leaves it as it is.
+    threads: number of PyTorch threads, set as OMP_NUM_THREADS and MKL_NUM_THREADS; None leaves these variables as they are.
     """
     counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **counted}

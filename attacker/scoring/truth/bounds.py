@@ -64,7 +64,7 @@ class CaseBounds:
         if self._left <= 0:
             raise NotBounded("the time for bounds is used up; attacker score --bounds TIME gives more")
         if any(len(use.clients) > 1 for use in uses):
-            raise NotBounded("no bound is known for secure sums")
+            raise NotBounded("no bound is known for sums under secure aggregation")
         if self._recording.manifest.network:
             raise NotBounded(f"no bound is known if the clients' network is changed by {self._recording.manifest.network}")
         seen = [self._read_observation(use) for use in uses]

@@ -32,9 +32,9 @@ POLL_SECONDS = 0.1
 class Supervisor:
     """The workers of a service, managed by one thread of its process.
 
-    before_end: callback with the id of a job's recording, called when its worker has finished or died, just before this is
-                written into the queue. It should look for new results, so that a client that sees the job's final state also
-                finds them.
+    before_end: callback with the id of a job's recording. It is called when the job's worker has finished or died, just before
+                the job's new state is written into the queue. It should look for new results, so that a client that sees the
+                job's final state also finds them.
     """
 
     def __init__(

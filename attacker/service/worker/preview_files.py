@@ -44,7 +44,8 @@ class Preview:
     of each image.
     iteration: current iteration of the search within one restart. most: largest number of iterations of one restart.
     loss: median over the cases that are searched together; None if it is not finite.
-    version: number of the preview, which increases with every preview of a job, also over its attacks, nulls and attempts.
+    version: number of the preview. It increases with every preview of a job, also when the next attack, null (attack without the
+    update) or attempt of the job begins.
     """
 
     images: NDArray[np.uint8]

@@ -111,10 +111,10 @@ def _record_answers(asked: Options) -> None:
 
 
 def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
-    """Return the curve of a route as an entry of calibration.json; None if there are no answers.
+    """Return the curve of a route as an entry of calibration.json; None if it has no answers of this kind.
 
-    records: answers as in `ANSWERS_FILE`. route: method that produced them, such as "optimisation". kind: "images", or "rows" of
-    tables.
+    records: answers of all routes, as in `ANSWERS_FILE`. route: method whose answers the curve is fitted to, such as
+    "optimisation"; for ROUTES_FITTED_WITH_SEARCHES also to those of searches. kind: "images", or "rows" for tables.
     """
     features = ROUTE_FEATURES[route, kind]
     own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]

@@ -43,9 +43,9 @@ TRUE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.
 def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return rows on the coverage of nominal 95 % intervals, and a summary of them.
 
-    For each sampling design (number, size and correlation of clusters) there is a row on the interval of a share and, with at
-    least `MIN_INTERVAL_CLUSTERS` clusters, one each on that of the mean of a normal and of a skewed distribution. Rows on shares
-    hold the mean, the minimum and the maximum of the coverage over `TRUE_SHARES`.
+    For each sampling design (number, size and correlation of clusters) there is a row on the interval of a share. It holds the
+    mean, the minimum and the maximum of the coverage over `TRUE_SHARES`. With at least `MIN_INTERVAL_CLUSTERS` clusters, two more
+    rows follow: on the interval of the mean of a normal distribution, and on that of the mean of a skewed one.
     """
     repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTER_COUNTS, CLUSTER_SIZES)
     rng, rows, every = np.random.default_rng(asked.seed + 1), [], []

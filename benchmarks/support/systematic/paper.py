@@ -1,6 +1,7 @@
 """Numbers of Liu et al. 2024, "Data reconstruction attacks and defenses: a systematic evaluation", tables 2, 4 and 5.
 
-The text at hand lost the batch sizes of tables 4 and 5 and the ratios of pruning of table 2; both stand in ascending order.
+The copy of the paper that was used lacks the batch sizes of tables 4 and 5 and the ratios of pruning of table 2. Both are assumed
+to be in ascending order.
 """
 
 DEFENSES = (

@@ -82,7 +82,7 @@ def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least
     """
     if len(got.shape) != 1 or not least <= got.shape[0] <= most:
         fitting = f"{most}" if least == most else f"{least} to {most}"
-        raise ValueError(f"has {part} of shape {shorten(tuple(got.shape))}, where {fitting} values would fit")
+        raise ValueError(f"has {part} of shape {shorten(tuple(got.shape))}, not a vector of {fitting} values")
     if got.dtype != dtype and (dtype is not None or got.dtype not in DTYPES):
         raise ValueError(f"has {part} of type {got.dtype}{'' if dtype is None else f', not {dtype}'}")
     return got.shape[0]

@@ -100,7 +100,7 @@ def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorL
             elif parts.keys() in SPARSE_PARTS:
                 _check(parts, size)
             else:
-                raise ValueError(f"has the parts {shorten(sorted(parts))}, which codec sparse does not make")
+                raise ValueError(f"has the parts {shorten(sorted(parts))}, which codec sparse does not write")
 
 
 def _check(parts: Mapping[str, TensorLike], size: int) -> None:

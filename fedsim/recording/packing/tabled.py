@@ -61,4 +61,4 @@ def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorL
             elif parts.keys() in values.VALUE_PARTS:
                 values.check(parts, most=size if most is None else min(most, size), least_count=size, most_count=size)
             else:
-                raise ValueError(f"has the parts {shorten(sorted(parts))}, which this codec does not make")
+                raise ValueError(f"has the parts {shorten(sorted(parts))}, which this codec does not write")

@@ -17,7 +17,7 @@ from fedsim.recording.files import read_json_lines
 from fedsim.server.outcome import FAILURE_PREFIX, EmptyRunError, check_end
 
 Federate = Callable[..., FederationRun]
-CLEARED = "correct the cause, then fedsim delete {folder}, and run again: no round is left to resume"
+CLEARED = "correct the cause, then fedsim delete {folder}, and run again; it cannot be resumed, since all rounds are done"
 
 
 def unplug(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
@@ -93,9 +93,7 @@ def test_resuming_a_run_without_any_answer_fails_as_well(federate: Federate, mon
 
 
 def test_a_run_that_recorded_nothing_has_failed(federate: Federate) -> None:
-    words = (
-        r"nothing was recorded: no client of record\.clients, or no round .*; change these, then fedsim delete .*, and run again"
-    )
+    words = r"nothing was recorded: no client of record\.clients, .*; change these settings, then fedsim delete .*, and run again"
     with pytest.raises(EngineError, match=words):
         federate(rounds=1, record={"clients": "3f2a"})
 

@@ -35,9 +35,10 @@ class Explained:
     """Examples with their labels: x (N, F), y (N,). Examples that occur several times in the batch are repeated.
 
     source: (N,) index of each example among the `found` examples of the `LinearAnswer`.
-    misfit: (found,) norm of the unexplained part of the gradient dL/dz of each example of the `LinearAnswer`, relative to that of
-            the gradient.
-    twins:  (found,) whether another norm of that example explains its gradient about equally well; False if the norm is known.
+    misfit: (found,) for each example of the `LinearAnswer`, the norm of the part of its gradient dL/dz that its labels do not
+            explain, relative to the norm of this gradient.
+    twins:  (found,) whether the example scaled to another norm would explain this gradient about equally well; False if the norm
+            is known.
     """
 
     x: Tensor

@@ -189,7 +189,7 @@ class _Solutions(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """The rows of the gradient that are not zero, in whitened coordinates (their mean square is 1 along each direction).
+    """The M' rows of the gradient that are not zero, in whitened coordinates (their mean square is 1 along each direction).
 
     rows:   (M', R). u: (K, M'), the templates of the K classes, without classes whose template is 0 at all these rows.
 
@@ -354,9 +354,9 @@ def _find_distinct(z: Tensor) -> Tensor:
 
 
 def _solve_from_examples(q: Tensor, sure: int, factors: Factors, forward: Tensor, constant: Tensor | None) -> Tensor:
-    """Return the directions q (R, R), one per column, those after the first `sure` solved anew.
+    """Return the directions q (R, R), one per column, of which all but the first `sure` are computed again.
 
-    They are solved from the neurons that their examples turn off, if there are enough. The examples are the rows of the inverse
+    These are solved from the neurons that their examples turn off, if there are enough. The examples are the rows of the inverse
     of q. Each is orthogonal to the directions of all others, so that it hardly depends on its own direction. q is returned as it
     is if it is singular. forward, constant: as in `find_directions`.
     """

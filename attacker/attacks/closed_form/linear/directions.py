@@ -51,7 +51,8 @@ MIN_INDEPENDENT = 1e-4
 class DirectionPool:
     """Distinct directions along which many rows of the gradient are 0, sorted by how likely each belongs to a single example.
 
-    q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the rows of `space` that are 0 along each direction.
+    q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the M' rows of `space` that are 0 along each
+    direction.
     score: `zeros.measure_separability` of each direction, (K,): at most 1; near 1 for the direction of a single example.
     """
 
@@ -151,9 +152,9 @@ class DirectionPool:
         return q
 
     def find_on_neurons(self) -> Tensor:
-        """Return a mask (M, K) of the neurons that are on along those K of the first R directions that seem to be of one example.
+        """Return a mask (M, K) of the neurons that are on along K directions, those that seem to belong to a single example.
 
-        These are those with a score of at least MIN_SEPARABLE.
+        They are the ones of the first R directions with a score of at least MIN_SEPARABLE.
         """
         sure = self.score[: self.space.rank] >= MIN_SEPARABLE
         return find_pattern(self.convert_to_original(self.q[: self.space.rank][sure]), self.factors).on

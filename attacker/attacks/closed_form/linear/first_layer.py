@@ -287,9 +287,10 @@ class _Task:
         return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
 
     def _find_scales(self, x: Tensor, on: Tensor) -> Tensor:
-        """Return the scale and sign (R,) of vectors x (R, F') that equal inputs of the layer up to a factor.
+        """Return the factors (R,) by which vectors x (R, F') must be divided to be inputs of the layer.
 
-        With a bias it is the last entry of x, which must be 1. Without, it is the norm with the sign that fits the neurons `on`.
+        With a bias, this is the last entry of x, which is 1 after the division. Without, it is the norm, with the sign that fits
+        the neurons `on`.
         """
         if self.biased:
             return x[:, -1]

@@ -87,7 +87,10 @@ def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
 
 
 def _compute_tolerance(first: Tensor, second: Tensor) -> Tensor:
-    """Return the largest distance at which two unit directions with these standard deviations count as equal."""
+    """Return the largest distance at which two noisy unit directions count as equal.
+
+    first, second: standard deviations of the noise of the two directions; tensors that broadcast.
+    """
     both = first.hypot(second)
     return torch.maximum(NOISE_LEVEL * both, (MAX_DEVIATIONS * both).clamp(max=MAX_CLOSE_DISTANCE)).clamp(max=MAX_DISTANCE)
 

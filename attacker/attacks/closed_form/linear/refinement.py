@@ -3,6 +3,9 @@
 An approximate example shows which neurons it surely turns off: those with the lowest pre-activations. Near its direction, one is
 searched for that is zero at these neurons, and at as many others as possible. A direction with at least SPARE_ZEROS more zeros
 than entries counts as exact. Exact directions make the other examples less approximate, so that the search is repeated.
+
+R is the rank of the gradient, which is the number of examples. M' is the number of its live rows, those that are more than noise;
+each belongs to one neuron. A row is zero along a direction if its scalar product with the direction is.
 """
 
 from typing import NamedTuple
@@ -93,9 +96,11 @@ def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Te
 
 
 def _sharpen(q: Tensor, replaced: Tensor, factors: Factors) -> Tensor:
-    """Return directions q (R, R), one per column; the exact ones are solved again from their zeros, weighted by the noise.
+    """Return directions q (R, R), one per column, with the exact ones computed more precisely.
 
-    replaced: mask (R,) of the exact ones. One with too few zeros in these coordinates stays as it is.
+    Each exact one becomes the unit direction with the least sum of squares over the live rows that are zero along it, where every
+    row is divided by the standard deviation of its noise. It stays as it is if there are fewer than R + SPARE_ZEROS such rows.
+    replaced: mask (R,) of the exact directions, see `Refined`. factors: the rows, not whitened, in whose coordinates q is given.
     """
     columns = list(q.T)
     for i in replaced.nonzero()[:, 0].tolist():

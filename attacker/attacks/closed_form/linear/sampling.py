@@ -1,4 +1,7 @@
-"""Random sampling of directions that are orthogonal to many rows, preferring rows that are probably off for the same example."""
+"""Random sampling of directions that are orthogonal to many rows, preferring rows that are probably off for the same example.
+
+The rows are those of a gradient of rank R. M' is the number of informative ones, those that are more than noise.
+"""
 
 from typing import NamedTuple
 
@@ -53,11 +56,14 @@ class Space(NamedTuple):
         return Space(unit, back, noise / length, factors.live)
 
     def compute_tolerance(self, q: Tensor) -> Tensor:
-        """Return the magnitude (K, M') up to which the component of each row along unit directions q (K, R) counts as zero."""
+        """Return up to which magnitude the component of each of the M' rows along K directions counts as zero, (K, M').
+
+        q: the directions as unit vectors (K, R) in whitened coordinates.
+        """
         return compute_zero_threshold(self.compute_noise(q), self.rank**-0.5)
 
     def compute_noise(self, q: Tensor) -> Tensor:
-        """Return the standard deviation (K, M') of the noise of the rows along unit directions q (K, R)."""
+        """Return the standard deviation of the noise of each of the M' rows along unit directions q (K, R), (K, M')."""
         result: Tensor = (q @ self.back.T).norm(dim=1)[:, None] * self.level[None]
         return result
 

@@ -58,7 +58,7 @@ class Composed:
     known:     mask (N, *outputs) of the outputs of layer i at which W x_i is known. At the others, the zeros of a ReLU, the
                target is only an upper bound.
     weights:   of the layers below i, (1 or N, C_out, values under the kernel). offsets: their biases after pooling, or 0.
-    gradients: dL/dW of the layers below i, not scaled. lengths: factors by which their equations are scaled.
+    gradients: dL/dW of the layers below i, not scaled. lengths: factors by which their equations are multiplied.
     low, span: normalised input for a value of 0, and difference between those for 1 and 0.
     """
 
@@ -79,7 +79,7 @@ class Composed:
 
     @property
     def scale(self) -> EquationValues:
-        """The factors by which the equations of layer i, the deficient layer, are scaled."""
+        """The factor by which each equation of layer i, the one with too few equations for its input, is multiplied."""
         assert self.system.scale is not None
         return self.system.scale
 

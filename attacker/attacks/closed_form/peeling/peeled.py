@@ -33,10 +33,11 @@ MAX_PROGRESS_RATIO = 0.7
 class Peeling:
     """The settings of `peel`.
 
+    The deficient layer is the last one that has too few equations for its own input; the layers below are those before it.
     strongest, weakest: first and last weight lambda of the prior before it is set to 0.
     levels:   number of lambdas, in a geometric sequence. steps: Gauss-Newton steps for each.
     certain:  largest lambda at which the equations of the layers below are used, if one of these layers has a kink in its
-              activation. Otherwise they are used at every lambda. The layers below are those before the deficient layer.
+              activation. Otherwise they are used at every lambda.
     sure:     the sign of a pre-activation is certain if its magnitude is at least this multiple of the root mean square by which
               the layer's pre-activations last changed.
     edge:     see `TotalVariation`.

@@ -138,7 +138,7 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
     Raises NotAChain if the network pools in a way that cannot be analysed, and ValueError for `dead` out of range.
     """
     if not 0 <= dead < 1:
-        raise ValueError(f"dead must be at least 0 and below 1, got {dead}")
+        raise ValueError(f"dead must be the assumed share of zeros after a ReLU, at least 0 and below 1, got {dead}")
     footprints = [build_footprint(layer) for layer in chain.layers]
     live = _find_live_values(chain, footprints)
     shares = [dead if layer.activation is RELU else 0.0 for layer in chain.layers]

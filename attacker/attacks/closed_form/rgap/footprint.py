@@ -115,7 +115,7 @@ def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], name: s
         if not is_reshape(one, sides):
             matrix = _compute_pooling_matrix(one, sides, name) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
         elif len(after) == 3 and after != sides and len(maps) > 1:
-            raise NotAChain(f"{name} pools and reshapes {sides} to {after}, and the analysis supports only one of these")
+            raise NotAChain(f"{name} reshapes {sides} to {after} and also pools; the analysis supports only one of the two")
         sides = after
     return matrix
 

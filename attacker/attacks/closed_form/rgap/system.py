@@ -56,6 +56,8 @@ class EquationValues:
 class System:
     """The equations for the input of `layer` for N problems, as a linear map [W; K] with scaled rows.
 
+    W and K are the matrices of the weight and the gradient constraints.
+
     `apply` multiplies by the map, `adjoint` by its transpose.
     The constructor takes `weight`, (1 or N, *shape of the layer's weight), and k, the loss gradient at the layer's outputs before
     the activation, (N, *outputs). It stores them as (1 or N, C_out, values under the kernel) and, before any pooling of the
@@ -99,9 +101,9 @@ class System:
         return apply_transposed_maps(self.layer.before, fold(self.layer, self.weight.mT @ self.k), self.layer.inputs)
 
     def compute_norms(self) -> EquationValues:
-        """Return the norm of each equation's row in the unscaled matrix [W; K], taking padding into account.
+        """Return the norm of each equation's coefficients, a row of the matrix [W; K], before they are scaled.
 
-        It is approximate with average pooling.
+        Coefficients of values of the padding, which are 0, do not count. The norm is approximate with average pooling.
         """
         inside = unfold(self.layer, torch.ones(1, *self.layer.taken, dtype=self.k.dtype, device=self.k.device))
         weights = (self.weight.square() @ inside).reshape(-1, *self.layer.given)

@@ -91,8 +91,10 @@ class Point:
 
 
 def solve_last_layer(chain: Chain, weights: Tensors, gradient: Tensors, loss: str) -> list[Point]:
-    """Return the solutions of the last layer, each as a state at its input.
+    """Return the possible solutions of the last layer for N problems, each as the `Point` at the layer's input.
 
+    Every `Point` holds one solution for each problem; there are several if the gradient leaves the label or its scale open, see
+    `read_heads`.
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). loss: name of the loss.
     Raises ValueError if the last layer is a convolution, or if its gradient cannot be solved (`read_heads`).
     """
@@ -116,7 +118,7 @@ def _build_point(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReadi
 
 
 def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK) -> Point:
-    """Solve the layer `point.at` for its input, and return the state there."""
+    """Solve the layer `point.at` for its input, and return the `Point` there."""
     system, target = build_equations(chain, weights, gradient, point, walk)
     unknowns = int(find_used_values(chain)[point.at].sum())
     x, residual = _solve_system(system, target, unknowns, walk)

@@ -6,6 +6,8 @@ recognise examples by such knowledge about the data). Parallel rows are no evide
 each other, as in tasks of two classes, where all neurons that are on for the same examples have parallel rows. Two examples that
 a confident network takes for each other's class have such errors as well. Their mixture is a combination of examples that are
 also found, so that parallel rows do not make such examples certain (`doubt_dependent`).
+
+Units of noise are those of `row_space`: the entries of a vector have noise of standard deviation 1.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ MIN_CLEARANCE = 10.0
 
 @dataclass(frozen=True)
 class FoundExamples:
-    """Examples recovered from row spaces, as vectors in units of noise.
+    """Examples recovered from row spaces, as vectors in units of noise (see `row_space`).
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
     clearance: (N,) ratio `next / largest` of the `Intersection` behind each example, the largest of several; the larger, the

@@ -1,9 +1,10 @@
 """Row spaces of noisy matrices in units of their noise, and their intersections.
 
-A row space is represented by a matrix Y (rank, F) whose rows span it and whose entries have noise of standard deviation 1. The
-length of a vector a^T Y with |a| = 1 therefore shows how well that direction is known. A direction that two spaces share is a
-null vector of their stack: a^T Y1 + b^T Y2 is noise only. Hence the dimension of an intersection is r1 + r2 - rank of the stack,
-with the rank counted above the noise. Unlike an angle between spaces, this compares each direction with its own error.
+The row space of a matrix with F columns is represented by a matrix Y (rank, F) whose rows span it and whose entries have noise
+of standard deviation 1, so that lengths are in units of noise. The length of a vector a^T Y with |a| = 1 therefore shows how well
+that direction is known. A direction that two spaces share is a null vector of their stack: a^T Y1 + b^T Y2 is noise only. Hence
+the dimension of an intersection is r1 + r2 - rank of the stack, with the rank counted above the noise. Unlike an angle between
+spaces, this compares each direction with its own error.
 """
 
 import math
@@ -108,13 +109,13 @@ def _decompose(rows: Tensor, most: int | None, rng: Generator) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class Intersection:
-    """The intersection of two row spaces, again in units of noise.
+    """The directions that two row spaces Y1 and Y2 share.
 
-    A singular value of both spaces stacked is the length of a unit combination of their rows. Up to the threshold of
-    `compute_threshold` it counts as noise, and the spaces share a direction.
-    y:       (dimensions, F), one vector per shared direction.
+    The two matrices are stacked. A singular value of the stack is the length of a combination of its rows by coefficients of norm
+    1. If it is at most the threshold of `compute_threshold`, it counts as noise, and the spaces share one direction for it.
+    y:       (shared directions, F), one vector each, whose entries have noise of standard deviation 1, as in `RowSpace`.
     largest: largest singular value that counts as noise, divided by the threshold; at most 1, and 0 without one.
-    next:    smallest singular value that does not, divided by the threshold; above 1, infinite without one.
+    next:    smallest singular value above the threshold, divided by it; above 1, infinite without one.
     """
 
     y: Tensor
