@@ -312,7 +312,7 @@ class CaseBatch:
         """
         consistency, group = self.attack.search.consistency, per_problem["group"]
         assert consistency is not None
-        x, differentiate = vjp(lambda z: self.decode(z, per_problem)[0], z)
+        x, differentiate = vjp(lambda z: self.decode(z, per_problem)[0], z)  # type: ignore[misc]
         apart = x - compute_consensus(x, group["case"], registered=consistency.registered)
         weight = 2 * per_problem["gain"] * group["weight"] / x[0].numel()
         slope: Tensor = differentiate(weight.view(-1, *(1,) * (x.ndim - 1)) * apart)[0]
