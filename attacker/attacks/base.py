@@ -244,12 +244,15 @@ class Attack(Protocol):
 class Effort:
     """The cost of an attack per case, from which a replay chooses the number of workers and the batch size.
 
-    evaluations: number of gradient evaluations of one search that runs to its last step, without restarts.
-    vectors:     largest number of vectors of the size of the search variable that the optimiser stores at once for a case.
+    evaluations: number of gradient evaluations of one search that runs to its last step, without restarts; if several searches
+                 of a case run at once, of all of these.
+    vectors:     largest number of vectors of the size of the search variable that the optimiser stores at once for a search.
+    searches:    number of searches of a case that run at once.
     """
 
     evaluations: int = 1
     vectors: int = 0
+    searches: int = 1
 
 
 @dataclass(frozen=True)

@@ -61,18 +61,18 @@ class CaseFootprint:
 
     The model is built on the meta device, which allocates no memory.
     shapes:    shapes of the model's parameters by name. distinct: the parameters' names, only one for a parameter that is shared.
-    remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per case; 0 if the
-               attack has no optimiser.
+    remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per search; 0 if the
+               attack has no optimiser. searches: number of searches of a case that run at once.
     """
 
-    def __init__(self, manifest: Manifest, device: str, remembers: int = 0) -> None:
+    def __init__(self, manifest: Manifest, device: str, remembers: int = 0, searches: int = 1) -> None:
         model = models.build_layout(manifest.model, manifest.data)
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
         self.distinct = frozenset(name for name, _ in model.named_parameters())
         self.parameters = sum(p.numel() for p in model.parameters())
         self.activations = count_activations(model, manifest.data.shape) or 20 * manifest.data.size
         self.latents = int(manifest.data.size * (SEARCH_VECTORS + MEMORY_FACTOR * remembers if remembers else 0))
-        self.values, self.device = manifest.data.size, device
+        self.values, self.device, self.searches = manifest.data.size, device, searches
 
     def estimate_bytes(self, sizes: Sequence[int]) -> int:
         """Return the estimated memory in bytes of a case.
@@ -80,7 +80,8 @@ class CaseFootprint:
         sizes: number of examples of each observation; 0, an unknown number, counts as 1.
         """
         examples = sum(max(1, size) for size in sizes)
-        return 4 * (LIVE_TENSORS * (len(sizes) * self.parameters + examples * self.activations) + examples * self.latents)
+        networks = LIVE_TENSORS * (len(sizes) * self.parameters + examples * self.activations)
+        return 4 * self.searches * (networks + examples * self.latents)
 
     def explain_too_large(self, sizes: Sequence[int]) -> str:
         """Return why a case does not fit into the memory of the device, or "" if it may fit. sizes: as in `estimate_bytes`."""

@@ -315,7 +315,8 @@ class Replay:
 
     @cached_property
     def _footprint(self) -> CaseFootprint:
-        return CaseFootprint(self.recording.manifest, self.device, estimate_effort(self._attack).vectors)
+        effort = estimate_effort(self._attack)
+        return CaseFootprint(self.recording.manifest, self.device, effort.vectors, effort.searches)
 
     @cached_property
     def _chunks(self) -> list[tuple[Planned, ...]]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value, vjp, vmap
 
 from attacker.attacks.base import Case
 from attacker.attacks.gradients.hardware import get_fast_dtype
@@ -26,6 +26,7 @@ from attacker.attacks.matching.priors import (
     MAX_NOISE_RATIO,
     NEIGHBOUR_CONTRAST,
     check_denoiser,
+    compute_consensus,
     compute_map_tv_weight,
     measure_noise,
     total_variation,
@@ -242,6 +243,8 @@ class CaseBatch:
             problem["features"] = features
         if self.attack.prior.in_units_of_loss:
             problem["unit"] = self._compute_unit()[rows]
+        if consistency := self.attack.search.consistency:
+            problem["group"] = {"case": rows, "weight": consistency.weight * self._compute_unit()[rows]}
         problem["gain"] = vmap(self._compute_gain, randomness="different")(z, problem)
         return problem
 
@@ -270,10 +273,11 @@ class CaseBatch:
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return two tensors: first the gradient of the loss by z, (P, D), then the loss, (P,).
 
+        With `Search.consistency`, the gradient includes that of this term, which the loss leaves out.
         per_problem: as `build_problem` returns it. share: share of the search's steps done, in [0, 1]; below `Search.coarse`,
         convolutions may have reduced precision.
         """
-        own = {name: value for name, value in per_problem.items() if name != "views"}
+        own = {name: value for name, value in per_problem.items() if name not in ("views", "group")}
         precision = self.coarse if share < self.attack.search.coarse else None
         slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
         if (
@@ -290,6 +294,8 @@ class CaseBatch:
             for o, view in enumerate(self.views):
                 more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self.decode, own, precision)
                 slope, loss = slope + more_slope, loss + more_loss
+        if "group" in per_problem:
+            slope = slope + self._differentiate_consistency(z, per_problem)
         return slope.to(z), loss.to(z)  # a network with weights of several dtypes gives the loss the widest of them
 
     def _compute_prior_terms(self, z: Tensor, problem: ProblemRow) -> Tensor:
@@ -315,6 +321,19 @@ class CaseBatch:
         if self.attack.labels.agreement:
             value = value + problem["gain"] * self.attack.labels.agreement * self._measure_disagreement(problem, x, y)
         return value
+
+    def _differentiate_consistency(self, z: Tensor, per_problem: ProblemRow) -> Tensor:
+        """Return the gradient by z (P, D) of the weighted mean squared difference of each candidate from its case's consensus.
+
+        The consensus counts as constant. Searches of the case that have ended no longer take part in it.
+        """
+        consistency, group = self.attack.search.consistency, per_problem["group"]
+        assert consistency is not None
+        x, differentiate = vjp(lambda z: self.decode(z, per_problem)[0], z)  # type: ignore[misc]
+        apart = x - compute_consensus(x, group["case"], registered=consistency.registered)
+        weight = 2 * per_problem["gain"] * group["weight"] / x[0].numel()
+        slope: Tensor = differentiate(weight.view(-1, *(1,) * (x.ndim - 1)) * apart)[0]
+        return slope
 
     def _measure_prior(self, z: Tensor, x: Tensor) -> Tensor:
         """Return the terms of the prior for latents and with a denoiser, relative to the loss of a zero gradient, 0-d."""

@@ -6,8 +6,9 @@
         z = project(optimiser(z, loss))
 
 Each row of z is the latent vector of one case; all rows are optimised at once. Cases whose search was stuck are then searched
-again from another start, up to `Search.restarts` times in all. `channel` applies the defense that the attacker knows, such as
-clipping or compression, to the gradient.
+again from another start, up to `Search.restarts` times in all. With `Search.consistency` there is a row for each of these starts
+instead, and each is also attracted by their mean. `channel` applies the defense that the attacker knows, such as clipping or
+compression, to the gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,8 @@ class GradientMatching(MatchingParts):
     @property
     def effort(self) -> Effort:
         search = self.search
-        return Effort(evaluations=search.steps * search.optimiser.period, vectors=search.optimiser.remembers)
+        evaluations = search.steps * search.optimiser.period * search.at_once
+        return Effort(evaluations=evaluations, vectors=search.optimiser.remembers, searches=search.at_once)
 
     def null(self) -> "GradientMatching":
         return replace(self, sees_gradient=False)
@@ -79,7 +81,8 @@ class MatchingRun:
         searches; the best results until then are returned.
         """
         started = perf_counter()
-        for restart in range(self._restore(), self.attack.search.restarts + any(start is not None for start in self.given)):
+        search, warm = self.attack.search, any(start is not None for start in self.given)
+        for restart in range(self._restore(), search.restarts // search.at_once + warm):
             pending = [i for i in range(len(self.cases)) if self._needs_restart(i, restart)]
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
                 self._search(pending, restart)
@@ -107,15 +110,20 @@ class MatchingRun:
         least = self.batch.stuck[i] if own or (given is not None and given.alone) else self.batch.enough[i]
         return own < self.attack.search.restarts and self.best[i].loss > float(least)
 
-    def _search(self, pending: list[int], restart: int) -> None:
-        """Run one search for each of the cases with indices `pending`, and keep results that are better than earlier ones."""
+    def _search(self, cases: list[int], restart: int) -> None:
+        """Run `Search.at_once` searches for each of the cases with these indices, and keep results better than earlier ones.
+
+        Each search has an entry in `pending`, the index of its case, and in `starts`, the number of its start.
+        """
         search, batch, memory, device = self.attack.search, self.batch, self.memory, self.attack.device
+        pending = [i for i in cases for _ in range(search.at_once)]
+        starts = [restart + start for _ in cases for start in range(search.at_once)]
         labels = torch.stack(
             [batch.find_labels(i, seed_generator(self.rng, self.cases[i], f"labels {restart}")) for i in pending]
         )
-        z = self._draw_starts(pending, restart, labels)
+        z = self._draw_starts(pending, starts, labels)
         told = [get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
-        rngs = [seed_generator(self.rng, self.cases[i], f"features {restart}") for i in pending]
+        rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
         features = batch.solve_features(pending, labels, rngs)
         problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None, features)
         problems = Problems(
@@ -164,16 +172,16 @@ class MatchingRun:
         declared = any(one.defenses.steps or one.gradient.step for case in self.cases for one in case.observations)
         return replace(stop, early=()) if declared or (self.attack.warm_start and restart == 0) else stop
 
-    def _draw_starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
-        """Return the latents (P, D) from which the searches of this restart begin, for the cases with indices `pending`.
+    def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor) -> Tensor:
+        """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.
 
-        The parametrisation's `init` makes the examples. In restart 0, those of a case's warm start replace some with the same
+        The parametrisation's `init` makes the examples. In start 0, those of a case's warm start replace some with the same
         label, or any if labels are optimised as well.
         """
         space = self.batch.space
-        rngs = [seed_generator(self.rng, self.cases[i], f"start {restart}") for i in pending]
+        rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
         starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
-        if restart == 0:
+        if numbers[0] == 0:
             known = [None if space.joint else one for one in labels.cpu()]
             told = zip(starts, [self.given[i] for i in pending], known, strict=True)
             starts = [own if given is None else place_start(given, own, y) for own, given, y in told]
@@ -195,12 +203,13 @@ class MatchingRun:
     def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
         """Pass the best candidates of a running search to `look`, the callback for live display.
 
-        pending: indices of the cases that are searched. state: the state of the search, as `descend` saves it.
+        pending: index of the case of each search. state: the state of the searches, as `descend` saves it.
         """
-        batch = self.batch
+        batch, at_once = self.batch, self.attack.search.at_once
         z, loss = get_best(state)
         sights = []
-        for row, i in enumerate(pending):
+        for first, i in enumerate(pending[::at_once]):
+            row = first * at_once + int(loss[first * at_once : (first + 1) * at_once].argmin())
             x, y = batch.decode_answer(i, z[row], labels[row])
             places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
             sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))

@@ -9,7 +9,7 @@ from attacker.attacks.labels.rules import LabelRule, infer_labels
 from attacker.attacks.learned.enhancer import Enhancer
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.matching.warm_starts import First, Held
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
@@ -45,6 +45,9 @@ class Search:
                that computes it faster and cases that share weights. Results of these steps are dropped if the search goes on
                after them.
     compiled:  whether to compile the loss by `torch.compile`, which is worthwhile for small networks and long searches.
+    consistency: term that makes the candidates of all starts similar. With it all `restarts` starts of a case are made, at once,
+               with the same labels. It changes the gradient that the optimiser gets, but not the loss by which the best iterate
+               and the best start are chosen. L-BFGS, whose steps depend on the loss, is refused. None for separate starts.
     """
 
     optimiser: Optimiser = field(default_factory=LBFGS)
@@ -53,6 +56,7 @@ class Search:
     restarts: int = 1
     coarse: float = 0.0
     compiled: bool = False
+    consistency: Consistency | None = None
 
     def __post_init__(self) -> None:
         if self.restarts < 1:
@@ -62,6 +66,15 @@ class Search:
                 "coarse, the share of steps in bfloat16, must be at least 0 and below 1, since the last steps are in float32, "
                 f"got {self.coarse}"
             )
+        if self.consistency is not None and self.restarts < 2:
+            raise ValueError(f"consistency compares several starts; set restarts to at least 2, got {self.restarts}")
+        if self.consistency is not None and isinstance(self.optimiser, LBFGS):
+            raise ValueError("consistency is no part of the loss, which L-BFGS needs; choose another optimiser, such as adam")
+
+    @property
+    def at_once(self) -> int:
+        """Number of starts of a case that are searched at the same time."""
+        return 1 if self.consistency is None else self.restarts
 
 
 PART_NAMES = ("objective", "simulation", "parametrisation", "prior", "labels", "search")
@@ -102,6 +115,11 @@ class MatchingParts:
             raise ValueError(
                 "a warm start (closed_form_start or features) cannot be combined with order_invariant, which searches for "
                 "separate examples in each local epoch; set order_invariant=0, or closed_form_start=false and features=false"
+            )
+        if self.warm_start is not None and self.search.consistency is not None:
+            raise ValueError(
+                "a warm start (closed_form_start or features) cannot be combined with consistency, which compares random starts; "
+                "set consistency=0, or closed_form_start=false and features=false"
             )
 
     def copy_with(self, **settings: Any) -> Self:

@@ -1,4 +1,8 @@
-"""The prior of a search: terms of its loss that favour plausible examples, with the total variation and its weight."""
+"""The prior of a search: terms of its loss that favour plausible examples, with the total variation and its weight.
+
+Also the consensus of several starts, which attracts each of them (Yin et al. 2021, "See through gradients: image batch recovery
+via GradInversion", section 3.4, eq. 11). The paper registers images by RANSAC-flow; here they are shifted.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,3 +93,53 @@ def compute_map_tv_weight(variance: Tensor, values: int) -> Tensor:
     variance: of the noise of each gradient coordinate. values: number of pixel values of all examples together.
     """
     return 2 * variance * values / NEIGHBOUR_CONTRAST
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consistency:
+    """The settings of group consistency, a term that makes the candidates of all starts of a case similar.
+
+    weight:     weight of the mean squared difference between a candidate and the consensus, relative to the loss of a zero
+                gradient; above 0.
+    registered: whether images are shifted onto the mean before the consensus is computed, see `compute_consensus`.
+    """
+
+    weight: float
+    registered: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(f"the weight of group consistency must be above 0, got {self.weight}; leave the term out instead")
+
+
+def compute_consensus(x: Tensor, groups: Tensor, *, registered: bool = False) -> Tensor:
+    """Return the consensus of each candidate's group, in the shape of x: the mean over the candidates of that group.
+
+    x: the examples (P, V, *shape) of P candidates. groups: number of the group of each candidate, (P,).
+    registered: if x are images, shift each onto that mean (`shift_onto`), and return the mean of the shifted images.
+    """
+    mean = _average(x, groups)
+    if not registered or x.ndim != 5:
+        return mean
+    return _average(shift_onto(x.flatten(0, 1), mean.flatten(0, 1)).view_as(x), groups)
+
+
+def shift_onto(x: Tensor, reference: Tensor) -> Tensor:
+    """Return images x (N, C, H, W), each shifted cyclically by the whole numbers of pixels that fit it best to `reference`.
+
+    The shift is at the peak of the phase correlation (Kuglin & Hines 1975) of both images, summed over channels.
+    """
+    cross = (torch.fft.fft2(reference) * torch.fft.fft2(x).conj()).sum(dim=1)
+    correlation = torch.fft.ifft2(cross / cross.abs().clamp(min=torch.finfo(x.dtype).tiny)).real
+    (height, width), peak = x.shape[-2:], correlation.flatten(1).argmax(dim=1)[:, None]
+    rows = (torch.arange(height, device=x.device) - peak // width) % height
+    columns = (torch.arange(width, device=x.device) - peak % width) % width
+    each = torch.arange(len(x), device=x.device)[:, None, None]
+    return x[each, :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
+
+
+def _average(x: Tensor, groups: Tensor) -> Tensor:
+    count = int(groups.max()) + 1
+    sums = x.new_zeros(count, *x.shape[1:]).index_add(0, groups, x)
+    sizes = torch.bincount(groups, minlength=count).clamp(min=1).to(x)
+    return (sums / sizes.view(-1, *(1,) * (x.ndim - 1)))[groups]

@@ -16,7 +16,7 @@ from attacker.attacks.matching.initialisation import STARTS, get_start, normal, 
 from attacker.attacks.matching.objectives import FeatureTerm, Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
-from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.optimisers.descent import EARLY_LIMITS, GIVE_UP_SHARE, PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
@@ -174,6 +174,8 @@ def inverting_gradients(
     latent: float = 0.0,
     denoiser: Annotated[str, OneOf((NO_ENHANCER,))] = NO_ENHANCER,
     denoiser_weight: float = 1.0,
+    consistency: float = 0.0,
+    registered: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
@@ -198,9 +200,13 @@ def inverting_gradients(
     denoiser: keeps the search near images that a denoiser leaves as they are (Romano et al. 2017, RED): the file of one that
               attacker train-prior wrote, or `module:function`, see `learned.enhancer`; none for none, as in the paper.
     denoiser_weight: weight of half the mean squared difference of images and denoised ones, relative to the same loss.
+    consistency: if above 0, all starts (`restarts`, at least 2) are made at once. It is the weight of the mean squared difference
+                 between the images of each start and the mean over starts, relative to the same loss (Yin et al. 2021,
+                 GradInversion, eq. 11). The images of the start with the lowest loss, without this term, are returned.
+    registered: with consistency, shift the images of each start onto that mean, and take the mean of the shifted images instead.
     """
     is_calibrated = (learning_rate, signed, decoder, denoiser) == (INVERTING_RATE, False, "pixels", NO_ENHANCER)
-    is_calibrated = is_calibrated and not (batch_norm or feature_matching or latent)
+    is_calibrated = is_calibrated and not (batch_norm or feature_matching or latent or consistency)
     image_needs = ({Need.IMAGE_PRIOR} if tv else set()) | (set() if denoiser == NO_ENHANCER else {Need.IMAGES})
     attack = GradientMatching(
         name="inverting_gradients",
@@ -215,6 +221,7 @@ def inverting_gradients(
             stop=Stop(patience=steps, decrease=0.0, give_up=give_up, early=EARLY_LIMITS if is_calibrated else ()),
             restarts=restarts,
             compiled=compiled,
+            consistency=Consistency(weight=consistency, registered=registered) if consistency else None,
         ),
         needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | image_needs),
     )

@@ -20,7 +20,8 @@ CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
 def footprint(attack: str, **arguments: object) -> CaseFootprint:
     training = Training(learning_rate=0.1, batch_size=1, steps=1)
     manifest = Manifest(name="run", model=LENET, data=CIFAR, training=training, defense=DefenseSpec.parse(""), software={})
-    return CaseFootprint(manifest, "cpu", estimate_effort(AttackSpec(name=attack, arguments=arguments).build()).vectors)
+    effort = estimate_effort(AttackSpec(name=attack, arguments=arguments).build())
+    return CaseFootprint(manifest, "cpu", effort.vectors, effort.searches)
 
 
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(), Adagrad(), LBFGS(history=5), LBFGS(history=5, line_search=True)], ids=str)
@@ -31,6 +32,13 @@ def test_optimisers_keep_the_stated_number_of_vectors(optimiser: Optimiser) -> N
         z = stepper.step(z, stretch * (z - 1), (stretch * (z - 1).square()).sum(dim=1) / 2, 0.5)
     kept = sum(t.numel() for t in stepper.get_state().values())
     assert round(kept / size) == optimiser.remembers
+
+
+def test_starts_that_are_searched_at_once_add_their_memory() -> None:
+    single, in_turn = footprint("inverting_gradients"), footprint("inverting_gradients", restarts=3)
+    at_once = footprint("inverting_gradients", restarts=3, consistency=0.1)
+    assert in_turn.estimate_bytes([2]) == single.estimate_bytes([2])
+    assert at_once.estimate_bytes([2]) == 3 * single.estimate_bytes([2])
 
 
 def test_memory_of_a_case_includes_the_history_and_its_copy() -> None:
