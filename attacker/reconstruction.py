@@ -168,8 +168,9 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
 
 
 def list_slots(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:
-    """Return the slots of one observation in the order of use, epoch after epoch.
+    """Return the slots of one observation in the order in which local training uses them, epoch after epoch.
 
+    A slot is the place of one example in the batch of one local step.
     batch_sizes: number of examples of each local step. examples: number n of distinct examples; slot i, counted from 0, holds
     example i mod n. By default each slot has an example of its own.
     """

@@ -138,8 +138,9 @@ class Replay:
     def _clients(self) -> frozenset[str]:
         """Return the full names of the chosen clients; empty if all clients are attacked.
 
-        A text that no name begins with stays as it is.
-        Raises ValueError if several clients' names begin with a given text that is no full name.
+        Each text that the user gave in `clients` should be a client's name or the beginning of one. A text with which no name
+        begins is returned unchanged.
+        Raises ValueError if a text is no full name and the names of several clients begin with it.
         """
         if not self.clients:
             return frozenset()

@@ -193,7 +193,10 @@ class Rules:
             log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
 
     def _choose_clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
-        """Return the clients of a round that match the patterns of the rule; () stands for all clients, None for no client."""
+        """Return the clients of a round that match the patterns of the rule.
+
+        The result is () if the rule chooses all clients, and None if no client of the round matches.
+        """
         if "*" in rule.clients:
             return ()
         from fedsim.recording import Recording

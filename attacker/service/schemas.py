@@ -26,7 +26,7 @@ class RecordingTold(TypedDict):
     """One recording. If its manifest cannot be read, fields from it are null, `name` is the id, and `trouble` states the reason.
 
     truth: whether the service was given a record of which examples each client trained on, without which nothing is scored.
-    rounds, clients, observations: their numbers. updated: when the last observation was recorded, UTC.
+    rounds, clients, observations: how many of each were recorded. updated: when the last observation was recorded, UTC.
     trouble: messages about damaged files.
     """
 

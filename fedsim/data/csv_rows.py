@@ -25,8 +25,9 @@ def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
 
     Each column is an array (N,) of texts without spaces around them. A missing value, see `MISSING_MARKERS`, becomes "?".
     Empty rows are skipped. A file whose name ends in .gz is decompressed.
-    Raises FileNotFoundError if there is no file, and ValueError, naming the file, if it is not a table. For a wrong number of
-    values it also names the row, counted from 1 below the column names without empty rows.
+    Raises FileNotFoundError if there is no file, and ValueError, naming the file, if it is not a table. If a row has a wrong
+    number of values, the message also gives the row's number. Row 1 is the first one below the column names; empty rows are not
+    counted.
     """
     if not path.exists():
         raise FileNotFoundError(f"data set file {path} does not exist")

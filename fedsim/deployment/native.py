@@ -170,9 +170,10 @@ class Native:
             self.start_client(party)
 
     def _is_answering(self) -> bool:
-        """Return whether the SuperLink answers a health check that is made where the server's process runs.
+        """Return whether the SuperLink answers a health check that is sent from where the server's process runs.
 
-        The SuperLink is Flower's relay, to which clients and server connect; the server is the process of the strategy.
+        If `Hosts.prefix` runs the server in a network of its own, the check is sent from that network. The SuperLink is Flower's
+        relay, to which clients and server connect; the server is the process of the strategy.
         """
         prefix, address, authority = self.hosts.prefix("server"), self.link.address, self.link.authority
         if not prefix:

@@ -155,7 +155,7 @@ class SentMessages(Strategy):
 
 
 def _make_message(content: RecordDict, node: int) -> Message:
-    """Return a message to a node that is never sent.
+    """Return a message that is addressed to `node` but never sent.
 
     `Message(content, dst_node_id=..., message_type=...)` would raise RuntimeError in apps that `start_simulation` or
     `start_server` run, since Flower then sets no identity of the run.

@@ -93,7 +93,8 @@ class Observed:
     def measure_misfit(self, i: int, x: Tensor, y: Tensor) -> float:
         """Return the distance of an answer's gradient to the observed gradient of case i, relative to the norm of the latter.
 
-        The model of the defense, `channel`, is applied to the answer's gradient first, and parameters in `omitted` are left out.
+        The answer's gradient first passes through `channel`, which simulates the clients' defense. Parameters in `omitted` are
+        left out.
         0 means exact; 1 is the distance of a zero gradient, and is also returned for NaN and for no examples. If the answer has
         fewer examples than the client, the others are taken to contribute nothing to the mean gradient.
         x: (B, *shape) in [0, 1]. y: (B,).

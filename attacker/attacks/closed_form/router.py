@@ -188,9 +188,9 @@ class Routing:
     def _try(self, route: str, pending: list[int]) -> None:
         """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones.
 
-        An answer is better if its gradient is nearer to the observed one. An exact answer also replaces one that is not unique by
-        count (`open`), and an answer from which no search may start (`final`) also replaces one that is not exact. Answers with
-        NaN or infinite values are dropped.
+        A new answer replaces the present one in three cases: its gradient is nearer to the observed one; it is exact, and the
+        present one has fewer independent equations than unknowns, so that it is not unique (`open`); or no search may start from
+        it (`final`), and the present one is not exact. Answers with NaN or infinite values are dropped.
         """
         try:
             self._apply(route, pending)

@@ -161,8 +161,10 @@ def _solve(
 def _estimate_error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
     """Return the estimated norm of the error of each row of c V^T, (rows of c,).
 
-    Row i of V^T is assumed to have the error of the gradient, from rounding and misfit, divided by the gradient's singular value
-    s_i.
+    Row i of V^T is assumed to have the error of the gradient divided by its singular value s_i. The error of the gradient is
+    estimated from float32 rounding and from `misfit`, the relative distance between the gradient of the features and the observed
+    one (see `HeadFeatures`).
+    c: coefficients of the features in the rows of V^T. s: singular values of the last layer's gradient, descending.
     """
     noise = (ROUNDING_ERROR + ERROR_PER_MISFIT * misfit) * s.norm() / len(s) ** 0.5
     lengths: Tensor = (c.square() @ (noise / s[: c.shape[1]].clamp(min=1e-300)).square()).sqrt()

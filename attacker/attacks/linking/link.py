@@ -32,9 +32,11 @@ def link(
 
     rounds:       descriptions of the rounds of one client, sorted by round. batch_size: prescribed by the server.
     matching:     "greedy" pairs each pass with the previous one (AGIC, section IV-B). "assignment" assigns the places of each
-                  pass to all known examples at the smallest total cost; the cost of an example is that of its most similar place.
-    rule:         "own" links only examples with equal labels, "lists" any examples of two observations that have a label in
-                  common, "none" any. kernel: images are averaged over squares of this side before they are compared.
+                  pass to all known examples at the smallest total cost. The cost of a place and a known example is the lowest
+                  cost between the place and an earlier place that was linked to this example.
+    rule:         "own" links only examples with equal labels. "lists" links examples with any labels, provided that their two
+                  observations have a label in common. "none" links any examples.
+    kernel:       images are averaged over squares of this side before they are compared.
     least:        pairs with smaller certainty are not linked; 0 links all matched pairs.
     whole_passes: whether every round is a pass, because training is prescribed in epochs.
     No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.

@@ -116,8 +116,10 @@ class CaseBatch:
         return Held(x.to(self.attack.device), mask.to(self.attack.device))
 
     def _set_thresholds(self) -> None:
-        """Set the losses at which searches have converged (`enough`), are restarted (`stuck`), and are not given up (`least`).
+        """Set three thresholds of the loss, (cases,): `enough`, `stuck` and `least`.
 
+        A search has converged once its loss is at most `enough`. It is restarted if its final loss is above `stuck` and a restart
+        is left. It can be given up as hopeless (see `Stop`) only while its loss is above `least`.
         They are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the first two
         are at least `Stop.tolerance`, and the last one is added to the loss that known noise causes (`floor`). If the power of
         the noise is known and distances are squared, `stuck` is at least this power plus a term for the total variation, since

@@ -76,7 +76,8 @@ def measure_noise(x: Tensor, denoiser: Denoise) -> Tensor:
 def check_denoiser(denoiser: Denoise, x: Tensor) -> None:
     """Raise ValueError unless a denoiser maps images x (N, C, H, W), on the device of the search, to a tensor of that shape.
 
-    The call also moves a network to that device, before a search calls it under torch.func's transforms.
+    This check calls the denoiser once. If the denoiser is a network, this call also moves it to that device, before a search
+    calls it under torch.func's transforms.
     """
     made: object = denoiser(x)
     if not isinstance(made, Tensor) or made.shape != x.shape:

@@ -1,4 +1,8 @@
-"""Regression of updates that contain values of earlier rounds, as a defense with error feedback sends them."""
+"""Regression of a client's updates on the simulated updates of candidate examples, for defenses with error feedback.
+
+Such a defense keeps the part of an update that it does not send, and adds it to later updates, which therefore contain values of
+earlier rounds. The larger a candidate's coefficient, the more likely the candidate is one of the client's examples.
+"""
 
 from collections.abc import Iterator, Mapping
 

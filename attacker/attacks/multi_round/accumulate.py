@@ -1,4 +1,7 @@
-"""Attack `accumulate`: one search for a client's examples in all its recorded rounds, with the state of the client's defense."""
+"""Attack `accumulate`: one search for a client's examples in all its recorded rounds together.
+
+The search simulates the state that the client's defense keeps between rounds, such as the residual of error feedback.
+"""
 
 from typing import Annotated, Literal, get_args
 

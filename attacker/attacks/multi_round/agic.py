@@ -199,8 +199,9 @@ class Agic:
         *,
         describe_all: bool = False,
     ) -> tuple[Case, Sequence[Described]]:
-        """Return the case with links, and the descriptions of its rounds by which it was linked; empty if they were not needed.
+        """Return the case with links, and the descriptions of its rounds by which it was linked.
 
+        The sequence of descriptions is empty if linking needed none.
         left_out: notes on rounds that are left out. describe_all: if rounds are compared by features, whether to describe even a
         single round, which needs no links.
         """

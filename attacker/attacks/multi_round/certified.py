@@ -98,7 +98,10 @@ def certify_rounds(
 
 
 def _unite_answers(answers: Sequence[Reconstruction]) -> CertifiedExamples:
-    """Return the examples of certified answers to single rounds; equal examples of different rounds are merged."""
+    """Return the examples of certified answers to single rounds; equal examples of different rounds are merged.
+
+    A certified answer is one that passed the checks of `ClosedForm.certify`; it is not proven to be right.
+    """
     groups = _group_equal(answers)
     number = {row: e for e, rows in enumerate(groups) for row in rows}
     best = [max(rows, key=lambda row: _get_certainty(answers, row)) for rows in groups]

@@ -97,7 +97,7 @@ def hgap(
     criterion: value that is smaller for the better answer: roughness (the paper's: mean squared difference of the answer and its
     own 3x3 mean filter), total_variation, outside (mean squared distance of the values to the range of the data), or gradient
     (relative distance of the answer's gradient to the observed one).
-    paper_mode: as in `rgap`. steps, restarts: of DLG, as in `dlg`; here it infers the label before the search.
+    paper_mode: as in `rgap`. steps, restarts: of DLG, as in `dlg`; unlike there, DLG infers the label before its search.
     knows_defense: whether DLG, and comparisons of an answer's gradient with the observed one, model the clients' defense.
     """
     get_criterion(criterion)

@@ -35,8 +35,9 @@ def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
     """Return a client's mean and deviation of the inputs of each batch norm layer, averaged with weights over its local steps.
 
     They are computed from the buffers that the client got and returned; layers whose buffers are missing in either are left out.
-    The weights are those of running statistics; variances are averaged, not deviations. Empty if the client returned no buffers
-    or did not train in mode "train", or if the observation is a secure sum of several clients.
+    Steps are weighted as in the running statistics of batch norm: a later step has a larger weight. Variances are averaged, not
+    deviations. Empty if the client returned no buffers or did not train in mode "train", or if the observation is a secure
+    sum of several clients.
     """
     if observation.training.mode != "train" or observation.client == SUM_CLIENT:
         return {}

@@ -2,7 +2,8 @@
 
 Ten clients train the template's network with the template's settings: batches of 32, momentum 0.9, one local epoch, learning rate
 0.1. The same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads
-CIFAR-10 from a file, because nothing can be downloaded here: images of the report part of --data, else embedded photographs.
+CIFAR-10 from a file, because nothing can be downloaded here. The file holds CIFAR-10 images of --data from the part "report", on
+which no setting was chosen (see `support.splits`), or embedded photographs if --data lacks CIFAR-10.
 
 `psnr` is the mean over those of a client's examples that a reconstruction was assigned to; `null` is that of the same attack
 without the update, and `surplus` is `psnr` minus `null`. `labels` is the share of a client's labels that are among the inferred

@@ -37,8 +37,10 @@ from attacker.attacks.networks.chain import Layer
 class EquationSides:
     """One side, left or right, of all equations of N problems, or their residuals.
 
-    top:   values for the equations of layer i, the deficient one. below: values for the equations of the gradients of each layer
-           below it, (N, C_out, values under the kernel).
+    Layer i is the deficient layer: the last one that has too few equations for its own input (see the module's docstring).
+    top:   values for the equations of layer i.
+    below: for each layer j < i, values for the equations of its weight gradient, one per weight: (N, C_out, values under the
+           kernel), where the last axis has the length C_in * kernel height * kernel width.
     """
 
     top: EquationValues

@@ -85,7 +85,7 @@ class RankReport:
 
     @property
     def index(self) -> int:
-        """The paper's index of the network: the largest index of its layers."""
+        """R-GAP's index of the network: the largest value of `LayerRank.index`; above 0, R-GAP expects too few equations."""
         return max(layer.index for layer in self.layers)
 
     @property
