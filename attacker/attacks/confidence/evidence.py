@@ -180,7 +180,7 @@ def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data:
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
         words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
         judged = Judged(sure, explained, evidence, (words,))
-    return _mark_repeats_undecided(_certify_eight_bit(judged, x), x)
+    return _mark_repeats_undecided(_certify_eight_bit(judged, x) if data.is_image else judged, x)
 
 
 def _certify_eight_bit(own: Judged, x: Tensor) -> Judged:

@@ -73,7 +73,7 @@ class Spans:
         isolated = len(found.vectors)
         if self.relu:
             parallel = has_independent_errors(first, find_chain(first))
-            found = add_lone_rows(found, spaces, low, high, parallel=parallel)
+            found = add_lone_rows(found, spaces, low, high, parallel=parallel, images=first.data.is_image)
             if forwards := _list_forwards(case, layer):
                 found = add_separated(found, spaces, forwards, low, high)
                 own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)

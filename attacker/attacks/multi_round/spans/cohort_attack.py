@@ -91,7 +91,9 @@ class CohortSpans:
             clear = torch.inf if part.rank == 1 else PARALLEL_CLEARANCE if parallel else 0.0
             candidates.append((own, own.new_full((len(own),), clear)))
         if self.lone_rows:
-            candidates += [find_lone_rows(space, low, high, parallel=parallel) for space in spaces if space.rank]
+            candidates += [
+                find_lone_rows(space, low, high, parallel=parallel, images=first.data.is_image) for space in spaces if space.rank
+            ]
         kept = [
             (vector * torch.sign(vector[-1]), float(clear))
             for pair in candidates

@@ -45,17 +45,17 @@ def has_independent_errors(observation: Observation, chain: Chain | None) -> boo
 
 
 def add_lone_rows(
-    found: FoundExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool
+    found: FoundExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool, images: bool = True
 ) -> FoundExamples:
     """Return the examples found, together with the plausible ones among those that alone turn on neurons in one of the spaces.
 
-    low, high, parallel: as for `find_lone_rows`.
+    low, high, parallel, images: as for `find_lone_rows`.
     """
     new = [
         (vector * torch.sign(vector[-1]), float(clear))
         for space in spaces
         if space.rank
-        for vector, clear in zip(*find_lone_rows(space, low, high, parallel=parallel), strict=True)
+        for vector, clear in zip(*find_lone_rows(space, low, high, parallel=parallel, images=images), strict=True)
         if is_plausible(vector, low, high)
     ]
     if not new:
@@ -87,13 +87,14 @@ def doubt_dependent(found: FoundExamples, spaces: Sequence[RowSpace]) -> FoundEx
     return replace(found, clearance=found.clearance.masked_fill(doubtful, 0.0))
 
 
-def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool) -> tuple[Tensor, Tensor]:
+def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool, images: bool = True) -> tuple[Tensor, Tensor]:
     """Return vectors (n, F) in units of noise of examples that alone turn on neurons, some several times, and their clearance.
 
     low, high: normalised inputs (F - 1,) of an example of all zeros, and of one of all ones.
-    parallel: whether parallel rows count, see `has_independent_errors`.
+    parallel: whether parallel rows count, see `has_independent_errors`. images: whether the data are images, whose values may
+    have 8 bits.
     """
-    stored = find_eight_bit_rows(space, low, high)
+    stored = find_eight_bit_rows(space, low, high) if images else space.y[:0]
     several = find_parallel_rows(space) if parallel else stored[:0]
     clearance = stored.new_full((len(several) + len(stored),), torch.inf)
     clearance[: len(several)] = PARALLEL_CLEARANCE
