@@ -82,7 +82,7 @@ def recover_linear(
 
     weights, gradient: by name, of one observation. examples: number of examples in the batch, or None if unknown.
     bounds:  lowest and highest possible normalised inputs, of any shape with F values. Without them, an example that was computed
-             from a single neuron is not returned.
+             from a single neuron is not returned. If they have the shape (C, H, W), examples are also recognised by 8-bit values.
     samples: largest number of random samples in the search for sparse directions.
     A gradient that is zero or not finite gives an answer without examples, and no error.
     """
@@ -117,6 +117,8 @@ class _Task:
         self.templates = build_templates(chain, weights, bounds)
         self.weight = _augment(layer, weights)
         self.bounds = None if bounds is None else tuple(b.double().flatten() for b in bounds)
+        self.is_image = bounds is not None and bounds[0].ndim == 3
+        """Whether the bounds have the shape of an image; rows of a table may have 8-bit values by chance."""
         self.biased = layer.bias is not None
         self.uniform = any(later.shape[0] <= 2 for later in chain.layers[1:])
         """Whether each example's row of D may be determined by a sign and its zeros. Neurons that are on for the same examples
@@ -316,7 +318,7 @@ class _Task:
         return directions[:, :-1] / torch.where(there, last, 1), there[:, 0] & fits
 
     def _is_eight_bit(self, x: Tensor) -> Tensor:
-        if self.bounds is None or not self.biased:
+        if self.bounds is None or not self.is_image or not self.biased:
             return torch.zeros(len(x), dtype=torch.bool, device=x.device)
         low, high = self.bounds
         return is_eight_bit((x - low) / (high - low))
