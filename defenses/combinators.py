@@ -40,6 +40,7 @@ def to_update(gradient: Update, learning_rate: float) -> Update:
 def in_gradient_units(defense: Defense, learning_rate: float) -> Defense:
     """Apply a defense to update / (-learning_rate), and convert the result back into an update.
 
+    Returns this defense, a `Defense`.
     defense:       defense in units of the gradient; in a specification, in_gradient_units(clip(4) | gaussian(0.01), 0.1).
     learning_rate: learning rate of the clients' training; positive and finite. In the specification of an experiment's defense it
                    may be left out, and the experiment's learning rate is used. For several local steps of plain SGD,

@@ -23,6 +23,7 @@ def dgc(
 ) -> Defense:
     """Send the largest entries of the accumulated momentum, and keep the rest for later rounds (deep gradient compression).
 
+    Returns this defense, a `Defense`.
     With the update d of a round, the momentum u <- m u + d and the residual v <- v + u are updated. The entries of v with the
     largest magnitudes are sent and set to zero in v. The server must not use momentum itself.
 

@@ -46,6 +46,7 @@ MIN_PRIVATE = 0.3
 def mixup(alpha: float = 0.4) -> Mixing:
     """Mix each example of a batch with a random one of the batch, and their labels in the same way.
 
+    Returns this transformation, a `Mixing`.
     alpha: the mixing coefficient is drawn from Beta(alpha, alpha) once per batch; positive and finite. The partners are a random
            permutation of the batch, in which an example can be its own partner.
     Source: Zhang et al. 2018, "mixup: beyond empirical risk minimization".
@@ -64,6 +65,7 @@ def mixup(alpha: float = 0.4) -> Mixing:
 def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
     """Mix k images with random coefficients, and invert random values of the result.
 
+    Returns this transformation, a `Mixing`.
     k:      number of images in a mixture, with the image itself: 1 to 1000, and at least 3 with public images.
     public: name of a data set. k - 2 images of a mixture come from it and two from the batch; only the labels of the latter are
             mixed, so that label weights sum to less than 1, as published. Without it all k come from the batch. The images of the

@@ -31,6 +31,7 @@ def _promote_dtype(tensor: Tensor) -> torch.dtype:
 def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Scope = "global") -> Defense:
     """Add independent normal noise to every coordinate.
 
+    Returns this defense, a `Defense`.
     std:    standard deviation in the update's units; finite and not negative.
     snr_db: signal-to-noise ratio in decibels, instead of `std`; finite. The standard deviation is
             norm / (sqrt(n) * 10 ** (snr_db / 20)). It depends on the data and gives no differential privacy.
@@ -72,6 +73,7 @@ def _compute_root_mean_square(update: Update, scope: Scope) -> dict[str, Tensor]
 def laplace(scale: float) -> Defense:
     """Add independent Laplace noise to every coordinate.
 
+    Returns this defense, a `Defense`.
     scale: mean magnitude of the noise in the update's units, 1 / sqrt(2) of its standard deviation; finite and not negative.
     Source: Dwork & Roth 2014, definition 3.3.
     """

@@ -23,6 +23,7 @@ PER_EXAMPLE_BYTES = 2**28
 def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
     """Clip the gradient of each example, add noise to their sum, and divide by the batch size.
 
+    Returns this way to compute a gradient, a `GradientRule`.
     max_norm: bound C on the Euclidean norm of one example's whole gradient; positive and finite.
     noise:    standard deviation of the Gaussian noise on every entry of the sum, in units of C; finite and not negative.
     The divisor is the true number of examples in the batch. The loss must be a mean over examples: the rule raises ValueError for
@@ -38,6 +39,7 @@ def fed_cdp(
 ) -> GradientRule:
     """Clip each tensor of each example's gradient, average over examples, and add noise.
 
+    Returns this way to compute a gradient, a `GradientRule`.
     Exactly one of `noise` and `snr_db` must be given; otherwise raises ValueError.
     max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive and finite.
     noise:     standard deviation of the noise on the sum over examples, in units of C; on the mean it is noise * C / batch size.

@@ -26,6 +26,7 @@ MAX_LEVELS = 2 ** (MAX_BITS - 1) - 1
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Defense:
     """Send the sign of every coordinate; a zero counts as positive.
 
+    Returns this defense, a `Defense`.
     scale:          "none": +1 and -1; "mean": multiplied by the tensor's mean magnitude.
     error_feedback: add the compression error to the next update; with scale="mean" this is EF-signSGD.
     Source: Bernstein et al. 2018, algorithm 1; EF-signSGD Karimireddy et al. 2019, algorithm 1.
@@ -48,6 +49,7 @@ def _take_sign(values: Tensor, scale: SignScale) -> Tensor:
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Defense:
     """Round every coordinate stochastically to one of 2 * levels + 1 values of each tensor.
 
+    Returns this defense, a `Defense`.
     levels: s, 1 to 8388607. The values are k * L / s for whole k from -s to s. levels=3 means 7 values: 3 bits.
     norm:   norm of each tensor that determines L: "l2" or "linf" (the largest magnitude).
     kappa:  L as a share of that norm, in (0, 1]; larger magnitudes are cut off. With 1 the rounding is unbiased.
@@ -65,6 +67,7 @@ def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Defense:
 def uniform(bits: int, *, stochastic: bool = False) -> Defense:
     """Round every coordinate to the nearest of 2 ** bits - 1 equally spaced values of each tensor.
 
+    Returns this defense, a `Defense`.
     bits:       2 to 24. The values are k * M / s with the tensor's largest magnitude M, s = 2 ** (bits - 1) - 1 and whole k
                 from -s to s: one value less than the bits could hold, so that zero is included.
     stochastic: round up or down at random without bias; equal to qsgd(s, norm="linf").

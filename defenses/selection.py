@@ -41,6 +41,7 @@ def _is_match(name: str, pattern: str) -> bool:
 def withhold(names: str | Sequence[str]) -> Defense:
     """Do not send some tensors; they arrive as zeros.
 
+    Returns this defense, a `Defense`.
     names: names of parameters, or patterns with `*`, `?` and `[...]`: "6.*", "*.bias". `*` matches any text, also dots. A pattern
            without a match raises ValueError when the defense is first applied.
     """
@@ -60,6 +61,7 @@ def withhold(names: str | Sequence[str]) -> Defense:
 def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
     """Apply a defense to some tensors only; the others are sent unchanged.
 
+    Returns this defense, a `Defense`.
     defense: defense of the selected tensors, which it sees as one update, as in masked(clip(1) | gaussian(0.1), ["6.*"]). There,
              the norm is that of all tensors whose names begin with "6.".
     names:   names of parameters, or patterns as for `withhold`; at least one.

@@ -18,6 +18,7 @@ DERIVATIVES_PER_PASS = 64
 def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
     """Zero those columns of a linear layer's gradient that help a reconstruction most, by the criterion of the paper.
 
+    Returns this way to compute a gradient, a `GradientRule`.
     prune: share in [0, 1) of the layer's R input features; the columns of round(prune * R) features are zeroed, those with the
            smallest scores (`compute_scores`): relative to their magnitude, they change least when the input changes. By the
            paper's criterion, zeroing these makes the reconstructed input differ most from the original.

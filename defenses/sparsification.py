@@ -49,6 +49,7 @@ def mask_update(update: Update, mask: Mask, factor: float = 1.0) -> Update:
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Defense:
     """Send the coordinates of largest magnitude.
 
+    Returns this defense, a `Defense`.
     keep:           share in (0, 1] that is sent: ceil(keep * n) of n coordinates; of equal magnitudes, the first are sent.
     scope:          "tensor": the share of each tensor; "global": of all tensors together.
     error_feedback: keep what is not sent, and add it to the client's next update before its coordinates are chosen.
@@ -66,6 +67,7 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Defense:
     """Send a random subset of the coordinates.
 
+    Returns this defense, a `Defense`.
     keep:           share in (0, 1] that is sent: ceil(keep * n) of n coordinates, drawn without replacement.
     scope:          "tensor": the share of each tensor; "global": of all tensors together.
     rescale:        multiply the sent values by n / ceil(keep * n), so that the expected result is the update.
@@ -106,6 +108,7 @@ def find_factors(update: Update, keep: float, scope: Scope) -> dict[str, float]:
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Defense:
     """Send the coordinates whose magnitude exceeds one threshold for all tensors.
 
+    Returns this defense, a `Defense`.
     ratio:          share in [0, 1) of the n coordinates that is left out, CPL's theta: the floor(ratio * n) smallest magnitudes,
                     and all that equal the largest of these. CPL's code leaves out one more.
     threshold:      the threshold itself instead of `ratio`, in the update's units; not negative.
@@ -138,6 +141,7 @@ def count_unpruned(ratio: float, count: int) -> int:
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Defense:
     """Leave out each coordinate with the same probability, independently of the others.
 
+    Returns this defense, a `Defense`.
     p:              probability in [0, 1) of being left out.
     rescale:        divide the sent values by 1 - p, so that the expected result is the update.
     error_feedback: keep what is not sent, and add it to the client's next update; not together with `rescale`.

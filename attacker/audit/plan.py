@@ -106,8 +106,9 @@ def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) ->
 def _find_budget(fitting: Sequence[Sequence[PlannedAttack]], place: int) -> int:
     """Return a budget in whole seconds that is enough for the attack at `place` on one client, whatever those before it use.
 
-    fitting: as in `_share_budget`. It is the smaller of two bounds: either the attacks before it run on the most clients, or
-    each of them uses no more than an equal share, of which the first attack may be larger.
+    fitting: as in `_share_budget`. It is the smaller of two sufficient budgets: the time of all earlier attacks on the most
+    clients plus, for this attack and each later one, its own time on one client; or, for each attack, its own time on one client
+    or that of the first attack, which runs in any case, whichever is larger.
     """
     need, later = fitting[place][-1].core_seconds, len(fitting) - place
     before = sum(sizes[0].core_seconds for sizes in fitting[:place])

@@ -89,7 +89,7 @@ def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path
 
 
 def describe_change(one: MeasuredChange) -> str:
-    """Return the effect of a change as sentences."""
+    """Return sentences that compare the audits before and after a change of the defense: grades, recovered examples, accuracy."""
     before, after = one.before, one.after
     found = f"With {one.change}, the verdict is {after.grade} instead of {before.grade}."
     if not (before.has_answer and after.has_answer):

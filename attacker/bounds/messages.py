@@ -25,7 +25,7 @@ the standard deviation of the rounding of a message without noise."""
 
 
 class NotBounded(ValueError):
-    """Raised if no bound is known for a message. The text is the reason."""
+    """Error for a message for which no lower bound on the reconstruction error is known. Its text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,11 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     """
     seen = used.observation
     if seen.client == SUM_CLIENT:
-        raise NotBounded("no bound is known for sums under secure aggregation")
+        raise NotBounded("no lower bound on the reconstruction error is known for sums under secure aggregation")
     if seen.inputs.step is not None:
-        raise NotBounded("no lower bound is known if clients change their inputs before training (MixUp, InstaHide)")
+        raise NotBounded(
+            "no lower bound on the reconstruction error is known if clients change their inputs before training (MixUp, InstaHide)"
+        )
     rule_std = _find_rule_noise(used)
     model = build_network(seen).double()
     weights = {name: w.double() for name, w in seen.weights.items() if name in dict(model.named_parameters())}
@@ -91,9 +93,11 @@ def _find_rule_noise(used: UsedExamples) -> float:
     if step is None:
         return 0.0
     if step.name not in RULES:
-        raise NotBounded(f"no bound is known for the gradient rule {step.name}")
+        raise NotBounded(f"no lower bound on the reconstruction error is known for the gradient rule {step.name}")
     if len(used.steps) > 1:
-        raise NotBounded(f"no bound is known for the gradient rule {step.name} over several local steps")
+        raise NotBounded(
+            f"no lower bound on the reconstruction error is known for the gradient rule {step.name} over several local steps"
+        )
     channel = seen.gradient.build().channel(build_facts(seen, build_network(seen)))
     return float((channel.noise(seen.update) / sum(u.numel() for u in seen.update.values())).sqrt())
 
@@ -101,12 +105,12 @@ def _find_rule_noise(used: UsedExamples) -> float:
 def _list_until_noise(spec: DefenseSpec) -> list[Step]:
     """Return the steps of a chain up to and including the first that adds noise; all of them if none does.
 
-    Raises NotBounded if no bound is known for one of these steps, or if its noise depends on the data.
+    Raises NotBounded if no lower bound on the error is known for one of these steps, or if its noise depends on the data.
     """
     found = []
     for step in spec.steps:
         if step.name not in (*CLIPS, *SELECTIONS, *NOISES) or dict(step.arguments).get("error_feedback"):
-            raise NotBounded(f"no bound is known for the defense {step.name}")
+            raise NotBounded(f"no lower bound on the reconstruction error is known for the defense {step.name}")
         found.append(step)
         if step.name in NOISES:
             _get_scale(step)
@@ -117,7 +121,10 @@ def _list_until_noise(spec: DefenseSpec) -> list[Step]:
 def _get_scale(step: Step) -> float:
     scale = dict(step.arguments).get(NOISES[step.name])
     if not isinstance(scale, int | float) or scale <= 0:
-        raise NotBounded(f"no bound is known for the defense {step.name}, because its noise depends on the data")
+        raise NotBounded(
+            f"no lower bound on the reconstruction error is known for the defense {step.name}, because its noise depends on the "
+            "data"
+        )
     return float(scale)
 
 

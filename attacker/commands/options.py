@@ -29,7 +29,7 @@ def resolve_device(wanted: str) -> str:
 
 
 def check_takes_route(attack: str) -> None:
-    """Raise ValueError if the attack has no argument `route`."""
+    """Raise ValueError if the attack with the name `attack` has no argument `route`, the choice of its method."""
     from inspect import signature
 
     from attacker.attacks import ATTACKS

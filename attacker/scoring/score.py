@@ -58,7 +58,7 @@ AttackFacts = dict[str, Any]
 
 
 class NoTruth(ValueError):
-    """Raised if no folder of truth contains the examples that a client used in a round."""
+    """Error for a round of a client whose examples are in none of the folders of truth (records of which examples were used)."""
 
 
 class Scorer:

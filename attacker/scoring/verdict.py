@@ -214,7 +214,7 @@ def _format_size(one: Comparison) -> str:
 
 
 def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
-    """Return the verdict on an attack.
+    """Return the verdict on an attack, from tests of its scores against those of its null (the attack without the update).
 
     rows, null: score rows of finished cases (`ScoreRow.is_finished`), of the attack and of its null; either may be empty.
     """

@@ -24,7 +24,7 @@ RECONSTRUCTIONS_FOLDER, TUNING_FOLDER = "reconstructions", "tuning"
 
 
 class OutOfTime(Exception):
-    """Raised instead of beginning another part of the work after the deadline. Results of finished parts stay on disk.
+    """Error that is raised instead of beginning another part of the work after the deadline. Finished parts stay on disk.
 
     Parts are the training of a federation, and each replay of an attack or its null (for each candidate, if it is tuned).
     """

@@ -21,7 +21,7 @@ _QUOTED_OR_REFERENCE = re.compile(rf"'[^']*'|\"[^\"]*\"|({REFERENCE_PATTERN.patt
 
 
 class NotAdmitted(ValueError):
-    """Error for code that the local user did not admit. reference: the name of this code, `module:function`."""
+    """Error for code that the local user has not allowed to be imported (admitted). reference: its name, `module:function`."""
 
     def __init__(self, reference: str, message: str) -> None:
         super().__init__(message)
@@ -65,23 +65,27 @@ def admit(reference: str) -> Any:
 
 
 def remember_admitted(*names: str) -> None:
-    """Add references to the admitted ones without importing them, such as those that the user admitted in another process."""
+    """Allow the code with these names, `module:function`, to be imported, such as after the user allowed it in another process.
+
+    Nothing is imported yet. The names are stored in the environment variable `CODE_VARIABLE`, which child processes inherit.
+    """
     os.environ[CODE_VARIABLE] = ",".join(dict.fromkeys((*list_admitted(), *names)))
 
 
 def list_admitted() -> tuple[str, ...]:
-    """Return the admitted references, including those inherited from the process that started this one."""
+    """Return the names `module:function` of the code that the user allowed to be imported, here or in the parent process."""
     return tuple(filter(None, os.environ.get(CODE_VARIABLE, "").split(",")))
 
 
 def is_admitted(reference: str) -> bool:
-    """Return whether this reference is admitted, in this process or the one that started it."""
+    """Return whether the user allowed the code `reference`, `module:function`, to be imported, here or in the parent process."""
     return reference in list_admitted()
 
 
 def load_admitted(reference: str, group: str) -> Any:
-    """Import and return admitted code. Raises NotAdmitted for other code, and ValueError if the import fails.
+    """Import and return the object `reference`, `module:function`, if the user has allowed (admitted) it.
 
+    Raises NotAdmitted if not, and ValueError if the import fails.
     group: name of the registry that asks for the code, for messages.
     """
     if not is_admitted(reference):

@@ -8,21 +8,21 @@ from defenses.clipping import scale_each_to, scale_to
 
 
 def clip(max_norm: float) -> Channel:
-    """Return the channel of `clip`: a simulated update with a Euclidean norm above `max_norm` is scaled down to this norm."""
+    """Return the attacker's model of `clip`: a simulated update with a Euclidean norm above `max_norm` is scaled down to it."""
     return Channel(lambda update, known: scale_to(update, max_norm))
 
 
 def clip_each(max_norm: float) -> Channel:
-    """Return the channel of `clip_each`: simulated tensors with a Euclidean norm above `max_norm` are scaled down to it."""
+    """Return the attacker's model of `clip_each`: simulated tensors with a Euclidean norm above `max_norm` are scaled to it."""
     return Channel(lambda update, known: scale_each_to(update, max_norm))
 
 
 def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Scope = "global") -> Channel:
-    """Return the channel of `gaussian`, whose noise power (expected squared norm) is n * std ** 2 for n coordinates.
+    """Return the attacker's model of `gaussian`: the simulated update is unchanged, and the power of the noise is known.
 
-    With `snr_db`, the noise power is estimated as 1 / (1 + r) of the squared norm of the received update, where
-    r = 10 ** (snr_db / 10), since the powers of uncorrelated signal and noise add up in expectation. This holds for both values
-    of `scope`.
+    The power is the expected squared norm of the noise, n * std ** 2 for n coordinates. With `snr_db`, it is estimated as
+    1 / (1 + r) of the squared norm of the received update, where r = 10 ** (snr_db / 10), since the powers of uncorrelated signal
+    and noise add up in expectation. This holds for both values of `scope`.
     """
     if std is not None:
         return _make_noise_channel(std**2)
@@ -36,7 +36,10 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
 
 
 def laplace(scale: float) -> Channel:
-    """Return the channel of `laplace`, whose noise power (expected squared norm) is 2 * n * scale ** 2 for n coordinates."""
+    """Return the attacker's model of `laplace`: the simulated update is unchanged, and the power of the noise is known.
+
+    The power is the expected squared norm of the noise, 2 * n * scale ** 2 for n coordinates.
+    """
     return _make_noise_channel(2 * scale**2)
 
 

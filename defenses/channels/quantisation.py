@@ -9,7 +9,7 @@ from defenses.quantisation import Norm, SignScale, compute_size, count_steps
 
 
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
-    """Return the channel of `sign`: a soft sign s (1 - max(0, -s u / c)) for the received sign s and the simulated value u.
+    """Return the attacker's model of `sign`: a soft sign s (1 - max(0, -s u / c)) for received sign s and simulated value u.
 
     c is the mean magnitude of the simulated tensor. The soft sign equals s where u has the sign s or is zero. With scale="mean"
     it is multiplied by c or, if `error_feedback` is also set, by the mean magnitude of the received tensor.
@@ -53,7 +53,7 @@ def _compute_mean_magnitude(values: Tensor) -> Tensor:
 
 
 def uniform(bits: int, *, stochastic: bool = False) -> Channel:
-    """Return the channel of `uniform`: a simulated value that rounds to the received one becomes the received one.
+    """Return the attacker's model of `uniform`: a simulated value that rounds to the received one becomes the received one.
 
     The values that do so form the quantisation interval, whose centre is the received value. A simulated value outside of it
     becomes the centre plus its signed distance to the interval. With stochastic rounding, the channel is that of `qsgd` with
@@ -83,7 +83,9 @@ def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
 
 
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
-    """Return the channel of `qsgd`: it cuts off simulated values at `kappa` times their tensor's norm, and estimates noise power.
+    """Return the attacker's model of `qsgd`: it cuts off simulated values at `kappa` times their tensor's norm.
+
+    It also estimates the noise power, the expected squared norm of the noise.
 
     The noise is the error of stochastic rounding. The distance between two neighbouring levels is inferred from the received
     values.

@@ -16,7 +16,7 @@ from defenses.selection import check_patterns, choose_names
 
 
 def withhold(names: str | Sequence[str]) -> Channel:
-    """Return the channel of `withhold`: simulated tensors whose names match `names` become zero."""
+    """Return the attacker's model of `withhold`: simulated tensors whose names match `names` become zero."""
     patterns = check_patterns("withhold", names)
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -27,7 +27,7 @@ def withhold(names: str | Sequence[str]) -> Channel:
 
 
 def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
-    """Return the channel of `masked`: the channel `defense` for tensors whose names match `names`, no change of the others."""
+    """Return the attacker's model of `masked`: the channel `defense` for tensors whose names match `names`, others unchanged."""
     patterns = check_patterns("masked", names)
 
     def select_tensors(update: Update) -> dict[str, Tensor]:
@@ -46,7 +46,10 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
 
 
 def in_gradient_units(defense: Channel, learning_rate: float) -> Channel:
-    """Return the channel of `in_gradient_units`: it converts updates into gradients for the channel `defense`, and back."""
+    """Return the attacker's model of `in_gradient_units`: it converts updates into gradients for the channel `defense`, and back.
+
+    defense: the attacker's model of the inner defense. A gradient is update / (-learning_rate).
+    """
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         expected, after = defense.follow_round(to_gradient(update, learning_rate), state, known)

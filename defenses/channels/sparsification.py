@@ -18,7 +18,9 @@ from defenses.sparsification import count_kept, count_unpruned, find_factors, ma
 
 
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Channel:
-    """Return the channel of `top_k`: the sent coordinates, which are those received with at least the k-th largest magnitude.
+    """Return the attacker's model of `top_k`, which keeps of a simulated update those coordinates that the client sent.
+
+    Sent are the coordinates that were received with at least the k-th largest magnitude.
 
     k is the number of coordinates that the client sends. If fewer than k received values are not zero, all coordinates count as
     sent.
@@ -32,7 +34,11 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 
 
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Channel:
-    """Return the channel of `random_k`: the sent coordinates, multiplied by the client's factor if `rescale` is set."""
+    """Return the attacker's model of `random_k`, which keeps of a simulated update those coordinates that the client sent.
+
+    They are multiplied by the client's factor if `rescale` is set. Sent are the coordinates that were received as nonzero, with
+    at least the k-th largest magnitude for k = ceil(keep * n).
+    """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
         sent = mask_update(update, known)
@@ -47,7 +53,11 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
 
 
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Channel:
-    """Return the channel of `prune`: the sent coordinates. With `threshold`, these are all that are received as nonzero."""
+    """Return the attacker's model of `prune`, which keeps of a simulated update those coordinates that the client sent.
+
+    Sent are all coordinates that were received as nonzero; with `ratio`, only those with at least the k-th largest magnitude, for
+    k = `count_unpruned(ratio, n)`.
+    """
 
     def find_sent(values: Tensor) -> Tensor:
         return _find_sent(values, count_unpruned(ratio or 0, values.numel()))
@@ -60,7 +70,10 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
 
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Channel:
-    """Return the channel of `gradient_dropout`: the coordinates received as nonzero, divided by 1 - p if `rescale` is set."""
+    """Return the attacker's model of `gradient_dropout`, which keeps of a simulated update the coordinates received as nonzero.
+
+    They are divided by 1 - p if `rescale` is set.
+    """
     factor = 1 / (1 - p) if rescale else 1
     return Channel(
         lambda update, known: mask_update(update, known, factor),
@@ -80,7 +93,7 @@ def dgc(
     nesterov: bool = False,
     dense_vectors: bool = True,
 ) -> Channel:
-    """Return the channel of `dgc`: the sent coordinates of the simulated update, clipped before if `clip_norm` is set.
+    """Return the attacker's model of `dgc`: the sent coordinates of the simulated update, clipped before if `clip_norm` is set.
 
     Momentum and residual are simulated only by attacks on all rounds of a client. For a single round with `nesterov`, the update
     is multiplied by 1 + momentum. With a warm-up, every nonzero received entry counts as sent, since the attacker may not know

@@ -33,8 +33,9 @@ def learn_thresholds(seen: Update, sent: Mask, scope: Scope) -> dict[str, Tensor
 
 
 def follow_largest(*, error_feedback: bool) -> Follow:
-    """Return a channel's function `follow` for a defense that sends the largest coordinates, with or without a residual.
+    """Return the attacker's simulation of a round for a defense that sends the largest coordinates (`Channel.follow`).
 
+    error_feedback: whether the client adds what it did not send (the residual) to its next update.
     The expected update has the simulated values (update plus residual) of sent coordinates. For unsent ones, it has the amount by
     which the simulated magnitude is above the smallest sent one, with the simulated sign, and zero if it is below.
     """
@@ -59,7 +60,10 @@ def follow_selected(update: Update, state: ChannelState, known: ChannelFacts) ->
 def follow_dgc(
     bound: Callable[[Update], Update], momentum: float, *, masking: bool, nesterov: bool, dense_vectors: bool
 ) -> Follow:
-    """Return a channel's function `follow` for `dgc`. bound: clips an update. The other arguments are those of `dgc`."""
+    """Return the attacker's simulation of a round of `dgc` (`Channel.follow`), with the client's momentum and residual.
+
+    bound: function that clips an update as the client does. The other arguments are those of `dgc`.
+    """
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         expected: dict[str, Tensor] = {}

@@ -28,6 +28,7 @@ GUESS_COUNTS = (100, 300, 1000, 3000, 10_000)
 def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float = 1e-5) -> int:
     """Return how many of `canaries` canaries the auditor should guess; it abstains from those that it is least sure of.
 
+    A canary is a pair of examples, of which a client trains on one; the auditor guesses which.
     The number does not depend on which guesses are right, as the bounds require.
     epsilon: the declared epsilon. The result is then the number in `GUESS_COUNTS`, at most `canaries`, for which
              `bound_gaussian_epsilon` is expected to be largest if the true epsilon equals the declared one. For None, or an
@@ -66,8 +67,10 @@ def bound_gaussian_epsilon(
 ) -> float:
     """Return a lower bound on epsilon of a mechanism that adds Gaussian noise in one or several rounds.
 
-    The bound holds with a probability of at least `confidence`. right: number of right guesses. guesses: number of
-    canaries that are guessed, of all `canaries`; the auditor may abstain from the others.
+    The bound holds with a probability of at least `confidence`. A canary is a pair of examples, of which a coin chose the one
+    that is trained on; the auditor guesses which.
+    right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
+    the others.
     Raises ValueError if `right` is not in 0 .. guesses, `guesses` not in 1 .. canaries, or `delta` or `confidence` not in (0, 1).
     Source: Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-differential privacy in one run", for the trade-off function of
     Gaussian noise.
@@ -82,6 +85,7 @@ def bound_epsilon_of_independent_guesses(
 ) -> float:
     """Return a lower bound on epsilon from guesses about all canaries, for independent Gaussian noise per coordinate.
 
+    A canary is a pair of examples, of which a coin chose the one that is trained on; the auditor guesses which.
     The bound holds with a probability of at least `confidence`. With such noise, guesses about canaries with orthogonal gradients
     are independent, and the number of right ones has a binomial distribution (Nasr et al. 2023, "Tight auditing of differentially
     private machine learning", for Gaussian differential privacy). Far fewer canaries are needed than for
@@ -109,6 +113,7 @@ def bound_epsilon_of_independent_guesses(
 def inflate_variance(share: float, overlap: float) -> float:
     """Return an upper bound on the factor by which `overlap` increases the variance of the number of right guesses.
 
+    Guesses are about canaries: pairs of examples, of which a coin chose the one that is trained on.
     share: share p of right guesses, at least 0.5. overlap: mean over canaries of the sum of squared cosines with the gradients of
     the other canaries of the same message.
 
@@ -122,6 +127,7 @@ def inflate_variance(share: float, overlap: float) -> float:
 def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE_LEVEL) -> bool:
     """Return whether `right` right guesses of `guesses` refute, by a sufficient test, that Gaussian noise hides canaries so well.
 
+    A canary is a pair of examples, of which a coin chose the one that is trained on; the auditor guesses which.
     If the result is True then, under such noise, the probability of at least `right` right guesses is below 1 - confidence. False
     proves nothing.
     shift: assumed distance between the messages with the two versions of a canary, in standard deviations of the noise.
@@ -147,7 +153,8 @@ def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confide
 def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE_LEVEL) -> float:
     """Return a lower bound on epsilon of any mechanism, at most `MAX_EPSILON`, with probability `confidence` or more.
 
-    For mechanisms with Gaussian noise, `bound_gaussian_epsilon` is usually larger.
+    For mechanisms with Gaussian noise, `bound_gaussian_epsilon` is usually larger. A canary is a pair of examples, of which a
+    coin chose the one that is trained on; the auditor guesses which.
     right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
     the others.
     Source: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.

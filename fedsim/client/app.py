@@ -41,6 +41,7 @@ class IndexedExamples(Protocol):
 class ClientSettings:
     """Settings of the clients of a federation that one process runs.
 
+    model, data, training, defense, gradient, inputs: the public settings of the run, as in `Manifest`.
     private:   folder in which each client has a folder for its identity and state, see `find_folder`.
     truth:     folder for the indices of the examples that clients used.
     described: returns the description of the data set for the truth folder; called only if that folder has none yet.
@@ -85,7 +86,10 @@ class ClientSettings:
 
 
 def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientApp:
-    """Return the client's app. `settings_of` is called several times for every message, so it should cache its result."""
+    """Return the Flower ClientApp that trains, applies the defense, packs the update and, with secure aggregation, masks it.
+
+    settings_of: returns the client's settings. It is called several times for every message, so it should cache its result.
+    """
     masking = make_secure_mod(lambda context: settings_of(context).make_participant(context))
     app = ClientApp(
         mods=[masking, make_memory_mod(lambda context: settings_of(context).find_folder(context)), make_defense_mod(settings_of)]

@@ -67,7 +67,7 @@ def part(
     public: Annotated[Path, typer.Option(help="The folder public/ of fedsim split, which describes the data.")],
     folder: Annotated[Path, typer.Option("--out", help="Folder to write the client's part to.")],
 ) -> None:
-    """Convert this machine's own data, held-out examples included, into a client's part. Nothing is sent."""
+    """Convert this machine's own data, held-out examples included, into one client's training examples. Nothing is sent."""
     with report_errors():
         from fedsim.data.export import write_own_part
 

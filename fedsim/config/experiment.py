@@ -137,8 +137,10 @@ def _parse_terms(value: Any) -> Terms | Literal[False]:
 
 
 class Experiment(_Frozen):
-    """Settings of a complete federation.
+    """Settings of a complete federation, as its TOML file states them.
 
+    timeout: seconds that the server waits before each round for clients to connect, and in it for their replies.
+    defense, gradient, network, inputs: defenses of the update, the gradient's computation, the network and the examples.
     seed: determines the data split, the clients drawn in each round, the initial weights, and the server's noise of central
           differential privacy. The clients' secrets, such as the order of their examples, do not depend on it.
     """
@@ -226,7 +228,10 @@ class Experiment(_Frozen):
     def _check_record(self) -> "Experiment":
         wanted = parse_rounds(self.record.rounds)
         if wanted is not None and wanted.ranges[0].start > self.rounds:
-            raise ValueError(f"record.rounds = {self.record.rounds!r} has none of the {self.rounds} rounds")
+            raise ValueError(
+                f"record.rounds = {self.record.rounds!r} selects none of the {self.rounds} rounds; name rounds from 1 to "
+                f"{self.rounds}"
+            )
         return self
 
     def to_toml(self) -> str:

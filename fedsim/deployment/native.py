@@ -105,12 +105,12 @@ class Native:
         self.processes.wait_for("superlink", self._is_answering, timeout=START_SECONDS)
 
     def start_server(self) -> None:
-        """Start the server's process, which takes its work from the SuperLink."""
+        """Start the server's process, which takes its work from the SuperLink, and return without waiting for it."""
         secret = str(self.layout.certificates.secret) if self.secure else None
         self._start("server", commands.make_server_command(self.link, secret=secret), make_private(self.layout.run.parent))
 
     def start_client(self, party: Party) -> None:
-        """Start a client."""
+        """Start a client's SuperNode as the process `client-N`, and return without waiting for it to join the SuperLink."""
         key = str(party.key) if party.key and self.secure else None
         command = commands.make_client_command(self.link, key=key, port=find_free_port(), config=party.config)
         self._start(f"client-{party.number}", command, party.home)
@@ -150,7 +150,10 @@ class Native:
         self.processes.end(name, signal.SIGKILL)
 
     def enrol(self) -> None:
-        """Register the clients' keys at the SuperLink."""
+        """Register the public keys of all clients, which are in the folder `keys` of `layout`, at the SuperLink.
+
+        Raises ValueError if there are none, and NotReached if the SuperLink does not register them.
+        """
         from fedsim.deployment.flower_commands import enrol
 
         prefix = self.make_prefix("enrol")

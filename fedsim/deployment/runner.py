@@ -23,7 +23,7 @@ MAX_CONTINUATIONS = 3
 
 
 class DeploymentFailed(RuntimeError):
-    """Raised if the federation did not finish; the message states the reason."""
+    """Error for a federation that did not finish; the message states the reason."""
 
 
 def make_run_config(settings: str, out: Path, *, device: str, threads: int | None, public: Path | None, resume: bool) -> Config:

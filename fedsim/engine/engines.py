@@ -27,7 +27,7 @@ Engine = Literal["ray", "local", "deployment"]
 
 
 class EngineError(RuntimeError):
-    """Raised if a federation fails; the message states the reason."""
+    """Error for a federation that fails; the message states the reason."""
 
 
 def run(

@@ -41,7 +41,7 @@ STATEFUL_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
 
 
 class Unfinished(ValueError):
-    """Raised for a run that was stopped before its last round."""
+    """Error for a run that was stopped before its last round and that the user did not ask to resume."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,7 +161,9 @@ def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
 
 
 def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
-    """Read one array. Raises ValueError if its version or type is refused, or its size differs from what its header says."""
+    """Return a copy of one array of the archive. entry: its entry in the archive. name: its name, for messages.
+    Raises ValueError if its type or version of NumPy's format is refused, or its size differs from what its header says.
+    """
     with archive.open(entry) as file:
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0)):

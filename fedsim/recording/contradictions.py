@@ -1,4 +1,4 @@
-"""Contradictions between the training that `record()` was told and what a client sent back."""
+"""Contradictions between the training settings that the user stated to `record()` and what a client sent back."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -13,7 +13,9 @@ STATISTICS = ("running_mean", "running_var")
 MAX_MOVE = 5.0
 """Largest change of a weight by Adam, relative to the sum of learning rates, that is taken for possible; 1 is usual."""
 MIN_MOVE = 0.05
-"""Smallest largest change by Adam, relative to the learning rate of the first step, which changes every weight by about that."""
+"""Smallest possible value of a round's largest weight change by Adam, relative to the first step's learning rate.
+Adam's first step changes every weight by about this rate.
+"""
 
 
 def find_contradictions(
@@ -21,6 +23,8 @@ def find_contradictions(
 ) -> list[str]:
     """Return sentences on what a client returned and `training` cannot explain; empty if nothing was found.
 
+    Three things are checked: batch norm's statistics must not change in mode "eval"; in mode "train", batch norm must have
+    counted as many batches as the settings give; and with adam and adamw, the largest change of a weight must be possible.
     reported: number of examples that the client reported, if any.
     before, after: weights and buffers by name, as the client got and returned them. Names in only one of them are left out.
     """
@@ -42,7 +46,11 @@ def find_contradictions(
 
 
 def _judge_moves(training: Training, steps: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
-    """Return a sentence if Adam cannot have changed the weights as it did. steps: number of local steps."""
+    """Return a list of one sentence if the largest change of a weight is too small or too large for Adam, else an empty list.
+
+    steps: number of local steps. before, after: weights and buffers by name, before and after training; `MIN_MOVE` and `MAX_MOVE`
+    are the limits.
+    """
     names = [name for name in before.keys() & after.keys() if before[name].is_floating_point() and after[name].numel()]
     names = [name for name in names if not name.endswith(STATISTICS)]
     if not names or not steps:

@@ -123,7 +123,7 @@ def _flush_and_drop(descriptor: int) -> None:
 
 
 def remove(path: Path, *, below: Path | None = None) -> None:
-    """Delete a file if it exists. A link is deleted, but not its target."""
+    """Delete a file if it exists. A link is deleted, but not its target. below: as in `hold_lock`."""
     with suppress(FileNotFoundError), name_errors(path), open_folder(path.parent, below=below) as folder:
         os.unlink(path.name, dir_fd=folder)
 

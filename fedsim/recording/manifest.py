@@ -86,7 +86,7 @@ class Manifest:
     def read(cls, path: Path) -> "Manifest":
         """Read a manifest. Raises ValueError, naming the file, if it is not a manifest of this format version.
 
-        Raises NotAdmitted, a ValueError, if it names code of a user's own that was not allowed before.
+        Raises NotAdmitted, a ValueError, if it names a user's own code (`module:function`) that this user has not allowed to run.
         """
         try:
             raw = parse_json(read_bytes(path.parent, path.name, limit=MAX_BYTES))
@@ -128,7 +128,10 @@ def make_name(text: str) -> str:
 
 
 def _from_json(cls: type[T], raw: Any) -> T:
-    """Build a dataclass from parsed JSON, checking names and types of all fields. Raises ValueError if they do not fit."""
+    """Build a dataclass from parsed JSON, checking names and types of all fields.
+
+    Raises ValueError if they do not fit, or if data exceed `MAX_VALUES` per example or `MAX_CLASSES`.
+    """
     if not isinstance(raw, dict):
         raise ValueError(f"{shorten(raw)} is not a JSON object, as {cls.__name__} needs")
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ class Observation:
     num_examples: number of distinct examples behind the update, derived from the client's report and the prescribed training
                   (`Training.count_examples`); for the secure sum, the total over its clients; None if unknown.
     model, data, training: the network, the data and the local training, with the learning rate of that round.
-    weights:      weights that the server sent, by name; if the client sends whole weights, in their type.
+    weights:      weights that the server sent, by name; if the client sends whole weights, converted to the type of these.
     payload:      the update as sent, in packed form.
     defenses:     defenses that clients apply to their updates. gradient, inputs: defenses that change how clients compute
                   gradients and prepare examples.

@@ -298,7 +298,9 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
     payload, buffers = _split_buffers(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
-        raise ValueError(f"its tensors differ from the round's weights: it has buffer {shorten(names[0])}, which was not sent")
+        raise ValueError(
+            f"the reply's tensors differ from the round's weights: it has buffer {shorten(names[0])}, which was not sent to it"
+        )
     for name, entry in buffers.items():
         with name_parameter(name):
             check_shape(entry, sent.buffers[name])

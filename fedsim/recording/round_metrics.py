@@ -19,7 +19,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the rows of a run's `metrics.jsonl` in order, as dicts; an empty list if the run has no such file.
 
     Raises DamagedFile, naming the row, if it is no JSON object, one of `COUNT_KEYS` is not a whole number of at least 0 (round 0
-    needs none but `round`), a loss or accuracy is neither a number nor null, or a text holds control characters.
+    needs none but `round`), a loss or accuracy is neither a number nor null, or `check_plain` refuses a text or integer in it.
     """
     path = run / METRICS_FILE
     rows = read_json_lines(path)

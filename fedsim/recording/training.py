@@ -196,7 +196,10 @@ class Training:
         return used or reported
 
     def list_beliefs(self) -> list[str]:
-        """Return sentences on what attacks assume about every update: its examples, its steps, and those of `list_limits`."""
+        """Return sentences on what attacks assume about every update, to be confirmed by the user.
+
+        One states the number of examples, one the local steps (optimiser, learning rate, mode); those of `list_limits` follow.
+        """
         return [self._describe_amount(), self._describe_steps(), *self.list_limits()]
 
     def _describe_amount(self) -> str:

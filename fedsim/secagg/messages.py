@@ -208,7 +208,7 @@ def _read_by_member(record: ConfigRecord, members: str, values: str) -> dict[int
 
 def _check_numbers(value: object) -> list[int]:
     if not isinstance(value, list) or len(set(value)) != len(value):
-        raise ValueError("the numbers of members are not a list, or one occurs twice")
+        raise ValueError("the numbers of members (clients of the round) in the message are not a list, or one occurs twice")
     return [_check_number(number) for number in value]
 
 
@@ -220,5 +220,5 @@ def _check_number(value: object) -> int:
 
 def _check_bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError(f"expected bytes, got {type(value).__name__}")
+        raise ValueError(f"a key or share in the message must be of type bytes, got {type(value).__name__}")
     return value

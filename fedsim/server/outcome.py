@@ -12,7 +12,7 @@ FAILURE_PREFIX = "not everything succeeded: "
 
 
 class EmptyRunError(RuntimeError):
-    """Raised if a run ended and no client ever answered or nothing was recorded; the message states why and what to do."""
+    """Error for a run in which no client ever answered or nothing was recorded; the message states why and what to do."""
 
 
 def check_end(folder: Path, tell: Callable[[str], None]) -> None:

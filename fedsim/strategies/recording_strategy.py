@@ -126,7 +126,10 @@ class RecordingStrategy(Wrapper):
         return replace(reply, payload=None, buffers={})
 
     def _warn_of_contradictions(self, server_round: int, reply: Reply) -> None:
-        """Log what the first client returned and the stated training settings cannot explain."""
+        """Log sentences on what the stated training settings cannot explain in the first reply that holds whole weights.
+
+        Later replies are not compared, and nothing is done if no settings were stated.
+        """
         if self._stated is None or reply.payload is None or reply.payload.codec != "weights":
             return
         training, self._stated = self._stated.fix_round(server_round), None

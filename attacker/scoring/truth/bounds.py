@@ -64,9 +64,12 @@ class CaseBounds:
         if self._left <= 0:
             raise NotBounded("the time for bounds is used up; attacker score --bounds TIME gives more")
         if any(len(use.clients) > 1 for use in uses):
-            raise NotBounded("no bound is known for sums under secure aggregation")
+            raise NotBounded("no lower bound on the reconstruction error is known for sums under secure aggregation")
         if self._recording.manifest.network:
-            raise NotBounded(f"no bound is known if the clients' network is changed by {self._recording.manifest.network}")
+            raise NotBounded(
+                "no lower bound on the reconstruction error is known if the clients' network is changed by "
+                f"{self._recording.manifest.network}"
+            )
         seen = [self._read_observation(use) for use in uses]
         used = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
         indices = sorted({index for one in used for step in one.steps for index in step})

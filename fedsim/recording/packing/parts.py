@@ -59,7 +59,7 @@ def check_names(got: Mapping[str, object], weights: Mapping[str, object]) -> Non
     """Raise ValueError if the names of an update differ from those of the weights."""
     if names := sorted(got.keys() ^ weights.keys()):
         side = "has" if names[0] in got else "lacks"
-        raise ValueError(f"its tensors differ from the round's weights: it {side} {shorten(names[0])}")
+        raise ValueError(f"the update's tensors differ from the round's weights: it {side} {shorten(names[0])}")
 
 
 def check_shape(got: TensorLike, weight: TensorLike) -> None:

@@ -14,7 +14,7 @@ from fedsim.secagg.protocol.terms import Agreement
 
 
 class Lost(RuntimeError):
-    """Raised if a round of secure aggregation must end without a sum; the message states why."""
+    """Error for a round of secure aggregation that must end without a sum; the message states why."""
 
 
 class Roster(NamedTuple):

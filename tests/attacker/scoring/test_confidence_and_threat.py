@@ -156,7 +156,7 @@ def test_secure_sums_are_scored_without_bounds(tmp_path: Path) -> None:
     rows, reasons = score_with_reasons(run)
     assert len(rows) == 2
     assert all(row.bound_mse is None for row in rows)
-    assert list(reasons.values()) == ["no bound is known for sums under secure aggregation"]
+    assert list(reasons.values()) == ["no lower bound on the reconstruction error is known for sums under secure aggregation"]
 
 
 def test_case_with_a_damaged_index_row_has_no_bound(tmp_path: Path) -> None:

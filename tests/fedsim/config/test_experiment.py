@@ -127,7 +127,7 @@ def test_omitted_keys_have_defaults(small: Path) -> None:
         ("defense = 3", "defense: .*got 3"),
         ("record.rounds = '3-1'", "record.rounds: rounds '3-1': rounds are counted from 1"),
         ("record.rounds = 'some'", "record.rounds: cannot read rounds 'some'"),
-        ("record.rounds = '2-5'", "record.rounds = '2-5' has none of the 1 rounds"),
+        ("record.rounds = '2-5'", "record.rounds = '2-5' selects none of the 1 rounds"),
         ("record.rounds = true", "record.rounds: cannot read rounds 'True'"),
         ("record.clients = '../a'", r"record.clients: '\.\./a' is not a valid client name"),
         ("record.clients = 0", "record.clients: 0 clients"),

@@ -91,7 +91,7 @@ def test_a_payload_that_no_encoder_produces_is_refused_with_a_short_message(name
 @pytest.mark.parametrize("codec", PACKING)
 def test_payloads_with_missing_or_additional_names_are_refused(codec: str) -> None:
     for update in ({"w": torch.zeros(64, 64)}, {**START, "x": torch.zeros(1)}):
-        with pytest.raises(ValueError, match="its tensors differ from the round's weights"):
+        with pytest.raises(ValueError, match="the update's tensors differ from the round's weights"):
             decode(encode(update, codec), START)
 
 
