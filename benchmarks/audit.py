@@ -4,7 +4,7 @@
                without running an attack
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
-    canaries   lower bounds on epsilon from guesses about canaries (inserted test data), beside the accountant's epsilon
+    canaries   lower bounds on epsilon from guesses which of two canaries (test examples) a client used, beside the accountant's
     sound      twelve federations with sound defenses (--quick: three): no check may report a finding that is graded serious or
                worse
 

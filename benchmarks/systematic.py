@@ -58,7 +58,10 @@ def main() -> None:
 
 
 def make_feature_rows(asked: Options) -> list[ResultRow]:
-    """Return the rows of the table of features: for each defense, and without one for batches with equal labels."""
+    """Return the rows of the table of features: each defense on batches of different labels, and none on batches with any labels.
+
+    With --quick, only the first defense.
+    """
     chosen = FEATURE_DEFENSES[:1] if asked.quick else FEATURE_DEFENSES
     return [make_feature_row(asked, defense) for defense in chosen] + [make_feature_row(asked, "none", distinct=False)]
 
@@ -76,7 +79,10 @@ def make_grid_rows(asked: Options) -> list[ResultRow]:
 
 
 def summarise(rows: list[ResultRow]) -> ResultRow:
-    """Return the summary of the grid's rows."""
+    """Return the number of rows, and the shares `strongest_beats_papers_four` and `below_published` of the module's docstring.
+
+    `below_published` is None if no row has a published number.
+    """
     below = [row["rmse"] <= row["published"] for row in rows if row["published"] is not None]
     return {
         "strongest_beats_papers_four": sum(row["rmse"] < row["rmse_papers"] - SAME_ERROR for row in rows) / len(rows),

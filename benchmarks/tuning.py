@@ -63,7 +63,8 @@ def main() -> None:
 def measure_signs(asked: Options) -> TableAndSummary:
     """Measure Inverting Gradients on updates of one example, for each network, data set and setting of `SIGN_SETTINGS`.
 
-    A setting says whether the search steps along the sign of the gradient, and the weight of total variation.
+    A setting says whether the search steps along the sign of the gradient, and the weight of total variation. Returns one row for
+    each, and an empty summary.
     """
     rows = []
     for name, (count, steps) in NETWORK_EFFORT.items():
@@ -81,7 +82,8 @@ def measure_signs(asked: Options) -> TableAndSummary:
 def measure_families(asked: Options) -> TableAndSummary:
     """Measure settings of five attacks on four kinds of network, with four images of each data set.
 
-    The kinds are those of the table `presets`: networks with ReLU, residual paths, batch norm, or dense layers only.
+    The kinds are those of the table `presets`: networks with ReLU, residual paths, batch norm, or dense layers only. Returns one
+    row for each setting and kind, and an empty summary.
     """
     return measure_presets(asked, draw_images(asked, ("cifar10", "lfw"), 4))
 
@@ -89,7 +91,8 @@ def measure_families(asked: Options) -> TableAndSummary:
 def measure_searches(asked: Options) -> TableAndSummary:
     """Measure CPL's search with a smooth decoder on batches of 8: plain, with total variation, and with a start from features.
 
-    The features are the inputs of the last layer, computed for each example from the gradient of that layer.
+    The features are the inputs of the last layer, computed for each example from the gradient of that layer. Returns one row for
+    each of the three settings, and an empty summary.
     """
     rows = []
     for data in draw_images(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else NUM_SKIPPED_IMAGES):
@@ -106,7 +109,8 @@ def measure_beliefs(asked: Options) -> TableAndSummary:
     """Measure an attack that computes images from the features, for several values of two parameters of its prior on images.
 
     The features are the inputs of the last layer, computed for each example from the gradient of that layer. The parameters are
-    the decay of an image's spectrum, and the variance of the differences between colour channels.
+    the decay of an image's spectrum, and the variance of the differences between colour channels. Returns one row for each data
+    set and pair of values, and an empty summary.
     """
     rows = []
     own = smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE

@@ -56,7 +56,7 @@ CODE_WORDS = {
 
 
 def pages() -> dict[Path, str]:
-    """The text of every generated page, by its file."""
+    """Return a dict from the file of each generated page to its text."""
     return {DOCS_FOLDER / "commands.md": _commands(), DOCS_FOLDER / "names.md": _names()}
 
 
@@ -162,7 +162,7 @@ def _names() -> str:
 
 
 def _said(app: typer.Typer, *words: str) -> Any:
-    """What a command prints with --json."""
+    """Return what a command of a program prints with --json, parsed. Raises RuntimeError if it fails."""
     told = CliRunner().invoke(app, [*words, "--json"])
     if told.exit_code:
         raise RuntimeError(f"{' '.join(words)} failed: {told.output}")
@@ -170,13 +170,13 @@ def _said(app: typer.Typer, *words: str) -> Any:
 
 
 def _plain(text: str | None) -> str:
-    """Help as plain text: no markup of rich's, and paragraphs on one line each."""
+    """Return a help text without rich's markup and with each paragraph on one line; "" for None."""
     unmarked = re.sub(r"\[/?(?:bold|dim|red|green|yellow)[^\]]*\]", "", (text or "").replace("\b", ""))
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in unmarked.split("\n\n")).strip()
 
 
 def _cell(text: str) -> str:
-    """Text for a cell of a table."""
+    """Return a text on one line, with `|` escaped, for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

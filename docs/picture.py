@@ -25,7 +25,10 @@ PICTURE_LINES: tuple[Line, ...] = (
 
 
 def read_pairs(demo: Path, run: str, wanted: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Read (original, reconstruction) of the first examples of an attack, in the order of the recording."""
+    """Return pairs (original, reconstruction) of pixels for the first `NUM_COLUMNS` examples of an attack, sorted by case.
+
+    demo: folder of the finished demo. run: name of a run in it. wanted: what the rows of the attack in scores.jsonl must hold.
+    """
     wanted = {"null": False, **wanted}
     rows = [row for row in read_json_lines(demo / run / "scores.jsonl") if wanted.items() <= row.items()]
     pairs = [np.asarray(Image.open(demo / run / row["pair"])) for row in sorted(rows, key=lambda row: row["case"])[:NUM_COLUMNS]]

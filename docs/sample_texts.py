@@ -29,7 +29,10 @@ def main() -> None:
 
 
 def read_texts(root: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return all docstrings and all error messages below a folder, each with the place where it stands."""
+    """Return the docstrings and the error messages of the packages in `root` that have at least `MIN_WORDS` words.
+
+    Each is a pair of the place where it stands and the text.
+    """
     docstrings, messages = [], []
     for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")

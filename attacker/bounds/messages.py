@@ -49,7 +49,8 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
         raise NotBounded("no lower bound on the reconstruction error is known for sums under secure aggregation")
     if seen.inputs.step is not None:
         raise NotBounded(
-            "no lower bound on the reconstruction error is known if clients change their inputs before training (MixUp, InstaHide)"
+            "no lower bound on the reconstruction error is known if clients change their inputs before training "
+            "(MixUp, InstaHide)"
         )
     rule_std = _find_rule_noise(used)
     model = build_network(seen).double()

@@ -21,7 +21,7 @@ MODEL = "lenet_cpl"
 
 
 def list_learned_settings(*, quick: bool) -> tuple[str, ...]:
-    """Return the defenses of the rows."""
+    """Return the defenses of the table, one for each row, as in an experiment; "" is none. With `quick`, only the first two."""
     return DEFENSES[:2] if quick else DEFENSES
 
 

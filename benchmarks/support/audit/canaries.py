@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from guesses about canaries (inserted test data), beside the accountant's epsilon."""
+"""Lower bounds on epsilon from guesses which of two canaries (test examples) a client used, beside the accountant's epsilon."""
 
 from functools import partial
 from pathlib import Path

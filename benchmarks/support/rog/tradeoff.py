@@ -42,10 +42,10 @@ SIZE_INCHES = (6.4, 4.2)
 
 
 def measure_tradeoff(asked: Options, folder: Path) -> TableAndSummary:
-    """Run the sweep, measure LPIPS of every federation, and draw `tradeoff.svg` into the folder; an interrupted one continues.
+    """Run the sweep, score every federation with LPIPS, and draw `tradeoff.svg` into the folder; an interrupted sweep continues.
 
-    Returns one row for each defense and attack. The summary has the mean difference of LPIPS, ROG minus Inverting Gradients, and
-    in how many defenses ROG has the lower one.
+    Returns one row for each defense and attack, and a summary, see `compare_attacks`, which compares PSNR if --data lacks the
+    weights of LPIPS. Raises ValueError if a federation failed.
     """
     images = load_images(asked, "cifar10", 120 if asked.quick else TRAINED + HELD_OUT)
     grid = write_grid(asked, folder, images)
@@ -64,7 +64,10 @@ def measure_tradeoff(asked: Options, folder: Path) -> TableAndSummary:
 
 
 def write_grid(asked: Options, folder: Path, images: Images) -> SweepGrid:
-    """Write the images, the experiment and the grid into the folder, and return the grid."""
+    """Write the images, the experiment, and the sweep's grid of defenses and attacks into the folder, and return the grid.
+
+    images: four fifths go to the clients; accuracy is measured on the rest.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     cut = len(images) * TRAINED // (TRAINED + HELD_OUT)
     for name, part in (("private", images.take_first(cut)), ("held_out", images.of(range(cut, len(images))))):
@@ -104,7 +107,10 @@ def describe_defense(federation: GridFederation) -> str:
 
 
 def score_federation(asked: Options, run: Path) -> list[Summary]:
-    """Score the attacks on one federation of the sweep again, with LPIPS if --data has its weights."""
+    """Return a summary of the scores of each attack on one federation, with LPIPS if --data has its weights.
+
+    run: folder of the federation, with the reconstructions.
+    """
     weights = asked.data / LPIPS_FILE if asked.data else None
     scorer = Scorer(run, [run / "truth"], lpips_weights=weights if weights and weights.exists() else None)
     sources = sorted(path.parent for path in (run / RECONSTRUCTIONS_FOLDER).glob("*/attack.json"))
@@ -112,7 +118,10 @@ def score_federation(asked: Options, run: Path) -> list[Summary]:
 
 
 def list_scores(one: Summary) -> ResultRow:
-    """Return the scores of one attack and of its null as columns."""
+    """Return the columns of one attack: its name, number of examples, mean LPIPS and PSNR, also of its null, and label success.
+
+    A score that was not measured is None. The null is the same attack without the update.
+    """
     null = one.null
     return {
         "attack": "ROG" if one.attack == "rog" else "Inverting Gradients",
@@ -126,7 +135,10 @@ def list_scores(one: Summary) -> ResultRow:
 
 
 def compare_attacks(rows: Sequence[ResultRow], measure: str) -> ResultRow:
-    """Return how many defenses there are, in how many ROG is better by a measure, and the mean difference of both attacks."""
+    """Return how many defenses there are, in how many ROG is better, and the mean of ROG minus Inverting Gradients.
+
+    measure: the column that is compared: "lpips", of which the lower value is better, or "psnr", of which the higher one is.
+    """
     values = {name: {row["defense"]: row[measure] for row in rows if row["attack"] == name} for name in ATTACKS}
     own, other = values.values()
     gaps = [own[defense] - other[defense] for defense in own]

@@ -76,7 +76,8 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
     """Return the federations of the table, one for each row; `quick` returns two small ones.
 
     The first has random cohorts, two local steps and 30 rounds. The others differ from it by four local steps on smaller batches,
-    10 or 20 rounds, fixed cohorts, a narrow first layer, or noise; the last two have the setup of the attack SRATTA's paper.
+    10 or 20 rounds, fixed cohorts, a narrow first layer, noise, or rounding with four local steps; the last two have the setup of
+    the attack SRATTA's paper.
     """
     if quick:
         return [

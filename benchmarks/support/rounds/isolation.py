@@ -17,8 +17,8 @@ from attacker.attacks.multi_round.spans.cohort_attack import measure_isolation
 def make_isolation_rows(asked: Options) -> list[ResultRow]:
     """Return a row for each client of random cohorts: the rounds it takes part in, and the first after which it is isolated.
 
-    isolated_after: number of recorded rounds from which on the attack `cohort_spans` separates the span of the client's examples
-    from those of all others; None if it never does.
+    isolated_after: the smallest number of recorded rounds with which the attack `cohort_spans` separates the linear span of the
+    client's examples from those of all others; None if it never does.
     """
     setting = CohortSetting(clients=8, cohort=2, rounds=8) if asked.quick else CohortSetting(steps=4, batch=2)
     images = load_images(asked, "cifar10", setting.clients * setting.examples)
@@ -44,7 +44,10 @@ def make_isolation_rows(asked: Options) -> list[ResultRow]:
 
 
 def draw_isolation(rows: Sequence[ResultRow], path: Path) -> None:
-    """Draw clients against rounds: a mark for each round of a client, filled from the round on after which it is isolated."""
+    """Draw clients against rounds, and write the picture to `path`: a circle for each round in which a client takes part.
+
+    Circles are filled from the round on with which the client is isolated, see `make_isolation_rows`, which returns `rows`.
+    """
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak isolation"}):
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.add_subplot()

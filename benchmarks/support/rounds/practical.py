@@ -237,9 +237,10 @@ def _measure_named(scores: Tensor, owner: Tensor) -> float:
 
 
 def _list_firsts(scores: Sequence[Tensor], owner: Tensor, seed: int) -> list[bool]:
-    """Return whether each known example of the clients but the first has the largest score among `POOL` candidates.
+    """Return, for each candidate that is an example of a client but the first, whether it has the largest of `POOL` scores.
 
-    The others are drawn from those that are no client's. scores: (P,) for each client. owner: (P,) client of each candidate.
+    The other POOL - 1 candidates are drawn from those that are no client's. The scores are those for its client.
+    scores: (P,) for each client. owner: (P,) index of each candidate's client, -1 for none.
     """
     rng, others, found = Generator().manual_seed(seed), (owner == -1).nonzero()[:, 0], []
     for client, own in enumerate(scores[1:], start=1):

@@ -21,7 +21,7 @@ NETWORK = {"base": "lenet_cpl", "activation": "tanh", "features": 128, "neurons"
 
 
 def make_feature_row(asked: Options, defense: str, *, distinct: bool = True) -> ResultRow:
-    """Return a row with the mean feature error for each batch size, and the paper's.
+    """Return a row with the mean feature error (see `_measure_error`) for each batch size, and the paper's, None if not distinct.
 
     defense: one of `FEATURE_DEFENSES`. distinct: whether the labels of a batch differ, as in stratified draws; otherwise batches
     are drawn at random, and examples with equal labels share a span.

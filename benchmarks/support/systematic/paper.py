@@ -54,5 +54,8 @@ FEATURE_ERRORS = {
 
 
 def find_published(what: str, defense: str, rank: int) -> float | None:
-    """Return the number `what` of `PUBLISHED` for a defense and the batch size of this rank; None if the paper has none."""
+    """Return the number `what` of `PUBLISHED` for a defense and a batch size; None if the paper lacks the defense.
+
+    rank: index of the batch size among the paper's three, in ascending order.
+    """
     return PUBLISHED[what][rank][DEFENSES.index(defense)] if defense in DEFENSES else None
