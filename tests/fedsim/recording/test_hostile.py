@@ -195,12 +195,15 @@ def test_a_false_header_is_refused_before_memory_is_allocated(
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({"w": torch.ones(3)}, "its tensors differ .* it lacks 'b'"),
-        ({"w": torch.ones(3), "b": torch.tensor(0.0), "x": torch.ones(1)}, "its tensors differ .* it has 'x'"),
+        ({"w": torch.ones(3)}, "the update's tensors differ .* it lacks 'b'"),
+        ({"w": torch.ones(3), "b": torch.tensor(0.0), "x": torch.ones(1)}, "the update's tensors differ .* it has 'x'"),
         ({"w": torch.ones(4), "b": torch.tensor(0.0)}, r"'w' has shape \(4,\), but the weight that was sent has \(3,\)"),
         ({"w": torch.ones(3, 1), "b": torch.tensor(0.0)}, r"'w' has shape \(3, 1\)"),
         ({"w": torch.ones(10**6), "b": torch.tensor(0.0)}, r"'w' has shape \(1000000,\)"),
-        ({"w": torch.ones(3), "b": torch.tensor(0.0), "buffer:m": torch.ones(9)}, "its tensors differ .* it has buffer 'm'"),
+        (
+            {"w": torch.ones(3), "b": torch.tensor(0.0), "buffer:m": torch.ones(9)},
+            "the reply's tensors differ .* it has buffer 'm'",
+        ),
     ],
 )
 def test_a_reply_that_does_not_fit_the_weights_is_refused_before_it_is_read(
