@@ -58,7 +58,7 @@ class ScoreTable:
         return to_pandas(self.rows)
 
     def to_csv(self, path: Path | str) -> None:
-        """Write the rows as CSV."""
+        """Write the score rows to the file `path` as CSV with a header. A missing value becomes an empty cell."""
         write_csv(self.rows, Path(path))
 
     def plot(self, *, most: int = figures.MAX_EXAMPLES) -> "Figure":

@@ -29,12 +29,12 @@ C1, C2 = 0.01**2, 0.03**2
 
 
 def mse(x: Tensor, truth: Tensor) -> Tensor:
-    """Return the mean squared error of each example."""
+    """Return the mean squared error of each of N examples, (N,). x, truth: (N, ...)."""
     return (x - truth).square().flatten(1).mean(dim=1)
 
 
 def psnr(x: Tensor, truth: Tensor) -> Tensor:
-    """Return -10 log10(MSE) of each example in dB, capped at 120."""
+    """Return -10 log10(MSE) of each of N examples in dB, (N,), capped at 120. x, truth: (N, ...), for values in [0, 1]."""
     return (-10 * mse(x, truth).clamp(min=10 ** (-PSNR_CAP / 10)).log10()).clamp(max=PSNR_CAP)
 
 

@@ -43,7 +43,7 @@ class LargeBatch:
 
 
 def list_batch_settings(*, quick: bool) -> list[LargeBatch]:
-    """Return the settings of all rows: several batch sizes, widths, trained networks and defenses."""
+    """Return the settings of all rows: several batch sizes, widths, trained networks and defenses; with `quick`, three."""
     if quick:
         four = LargeBatch(batch=32, width=512, state="trained", rate=0.05, rounds=4)
         return [LargeBatch(batch=32, width=256), LargeBatch(batch=32, width=256, defense="gaussian(snr_db=20)"), four]

@@ -63,7 +63,7 @@ def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEnt
             read_exactly(file, part)
             digest.update(part)
         if digest.hexdigest() != sha256:
-            raise ValueError("its checksum differs from the one in the index; copy the recording again")
+            raise ValueError("its SHA-256 checksum differs from the one in the recording's index; copy the recording again")
         return {tensor_name: _view_tensor(tensor_name, entry, data) for tensor_name, entry in layout.items()}
 
 

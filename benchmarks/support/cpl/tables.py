@@ -46,7 +46,7 @@ POOL_SIZE = 400
 
 
 def measure_termination(asked: Options) -> TableAndSummary:
-    """Measure table 1: the success rate as a function of the maximum number of iterations."""
+    """Measure table 1 of CPL: the success rate as a function of the maximum number of iterations."""
     rows = []
     limits = [most for most in paper.ITERATION_LIMITS if most <= choose_max_iterations(asked)]
     for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS[:3]), choose_count(asked, 5)):
@@ -84,7 +84,7 @@ def _is_right(answer: Reconstruction, x: Tensor) -> bool:
 
 
 def measure_base(asked: Options) -> TableAndSummary:
-    """Measure table 2: CPL, DLG and Inverting Gradients on single images, with the ratio of CPL's iterations to DLG's."""
+    """Measure table 2 of CPL: CPL, DLG and Inverting Gradients on single images, with the ratio of CPL's iterations to DLG's."""
     names = ("cifar10", "lfw") if asked.device == "cpu" else DATA_SETS
     rows: list[dict[str, Any]] = []
     for data in load_data_sets(asked, names, choose_count(asked, 6)):
@@ -131,7 +131,7 @@ def insert_paper_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def measure_attributes(asked: Options) -> TableAndSummary:
-    """Measure table 3: attacks on rows of tables behind an MLP with one hidden layer."""
+    """Measure table 3 of CPL: attacks on rows of tables behind an MLP with one hidden layer."""
     ours, rows = _choose_effort(asked), []
     for data in load_data_sets(asked, ("breast_cancer", "adult"), choose_count(asked, 10, quick=2)):
         originals = make_single_cases(data, make_paper_client(data, asked))
@@ -143,7 +143,7 @@ def measure_attributes(asked: Options) -> TableAndSummary:
 
 
 def measure_starts(asked: Options) -> TableAndSummary:
-    """Measure table 4: iterations and success rate by starting point."""
+    """Measure table 4 of CPL: iterations and success rate by starting point."""
     rows = []
     count = choose_count(asked, 2)
     for data in load_data_sets(asked, _choose_data_sets(asked, "lfw", "cifar10", "cifar100"), POOL_SIZE):
@@ -175,7 +175,7 @@ def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
 
 
 def measure_spread(asked: Options) -> TableAndSummary:
-    """Measure table 5: mean, minimum, maximum and variance of the number of iterations over successful searches."""
+    """Measure table 5 of CPL: mean, minimum, maximum and variance of the number of iterations over successful searches."""
     rows = []
     for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 8, quick=2)):
         for start in ("patterned", "random"):
@@ -190,7 +190,7 @@ def measure_spread(asked: Options) -> TableAndSummary:
 
 
 def measure_local_training(asked: Options) -> TableAndSummary:
-    """Measure table 6: success by batch size, and by the number of local steps on single faces."""
+    """Measure table 6 of CPL: success by batch size, and by the number of local steps on single faces."""
     rows, most = [], choose_max_iterations(asked)
     for size in (2,) if asked.quick else BATCH_SIZES:
         for name in ("lfw",) if asked.quick else DATA_SETS[:3]:
@@ -251,7 +251,7 @@ def _summarise_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
 
 
 def measure_compression(asked: Options) -> TableAndSummary:
-    """Measure table 7: only the entries of largest magnitude are sent. CPL ignores this, as in the paper, or models it."""
+    """Measure table 7 of CPL: only the entries of largest magnitude are sent; CPL ignores this, as in the paper, or models it."""
     rows = []
     shares = (0, 50) if asked.quick else paper.PRUNED_PERCENT if asked.device != "cpu" else (0, 40, 90)
     for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 2)):
@@ -277,7 +277,7 @@ def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: floa
 
 
 def measure_noise(asked: Options) -> TableAndSummary:
-    """Measure table 8: noise on every entry of the gradient.
+    """Measure table 8 of CPL: noise on every entry of the gradient.
 
     In the column `noise`, G-10e-2 is Gaussian noise of standard deviation 0.01, and L-10e-2 Laplace noise of scale 0.01.
     """
@@ -292,7 +292,7 @@ def measure_noise(asked: Options) -> TableAndSummary:
 
 
 def measure_squeezing(asked: Options) -> TableAndSummary:
-    """Measure table 9: up to ten local steps on the same image before the update is sent."""
+    """Measure table 9 of CPL: up to ten local steps on the same image before the update is sent."""
     rows = []
     every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 4, 10)
     for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 2)):

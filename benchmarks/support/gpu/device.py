@@ -76,7 +76,8 @@ def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the ratio of the peak GPU memory of searches that run together to the memory planned for them.
 
-    Above 1, a replay (the attack on a recording) may run too many searches together. On a CPU the ratio is not measured.
+    Returns a row for each network and number of searches, and a summary with the largest ratio. Above 1, a replay (the attack on
+    a recording) may run too many searches together. On a CPU the ratio is not measured.
     """
     rows = []
     for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
@@ -111,7 +112,10 @@ def _count_planned_values(of: LocalClient) -> float:
 
 
 def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the iterations per second, summed over searches that run at once, without the time to start."""
+    """Measure the iterations per second, summed over searches that run at once, without the time to start.
+
+    Returns a row for each number of searches and each precision, and a summary with the largest rate.
+    """
     network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
     if asked.quick or asked.device == "cpu":
         counts, iterations = (1, 2) if network == "lenet_dlg" else (1,), 2

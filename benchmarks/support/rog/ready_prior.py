@@ -47,6 +47,6 @@ def train_ready_enhancer(asked: Options, out: Path) -> TableAndSummary:
 
 
 def print_progress(done: int, steps: int, words: str) -> None:
-    """Print every hundredth step of a training."""
+    """Print the number `done` of finished steps and `words`, if that number is a multiple of 100. steps: number of all steps."""
     if done % 100 == 0:
         print(f"{done} of {steps}: {words}", flush=True)

@@ -53,7 +53,7 @@ def make_anonymous_rows(asked: Options) -> list[ResultRow]:
 
 
 def _count_pairs(groups: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Return the columns `grouped` and `wrong`. groups: for each group, the client of each of its updates."""
+    """Return the columns `grouped` and `wrong` of `make_anonymous_rows`. groups: the clients of the updates in each group."""
 
     def count(size: int) -> int:
         return size * (size - 1) // 2

@@ -99,7 +99,7 @@ def test_each_damaged_file_is_named_once_with_its_reason(run: Path, named: str, 
     found = verify(run)
     assert (found.rounds, found.weights, found.observations, found.intact) == (3, weights, 4, intact)
     reason = (
-        "its checksum differs from the one in the index; copy the recording again"
+        "its SHA-256 checksum differs from the one in the recording's index; copy the recording again"
         if harm == "flipped"
         else "No such file or directory"
     )
