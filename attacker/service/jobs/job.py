@@ -157,10 +157,11 @@ class Attacked(FrozenModel):
 
 
 class Result(FrozenModel):
-    """The results of a job so far. attacks: one entry for each attack and each null that was run, in order.
+    """The results of a job so far.
 
-    scored: whether reconstructions were compared with the clients' true examples. score_note: why they were not, or that some
-    cases could not be.
+    attacks: one entry for each attack, and for each null (the same attack without the update), that was run, in order.
+    scored: whether reconstructions were compared with the clients' true examples. score_note: why they were not, if known, or
+    for how many cases this was impossible; else None.
     """
 
     attacks: tuple[Attacked, ...] = ()
