@@ -170,7 +170,7 @@ def _name_route(batch: CaseBatch, best: Best) -> str:
 
 
 def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
-    """Return the names of the oracles that were used: knowledge that no server has."""
+    """Return the names of the oracles, knowledge that no server has, that the attack used: of its needs, labels and logits."""
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
     return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))
 
