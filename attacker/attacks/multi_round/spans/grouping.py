@@ -52,7 +52,7 @@ def group_by_client(
 
 
 def link_examples(vectors: Tensor, space: RowSpace, forward: Tensor, clients: int) -> list[tuple[int, int]]:
-    """Return pairs of examples of a sum that belong to the same client.
+    """Return pairs of examples of a sum that belong to the same client, as pairs of indices of rows of `vectors`.
 
     vectors: (n, F) multiples of [x, 1] in the sum's row space, in units of noise. forward: [W, b] (width, F) that was sent.
     clients: number of clients of the sum.
