@@ -77,9 +77,10 @@ class DirectionPool:
             self._take(self.sharpen(q[promising]))
 
     def _screen(self, off: Tensor) -> Tensor:
-        """Return a cheap approximation (K,) of `zeros.measure_separability`, by one linear regression for all K directions.
+        """Return how well a plane separates the neurons that are on along each of K directions from the others, (K,), at most 1.
 
-        off: mask (K, M') of the neurons that are zero along each direction, see `find_off_neurons`.
+        It is the balanced accuracy of one linear regression on the neurons' weights for all directions, a cheap approximation of
+        `zeros.measure_separability`. off: mask (K, M') of the neurons that are zero along each direction, see `find_off_neurons`.
         """
         on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
         on[self.space.live] = ~off.T

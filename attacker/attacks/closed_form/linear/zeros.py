@@ -1,4 +1,7 @@
-"""Zero patterns: which neurons are zero along a direction in a gradient's span, and whether a single example can cause that."""
+"""Zero patterns: at which neurons a gradient is zero along a direction, and whether a single example can cause that.
+
+A gradient has one row per neuron. It is zero along a direction where the row's scalar product with the direction is.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -85,7 +85,10 @@ class RankReport:
 
     @property
     def index(self) -> int:
-        """R-GAP's index of the network: the largest value of `LayerRank.index`; above 0, R-GAP expects too few equations."""
+        """R-GAP's index of the network: the largest `LayerRank.index` of its layers, unknowns minus counted equations.
+
+        Above 0, the paper expects that the gradient does not determine the input.
+        """
         return max(layer.index for layer in self.layers)
 
     @property
@@ -105,7 +108,7 @@ class RankReport:
 
     @property
     def full(self) -> bool:
-        """Whether R-GAP has enough equations to compute the whole input.
+        """Whether R-GAP, which solves for the input of each layer in turn, has enough equations to compute the whole input.
 
         That is so if the last layer is linear, every layer has enough equations of its own, and every input value is used.
         """
