@@ -155,7 +155,11 @@ class Agic:
         return _Plan(usable, replace(remaining, slots=(*slots, *remaining.slots), notes=notes), known)
 
     def _tries_closed_forms(self, case: Case) -> bool:
-        """Return whether closed forms are tried on a case before the search, see `Agic.closed_forms` for the conditions."""
+        """Return whether closed forms are tried on a case before the search.
+
+        They are if `closed_forms` is set, the case has no given links, and the search does not simulate a state that the clients'
+        defense keeps between rounds.
+        """
         if not self.closed_forms or case.links is not None:
             return False
         channel = build_channel(case.observations[0], build_network(case.observations[0]))

@@ -51,6 +51,8 @@ MIN_INDEPENDENT = 1e-4
 class DirectionPool:
     """Distinct directions along which many rows of the gradient are 0, sorted by how likely each belongs to a single example.
 
+    A row, that of one neuron, is 0 along a direction if its scalar product with it is, as for a neuron that the example of the
+    direction turns off.
     q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the M' rows of `space` that are 0 along each
     direction.
     score: `zeros.measure_separability` of each direction, (K,): at most 1; near 1 for the direction of a single example.

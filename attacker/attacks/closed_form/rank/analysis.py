@@ -177,11 +177,12 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
 
 
 def count_virtual_constraints(chain: Chain) -> list[int]:
-    """Return |V|, the number of virtual constraints of R-GAP, for each layer i.
+    """Return |V| for each layer i, the estimate in R-GAP of equations for its input that follow from the layers before it.
 
-    It is the surplus of weight constraints in the layers n < i, minus the equations that those layers lack:
-    sum over n < i of max(|z_n| - |x_n|, 0) - max(|x_n| - |z_n| - |W_n|, 0). The paper prints |x_n| - |z_n| in the first term,
-    which contradicts its equations 17 to 20 and table 2, and |x_n| - |x_n| in the second.
+    With |x_n| inputs, |z_n| outputs and |W_n| weights of layer n, it is the surplus of outputs over inputs in the layers n < i,
+    minus the equations that those layers lack: sum over n < i of max(|z_n| - |x_n|, 0) - max(|x_n| - |z_n| - |W_n|, 0).
+    The paper prints |x_n| - |z_n| in the first term, which contradicts its equations 17 to 20 and table 2, and |x_n| - |x_n| in
+    the second.
     """
     totals = [0]
     for layer in chain.layers[:-1]:

@@ -43,7 +43,7 @@ class Spans:
 
     relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
              by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
-    sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
+    sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "spans"
@@ -166,10 +166,10 @@ def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], T
 
 
 def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Tensor | None]:
-    """Return a function from the index of an observation to the values that its gradient has near on neurons, by label.
+    """Return a function from the index of an observation to the approximate gradient at neurons that are on, (labels, neurons).
 
-    The values are those of `build_templates`, or None if the network is not a chain of layers. low, high: normalised inputs of an
-    example of all zeros and of one of all ones.
+    See `build_templates`; None if that cannot tell it, as for a network that is not a chain of layers. low, high: normalised
+    inputs of an example of all zeros and of one of all ones.
     """
     chain = find_chain(case.observations[0])
     return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
@@ -236,7 +236,8 @@ def _predict(observation: Observation, found: FoundExamples) -> Tensor:
 def judge_certainty(found: FoundExamples) -> Tensor:
     """Return the confidence (N,) in examples.
 
-    It is `CERTAIN` if the clearance is at least MIN_CLEARANCE and the error at most MAX_CERTAIN_ERROR, NaN (undecided) otherwise.
+    It is `CERTAIN` if the example stands out from noise (`clearance` of at least MIN_CLEARANCE) and its values are known well
+    (`error` of at most MAX_CERTAIN_ERROR), otherwise NaN (undecided).
     """
     sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
     return torch.where(sure, CERTAIN, torch.nan).float()

@@ -53,7 +53,7 @@ class CohortSpans:
 
     The span of examples x is the set of all linear combinations of their vectors [x, 1].
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
-    sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
+    sees_gradient: False gives the null, the attack without the sums, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "cohort_spans"

@@ -26,7 +26,7 @@ MAX_CONDITION = 1e6
 
 @dataclass(frozen=True)
 class IsolatedClient:
-    """The span of the examples of one client.
+    """The span of the vectors [x, 1] of all examples x of one client.
 
     y: (dimensions, F) vectors that span it, with noise of standard deviation 1 per entry. round: the round, from 1, after which
     it was isolated.
@@ -65,7 +65,7 @@ def isolate_clients(
 def split_sums(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], clients: Mapping[str, IsolatedClient]
 ) -> dict[str, RowSpace]:
-    """Split sums into the parts of their clients; return a dict from each client of a split sum to its parts, in factorised form.
+    """Split sums into the parts of their clients; return a dict from client to its parts of all split sums, in factorised form.
 
     A sum is split if all of its clients are isolated, its rank is not full and equals the dimensions of their spans together, and
     the spans are independent up to MAX_CONDITION. The rows of a client's matrix, one per neuron and sum, are `coordinates` times

@@ -48,9 +48,10 @@ def has_independent_errors(observation: Observation, chain: Chain | None) -> boo
 def add_lone_rows(
     found: FoundExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool, images: bool = True
 ) -> FoundExamples:
-    """Return the examples found, together with the plausible ones among those that alone turn on neurons in one of the spaces.
+    """Return the examples found so far, and those that alone turn on neurons in one of the updates, each example once.
 
-    low, high, parallel, images: as for `find_lone_rows`.
+    Of the latter, only vectors that can be examples count (`is_plausible`). found: the examples so far. spaces: row spaces of the
+    updates. low, high, parallel, images: as for `find_lone_rows`.
     """
     new = [
         (vector * torch.sign(vector[-1]), float(clear))
