@@ -342,7 +342,7 @@ class CaseBatch:
         return slope
 
     def _measure_prior(self, z: Tensor, x: Tensor) -> Tensor:
-        """Return the terms of the prior for latents and with a denoiser, relative to the loss of a zero gradient, 0-d."""
+        """Return the weighted terms of the prior on latents and of the denoiser, 0-d, in units of the loss of a zero gradient."""
         prior = self.attack.prior
         value = prior.latent * self.space.measure_latents(z)
         return value if prior.denoiser is None else value + prior.denoiser_weight * measure_noise(x, prior.denoiser)

@@ -95,7 +95,7 @@ class View(ObservedGradients):
         return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _stack(self, places: Tensor, gamma: Tensor) -> None:
-        """Set `rows`, `worst` and `power`.
+        """Set `rows`, the data that differ between cases (see `View`), `worst` and `power`.
 
         worst: (cases,) distance of each observed gradient from a zero gradient. power: (cases,) expected squared norm of the
         known noise in it. places, gamma: see `View`.

@@ -117,7 +117,7 @@ class AuditSpec(BaseModel):
 
 
 def read_stored_spec(fields: dict[str, Any]) -> JobSpec | AuditSpec:
-    """Return the spec of a job from its stored fields, without validating it again. An audit has no field `attack`."""
+    """Return the spec of a job from its stored fields, without validating them again: an `AuditSpec` if they lack `attack`."""
     return JobSpec.from_stored(fields) if "attack" in fields else AuditSpec.model_construct(**fields)
 
 

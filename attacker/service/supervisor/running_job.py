@@ -86,7 +86,7 @@ class RunningJob:
             self.end = partial(self.queue.end_crashed, self.claim, words, cpu=self._cpu)
 
     def record_release(self) -> None:
-        """Set `end` so that `settle` puts the job back into the queue, as `Queue.release` does."""
+        """Set `end` so that `settle` puts the job back into the queue, or marks it as cancelled if a user requested that."""
         self.end = partial(self.queue.release, self.claim, cpu=self._cpu)
 
     def _choose_end(self, result: Result | None = None) -> Callable[[], object]:

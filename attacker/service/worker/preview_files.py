@@ -80,7 +80,8 @@ def read(state: Path, job: str) -> Preview | None:
 class Painter:
     """Callback for intermediate results of a replay (`Replay.look`) that writes their images to the preview file `path`.
 
-    It keeps the images of earlier calls, one for each place, and writes the `MAX_IMAGES` that changed last.
+    It keeps the images of earlier calls, one for each place (round, client, batch and position), and writes the `MAX_IMAGES` that
+    changed last.
     """
 
     def __init__(self, path: Path) -> None:
