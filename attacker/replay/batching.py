@@ -60,7 +60,8 @@ class CaseFootprint:
     """An estimate of the memory and time that one case takes, from the sizes of the model's parameters and activations.
 
     The model is built on the meta device, which allocates no memory.
-    shapes:    shapes of the model's parameters by name. distinct: the parameters' names, only one for a parameter that is shared.
+    shapes:    shapes of the model's parameters by name; a parameter that layers share has several names. distinct: the names with
+               only the first one of each parameter.
     remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per search; 0 if the
                attack has no optimiser. searches: number of searches of a case that run at once.
     """

@@ -40,8 +40,8 @@ class Planned:
 class Plan:
     """All cases of a replay.
 
-    idle:  chosen rows of the recording without an update that can be read alone: none arrived in time, or secure aggregation
-           masks it.
+    idle:  chosen rows of the recording that belong to no case: the client failed or was late, or its update is hidden in the sum
+           of secure aggregation.
     whole: whether each case holds all usable rounds of one client, see `plan_cases`; otherwise each case is one row.
     """
 
@@ -63,11 +63,12 @@ class _Client:
 
 
 def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
-    """Return the cases of `attack` on `rows`: one per complete row (a row with a recorded update) or, if the attack uses all
-    rounds of a client together, one per client with a complete row.
+    """Return the cases of `attack` on rows of the recording (one row per client and round), and the rows that give no case.
 
-    For one case per client, all updates are read here, and unusable rounds are omitted with a reason: no update, damaged files,
-    values as in `find_bad_numbers`, or a condition of the attack that is not met.
+    A row is complete if its update was recorded. There is one case per complete row or, if the attack uses all rounds of a client
+    together, one per client with a complete row. In the second case all updates are read here, and unusable rounds are omitted
+    with a reason: no update, damaged files, NaN, infinite or huge values (`find_bad_numbers`), or a condition of the attack that
+    is not met. Numbers of examples that clients did not report are estimated where possible.
     """
     reads_update = not isinstance(attack, Blinded)
     complete = [_estimate_count(recording, row, reads_update) for row in rows if row.status == "complete"]
@@ -94,9 +95,9 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
 def _estimate_count(recording: Recording, row: Row, reads_update: bool) -> Row:
     """Return the row with an estimated number of examples; the same row if a number was reported or none can be estimated.
 
-    There is no estimate for secure sums, for updates that cannot be read or hold values as in `find_bad_numbers`, and where
-    `add_estimate` makes none. reads_update: whether the update is used for the estimate; False for a null (the attack without the
-    update).
+    There is no estimate for secure sums, for updates that cannot be read or hold NaN, infinite or huge values, and for clients
+    that defend their updates. reads_update: whether the update is used for the estimate; False for a null (the same attack
+    without the update).
     """
     if row.num_examples is not None or row.client == SUM_CLIENT:
         return row

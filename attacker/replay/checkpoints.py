@@ -39,9 +39,10 @@ def run_of(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The settings that decide whether a replay can resume from a checkpoint: equal, except that `READABLE_FORMATS` may differ.
+    """The settings under which a checkpoint is written. A replay resumes from it only if all of them equal its own.
 
-    attack: the printed specification. device: cpu or cuda. torch, fedleak: versions. form: `CHECKPOINT_FORMAT`.
+    attack: the printed specification. device: cpu or cuda. torch, fedleak: versions. form: format version of the file; a replay
+    also reads the older ones in `READABLE_FORMATS`.
     """
 
     attack: str

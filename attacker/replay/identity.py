@@ -1,4 +1,4 @@
-"""Identity of a replay: recording, attack, seed and oracles, and the folder that is named after them."""
+"""Identity of a replay: recording, attack, seed and oracles (information that no server has), and the folder named after them."""
 
 import hashlib
 import json

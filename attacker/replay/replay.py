@@ -53,7 +53,7 @@ class Replayed:
     failed:   dict from the key of a case to the reason of failure; for a row that cannot be read, the key is a text with its
               round and client.
     routes:   dict from the name of a method (a closed form or a search) to the number of cases that it reconstructed now.
-    left_out: dict from the key of each case of one client's rounds of which some were omitted to pairs of round and reason.
+    left_out: dict from the key of each case that omits rounds of its client to a list of pairs of round and reason.
     notes:    remarks on the replay, one sentence each.
     """
 
@@ -83,8 +83,9 @@ class Replay:
     rounds, clients: the rounds and clients to attack, by default all; a unique beginning of a client's name is enough.
     device:  PyTorch device of the attack.
     chunk:   largest number of cases attacked at once; None chooses it from the model and the machine.
-    oracle_labels, oracle_logits: oracles, which tell the attack (but not its null) what no server knows: functions from a row of
-             the recording to its true labels, and to the model's logits of its true examples. None leaves an oracle out.
+    oracle_labels, oracle_logits: oracles, which tell the attack what no server knows: functions from a row of the recording to
+             its true labels, and to the model's logits of its true examples. None leaves an oracle out. A null, the attack
+             without the update, is not told.
     oracle_truth: digest of the clients' true examples that these functions read.
     threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
     workers: largest number of worker processes; 1 runs the attack in this process; None lets `choose_workers` decide. Without
@@ -124,7 +125,7 @@ class Replay:
 
     @property
     def _oracles(self) -> tuple[str, ...]:
-        """Return the names of the oracles that were given."""
+        """Return the names, "labels" or "logits", of the oracles (information that no server has) that the user gave."""
         told = {"labels": self.oracle_labels, "logits": self.oracle_logits}
         return tuple(name for name, oracle in told.items() if oracle is not None)
 
@@ -301,7 +302,8 @@ class Replay:
     def _plan_tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
         """Return the remaining tasks: first the groups of cases of an interrupted replay's checkpoints, then other cases.
 
-        Notes on checkpoints and failures of oracles are added to `replayed`. pending: the cases that are not finished.
+        A task is the cases that are attacked at once. Notes on checkpoints that cannot be used, and cases whose true labels or
+        logits cannot be read (oracles), are recorded in `replayed`. pending: the cases that are not finished.
         """
         able = {case.key: case for case in self.plan.cases if not case.reason}
         left = {case.key for case in pending}
@@ -325,7 +327,10 @@ class Replay:
         return split_into_chunks(self.plan.cases, self._footprint, self.chunk)
 
     def _estimate_seconds(self, tasks: Sequence[Task]) -> float:
-        """Estimate the seconds that tasks take on one core. If an attack reports no number of evaluations, one is assumed."""
+        """Estimate the seconds that tasks take on one core, all together.
+
+        The number of gradient evaluations per case is the one that the attack reports, or 1 if it reports none.
+        """
         sizes = {case.key: case.sizes for case in self.plan.cases}
         once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
         return once * estimate_effort(self._attack).evaluations

@@ -55,7 +55,8 @@ def _read_checked(path: Path) -> str:
     token = read_private(path, MAX_TOKEN).decode("latin-1").strip()
     if not MIN_TOKEN <= len(token) < MAX_TOKEN or not token.isascii() or not token.isprintable():
         raise ValueError(
-            f"{path} must hold a token of at least {MIN_TOKEN} printable characters; delete it, and the service writes a new one"
+            f"{path} must hold a token of {MIN_TOKEN} to {MAX_TOKEN - 1} printable ASCII characters; delete it, and the service "
+            "writes a new one"
         )
     return token
 

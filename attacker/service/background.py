@@ -64,10 +64,10 @@ class Works:
         self._parts.queue.close()
 
     def apply_rules(self, rounds: Sequence[Arrived]) -> None:
-        """Count new rounds in the metrics, and submit the jobs that the rules require for them.
+        """Count the new rounds `rounds` in the metrics, and submit the jobs that the rules require for their recordings.
 
-        Recordings whose jobs could not be submitted at the previous call, for example because the queue was full, are tried
-        again.
+        Recordings whose jobs could not all be submitted at the previous call, for example because the queue was full, are tried
+        again. Nothing is submitted without a file of rules.
         """
         if rounds:
             self._parts.metrics.count_arrived(rounds)

@@ -29,8 +29,8 @@ class Event(NamedTuple):
     """One change.
 
     number: number of the event in its feed, from 1; 0 for an event that was made for a single connection. A `hello`, the first
-    event of a connection to the feed, has the number after which its events follow. kind: what changed, such as "job". key: its
-    subject, such as the job's id; "" for a `hello`. data: content as JSON text.
+    event of a connection to the feed, has the number of the last event before those that follow it on this connection.
+    kind: what changed, such as "job". key: its subject, such as the job's id; "" for a `hello`. data: content as JSON text.
     """
 
     number: int
@@ -48,7 +48,8 @@ class _Listener:
     def take(self, event: Event | None) -> None:
         """Put an event into the listener's queue; None disconnects the listener after the events that still wait.
 
-        A listener whose queue is full is disconnected without them. Must be called in the event loop of the listener.
+        A listener whose queue is full is disconnected at once, and its waiting events are dropped. Must be called in the event
+        loop of the listener.
         """
         if self.gone:
             return
@@ -113,7 +114,8 @@ class Feed:
         with self._lock:
             if self._closed or len(self._listeners) >= self._most:
                 raise TooMany(
-                    f"{len(self._listeners)} pages receive events already, which is the limit; close some, or try again later"
+                    f"no further page can receive events: {len(self._listeners)} of at most {self._most} do"
+                    f"{', and the service is stopping' if self._closed else ''}; close some pages, or try again later"
                 )
             missed = self._list_missed(last)
             now = self._number

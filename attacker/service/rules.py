@@ -148,10 +148,10 @@ class Rules:
         self._turn = threading.Lock()
 
     def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
-        """Let each rule that applies to a recording submit jobs for those of its rounds that the rule has not dealt with yet.
+        """Submit the jobs of all rules that match a recording, for those of the recording's rounds that are new to a rule.
 
-        A rule deals with a round only once, also if the service is restarted: it submits a job, or leaves the round out for good
-        because of a limit, for example. If the round is recorded again, the rule deals with it again.
+        A rule deals with a round only once, also if the service is restarted: it submits a job, or leaves the round out for good,
+        for example because of a limit. If the round is recorded again, the rule deals with it again.
         attempts: dict from each recorded round to its attempt, see `Taken`. created: time at which the recording was begun, ISO
         8601, see `Ledger.adopt`.
 

@@ -104,10 +104,11 @@ class AttackOnRecording(TypedDict):
     """Results of an attack on a recording.
 
     source: name of the folder with these results. null: whether the attack is a null (the same attack without the update).
-    cases: number of cases with an update to attack. scored: number of cases with scores that were made after the case had
-    finished, with a reconstruction or by failing. waiting: number of waiting cases, including those that are being attacked.
+    oracles: names of information that the attack was given although no server has it, such as "labels".
+    cases: number of cases with an update to attack. waiting: number of those that are being attacked, or have no result yet.
+    scored: number of cases that had finished (by a reconstruction or by failing) when they were scored.
     examples: number of distinct examples in scored cases. success: share of them that was recovered. labels: share of them whose
-    label was recovered; null also if an oracle supplied the labels. psnr: mean PSNR in dB of those for which it is known.
+    label was recovered; null also if the labels were given. psnr: mean PSNR in dB of those for which it is known.
     confidence: the attack's own estimate of the share of examples recovered, in [0, 1], as mean over its reconstructed cases.
     outcome, verdict: comparison with the null, in a few words and as text; null for an attack without scores, and for a null.
     """
@@ -149,8 +150,8 @@ class GridCell(TypedDict):
     else null.
     attack: folder name of the attack with the highest leak, to which the numbers belong. cases: keys of its cases that use the
     update of this client in this round.
-    state: "running" if a case of any attack shown that uses the update is in this state; else in the same way the first of
-    "waiting", "interrupted", "failed" and "done"; "none" if there is no case that can be attacked.
+    state: the first of "running", "waiting", "interrupted", "failed" and "done" that is the state of a case that uses the
+    update, over all attacks shown; "none" if there is no case that can be attacked.
     null_success, null_psnr: scores of the attack's null (the same attack without the update); null if there are none.
     """
 
@@ -313,8 +314,8 @@ class Headline(TypedDict):
     cases, finished, failed: numbers of cases over all attacks, nulls excluded; failed cases count as finished.
     examples: number of distinct examples in finished cases of `attack` with scores. psnr: mean PSNR in dB of those for which it
     is known. null_psnr: the same for the attack's null.
-    worst: the examples, at most 6, that `attack` or, if it is null, the first attack with a reconstruction, reconstructed best,
-    each distinct one once. Without scores, one example each of its cases with the highest confidence.
+    worst: at most 6 distinct examples that one attack reconstructed best: `attack` or, if that is null, the first attack with a
+    reconstruction. Without scores, these are one example of each of its cases with the highest confidence.
     """
 
     sentence: str

@@ -75,7 +75,7 @@ class Watcher:
         self._tell(lambda: self.catalogue.scan_run(recording))
 
     def scan_jobs(self) -> None:
-        """Publish each job that has changed since the last call, in its present state."""
+        """Pass each job that has changed since the last call to the callback `changed`, and publish it, in its present state."""
         if self.queue.get_version() == self._version:
             return
         self._version, jobs = self.queue.list_changes(self._version)

@@ -46,9 +46,10 @@ Features = Callable[[Tensor], Tensor]
 
 
 def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Compute the examples of each case from their features. Raises ValueError as `require_features` does.
+    """Compute the examples of each case from their features, the inputs of the last layer, and return one answer per case.
 
-    The answer to a case has no examples if features do not explain the last layer's gradient. walk: settings of R-GAP, not used.
+    An answer has no examples if its features do not explain the last layer's gradient. walk: not used; other closed forms with
+    this signature use it. Raises ValueError if model, training or defense do not allow it (`require_features`).
     """
     require_features(observed)
     return [_answer(observed, i, seed_generator(rng, case, "features")) for i, case in enumerate(observed.cases)]

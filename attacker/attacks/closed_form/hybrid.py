@@ -63,7 +63,10 @@ class Hybrid:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, which agree in model, data, training and defense, and have one example each."""
+        """Return for each of `cases` the better answer of the closed form and the search, with a note on the choice.
+
+        The cases agree in model, data, training and defense, and have one example each. A null returns the search's null.
+        """
         both = [replace(one, device=self.device, sees_gradient=self.sees_gradient) for one in (self.closed, self.search)]
         if not self.sees_gradient:
             return [replace(found, attack=self.name) for found in both[1](cases, rng=rng, progress=progress, memory=memory)]

@@ -66,9 +66,10 @@ class HiddenLayer:
 
 
 def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Compute the example of each case from the input of a hidden linear layer. Raises ValueError as `find_suitable_layer` does.
+    """Compute the example of each case from the input of a hidden linear layer, and return one answer per case.
 
-    The answer to a case has no examples if its gradient does not fit the method. walk: settings of R-GAP, not used.
+    An answer has no examples if the gradient of its case does not fit the method. walk: not used; other closed forms with this
+    signature use it. Raises ValueError if no hidden layer is suitable (`find_suitable_layer`).
     """
     layer = find_suitable_layer(observed)
     return [_answer(observed, layer, i, seed_generator(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]

@@ -11,8 +11,8 @@ Criterion = Callable[[Tensor], Tensor]
 def measure_roughness(x: Tensor) -> Tensor:
     """Return the mean squared difference between each image (N, C, H, W) and its 3x3 mean filter; it is large for noise.
 
-    H-GAP uses it by default to choose between the answers of R-GAP and of a search (R-GAP, section 5).
-    At borders, the mean is over the pixels inside.
+    At borders, the mean is over the pixels inside. The attack `hgap` uses it by default to choose between the answers of a closed
+    form and of a search (Zhu and Blaschko 2021, R-GAP, section 5).
     """
     return (x - functional.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)).flatten(1).square().mean(dim=1)
 

@@ -69,8 +69,8 @@ class ClosedForm:
     def plan(self, case: Case) -> RoutePlan:
         """Return for each route why it cannot apply to a case, or "" if it may, before any is tried.
 
-        The plan also holds the number of gradient evaluations of the routes that may apply. That of a null has no routes.
-        Raises ValueError if the gradient is zero or not finite.
+        A route is a closed form. The plan also holds the number of gradient evaluations of the routes that may apply. For a null
+        (the attack without the gradient) it has no routes. Raises ValueError if the gradient is zero or not finite.
         """
         if not self.sees_gradient or not self.routes:
             return RoutePlan()
@@ -155,7 +155,10 @@ class Routing:
         return [self._build_reconstruction(i, seconds, searched.get(i)) for i in said]
 
     def answer(self) -> None:
-        """Try the routes in order on the cases that have no exact answer yet, or one that is not unique (`_Found.open`)."""
+        """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
+
+        Each is tried only on the cases that have no exact answer yet, or one that is not unique (`_Found.open`).
+        """
         self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
         for i, route in enumerate(self.attack.routes):
             pending = [row for row, found in enumerate(self.found) if not found.exact or found.open]
@@ -199,7 +202,7 @@ class Routing:
                 self.found[i].reasons[route] = explain_error(route, error)
 
     def _apply(self, route: str, pending: list[int]) -> None:
-        """Do what `_try` says; raises what the route raises, and ValueError if it does not apply."""
+        """Try a route as `_try` describes, without catching its errors, among them ValueError if the route does not apply."""
         observed = self.observed.select(pending)
         answers = ROUTES[route](observed, self.rng, self.attack.walk)
         for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
@@ -318,7 +321,10 @@ class Routing:
         return [self._build_grey(case) for case in self.cases]
 
     def _build_grey(self, case: Case) -> Reconstruction:
-        """Return images of constant value 0.5 with random labels, the null's answer if the attack has no fallback."""
+        """Return images of constant value 0.5 with random labels: the answer of a null without a fallback search.
+
+        A null is the attack without the gradient.
+        """
         observation = case.observations[0]
         count, data = observation.num_examples or 0, observation.data
         labels = torch.randint(data.num_classes, (count,), generator=seed_generator(self.rng, case, "labels"))

@@ -1,4 +1,4 @@
-"""Registry of routes: the closed forms that the router tries, by default in this order."""
+"""Registry of routes: closed forms that compute examples from gradients, which the router tries, by default in this order."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
 
 
 def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Solve for the inputs of a first linear layer, for one example or a batch, as far as the gradient separates the examples.
+    """Solve for the inputs of a first linear layer, as far as the gradient separates the examples; return one answer per case.
 
-    An answer may have fewer examples than the batch, or none. The label of an example is that with which its simulated gradient
-    at the layer's outputs fits best the part of the observed one that it has to explain.
+    A case is of one example or a batch. Its answer may have fewer examples than the batch, or none. The label of an example is
+    that with which its simulated gradient at the layer's outputs fits best the part of the observed one that it has to explain.
     Raises ValueError if the model is not a chain of layers that begins with a linear layer.
     """
     chain = _require_linear(observed)
@@ -43,13 +43,13 @@ def _require_linear(observed: Observed) -> Chain:
         raise ValueError(f"this model is not a chain of layers: {chain}")
     if chain.layers[0].kernel is not None:
         raise ValueError(
-            f"the first layer, {chain.layers[0].name}, is a convolution, and the route 'linear' needs a linear layer there"
+            f"the first layer, {chain.layers[0].name}, is a convolution, and the closed form 'linear' needs a linear layer there"
         )
     return chain
 
 
 def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Run R-GAP from the last layer to the first.
+    """Solve linear equations for the input of each layer, from the last to the first (R-GAP); return one answer per case.
 
     If several inputs have the same gradient, by count of equations, it finds one of them, and a note says so.
     Raises ValueError if R-GAP does not apply, see `run_rgap`.
@@ -64,10 +64,11 @@ def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequ
 
 
 def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Run R-GAP from the last layer back to a layer with too few equations; solve that layer and all before it together.
+    """Solve layer by layer (R-GAP) back to a layer with too few equations, and for the network's input from there at once.
 
-    If several layers have too few equations, this is the one nearest to the output; if none has, but the network does not use
-    every input value, it is the first layer. Solving together uses a prior.
+    The second step uses the equations of that layer and all before it together, with a prior. Returns one answer per case.
+    If several layers have too few equations, that layer is the one nearest to the output; if none has, but the network does not
+    use every input value, it is the first layer.
     Raises ValueError if R-GAP does not apply, see `run_rgap`, or if every layer has enough equations and all input values are
     used.
     """
@@ -75,7 +76,7 @@ def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Cl
     report = analyse_rank(chain)
     deficient = report.deficient_layers or (0,) * bool(report.unused)
     if not deficient:
-        raise ValueError("every layer has enough equations; use the route `layers` instead")
+        raise ValueError("every layer has enough equations to be solved on its own; use the closed form `layers` instead")
     readings = choose_readings(observed, chain, observed.gradient, walk)
     point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _get_input_range(observed)

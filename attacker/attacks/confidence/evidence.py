@@ -201,17 +201,18 @@ def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:
 
 
 def judge_prior(examples: int, data: DataSpec) -> Judged:
-    """Return the confidence in an answer that used no gradient.
+    """Return the confidence in an answer of `examples` examples that used no gradient, the same for all of them.
 
-    It is about the share of such answers whose examples were recovered in the calibration.
+    It is about the share of the examples of such answers that were recovered in the calibration.
     """
     return judge("prior alone", {}, torch.zeros(examples), data)
 
 
 def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
-    """Compute confidence from evidence by the calibration curve of a route.
+    """Return the confidence that the calibration curve of a route, the method of the attack, gives for this evidence.
 
-    It is undecided if no curve applies, and for examples whose probability the curve does not know well enough (`Curve.unsure`).
+    It is undecided (NaN), with a note, if no curve applies, and for examples whose probability the curve does not know well
+    enough (`Curve.unsure`). evidence: features by name, (N,) each. explained: (N,), copied to the result.
     """
     own, kind = find_curve(route, is_image=data.is_image), "images" if data.is_image else "table rows"
     reason = own.explain_mismatch(evidence) if own else f"answers of the method {route!r} were not calibrated on {kind}"
@@ -231,9 +232,9 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
 def build_undecided(
     examples: int, reason: str, explained: Tensor | None = None, evidence: Mapping[str, Tensor] | None = None
 ) -> Judged:
-    """Return undecided confidence for an answer of `examples` examples, with the reason as a note.
+    """Return undecided confidence (NaN) for an answer of `examples` examples, with the reason as a note.
 
-    explained: (N,), 0 if not given.
+    explained: (N,) share of the gradient's power that the answer explains; None for 0. evidence: features by name, (N,) each.
     """
     unknown = torch.full((examples,), UNDECIDED)
     words = (f"confidence is undecided: {reason}",)
@@ -260,8 +261,10 @@ def _compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
 
 
 def _measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `Posterior.estimate_error` and `Posterior.estimate_next_step` of each example, (N,) each.
+    """Return for each example how uncertain its values are, and how much another Gauss-Newton step would change them, (N,) each.
 
+    They are the mean posterior variance (`Posterior.estimate_error`), and the mean squared change by that step
+    (`Posterior.estimate_next_step`).
     Residuals are differences between simulated and observed gradients, relative to the norm of the latter.
     variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
     """

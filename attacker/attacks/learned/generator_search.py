@@ -13,8 +13,9 @@ RATE = 0.05
 
 
 def match_images(network: ImageGenerator, x: Tensor, y: Tensor, *, perceptual: Lpips | None = None, steps: int = 0) -> Tensor:
-    """Return images of the generator that are near the images x: least root mean square difference plus LPIPS.
+    """Search by Adam for the generator's images that are nearest to the images x, and return them, (N, 3, side, side).
 
+    The distance is the root mean square difference plus LPIPS.
     x: (N, 3, side, side) in [0, 1]. y: labels (N,), or probabilities of classes (N, K), of which a generator with one class uses
     none. steps: 0 for `STEPS`. perceptual: LPIPS; None for AlexNet's if its weights are in torch's hub cache, and otherwise no
     LPIPS.

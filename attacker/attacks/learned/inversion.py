@@ -81,7 +81,10 @@ class LearningToInvert:
         return found
 
     def _build_mean_image(self, case: Case, pool: Pool, rng: Generator) -> Reconstruction:
-        """Return the null's answer: the mean public image, which has the least mean squared error to them, and random labels."""
+        """Return the answer of the null (the attack without the update): copies of the mean public image, with random labels.
+
+        The mean image has the least mean squared error to the public images.
+        """
         data, count = case.observations[0].data, case.observations[0].num_examples or 1
         labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
         x = pool.x.mean(dim=0).expand(count, *data.shape).clone()
@@ -95,10 +98,14 @@ class LearningToInvert:
 def _refuse_unsuitable(observation: Observation) -> None:
     sizes, steps = find_schedule(observation)
     if sum(sizes) > MAX_BATCH:
-        raise ValueError(f"the client has {sum(sizes)} examples; the network's answers are matched to at most {MAX_BATCH}")
+        raise ValueError(
+            f"the client has {sum(sizes)} examples, and this attack works for at most {MAX_BATCH}; choose another attack"
+        )
     if steps != 1 or observation.training.optimiser != "sgd":
         used = f"{steps} steps of {observation.training.optimiser}"
-        raise ValueError(f"clients are simulated for one local step of sgd, and this one took {used}")
+        raise ValueError(
+            f"this attack simulates clients of one local step of sgd, and this one took {used}; choose another attack"
+        )
 
 
 def learning_to_invert(

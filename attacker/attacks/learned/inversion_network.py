@@ -49,7 +49,12 @@ class InversionTraining:
 
 @dataclass(frozen=True)
 class InversionNetwork:
-    """A trained network. losses: the loss on held-out clients after each epoch, of which the network has the smallest (T,)."""
+    """A trained network that maps the update of a client to its examples.
+
+    encode: maps an update by parameter name to features (F,). mean, scale: (F,), by which features are standardised before they
+    enter the network. shape: of an example. losses: (T,) loss on held-out simulated clients after each epoch; the network is that
+    of the epoch with the smallest one.
+    """
 
     network: nn.Module
     encode: Callable[[Mapping[str, Tensor]], Tensor]
@@ -68,9 +73,10 @@ class InversionNetwork:
 def train_inversion(
     observation: Observation, pool: Pool, training: InversionTraining, rng: Generator, device: str
 ) -> InversionNetwork:
-    """Train a network on clients that start from the weights of an observation, with as many examples of the pool as it reports.
+    """Return a network trained to map updates to examples, on simulated clients with the weights and settings of an observation.
 
-    Initial weights and all draws depend on `rng` alone. Of the observation, its update is not used.
+    Each simulated client has as many images of the pool as the observation reports examples. The observation's own update is not
+    used. Initial weights and all draws depend on `rng` alone.
     """
     model = build_network(observation).to(device)
     encode = build_encoder(observation, find_omitted(observation, model), rng, device)
@@ -151,7 +157,11 @@ def simulate_updates(
 def build_encoder(
     observation: Observation, omitted: frozenset[str], rng: Generator, device: str
 ) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    """Return a function from an update to the inputs of the network, at most FEATURES, without the parameters `omitted`."""
+    """Return a function from an update to the inputs (F,) of the network, F at most FEATURES, without the parameters `omitted`.
+
+    The inputs are the values of the update or, if there are more, random sums of them: each value is added to one input, with a
+    random sign.
+    """
     names = [name for name in observation.weights if name not in omitted]
     size = sum(observation.weights[name].numel() for name in names)
     if size <= FEATURES:

@@ -127,9 +127,10 @@ class Trainer:
         return float(distance.detach())
 
     def _apply(self, clean: Tensor, rows: Tensor, rng: Generator) -> tuple[Tensor, Tensor | float]:
-        """Return what the network makes of a batch as its kind is trained, and a penalty that is added to the l1 distance.
+        """Return the network's images for a batch, to be compared with it, and a penalty that is added to the l1 distance.
 
-        clean: images (B, 3, size, size). rows: their indices among all images.
+        An enhancer is given degraded images, a denoiser noisy ones, an autoencoder and a generator the images themselves. Only a
+        generator has a penalty, that of its latents' distribution. clean: images (B, 3, size, size). rows: their indices.
         """
         if self.facts.kind == "generator":
             labels = torch.zeros(len(rows), dtype=torch.long) if self.labels is None else self.labels[rows]

@@ -170,7 +170,10 @@ def _name_route(batch: CaseBatch, best: Best) -> str:
 
 
 def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
-    """Return the names of the oracles that were used: knowledge that no server has."""
+    """Return the names of what the attack used although no server has it (oracles).
+
+    They are those that its `needs` imply, "labels" if the true labels were given, and "logits" if the true logits were.
+    """
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
     return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))
 

@@ -141,10 +141,10 @@ class CaseBatch:
             self.stuck = self.stuck.maximum(noise + 2 * NEIGHBOUR_CONTRAST * self.smoothing)
 
     def _compute_floor(self) -> Tensor:
-        """Return the expected losses (cases,) of the true examples by known noise; 0 for a null, and without squares or cosines.
+        """Return the expected loss of the true examples of each case, (cases,), which is not 0 if the gradient has known noise.
 
-        Of an observed gradient g with noise of power p, the cosine distance to the gradient without noise is about
-        1 - sqrt(1 - p / |g|^2).
+        For squared distances it is the power of the noise, its expected squared norm; for cosines, with power p and the observed
+        gradient g, about 1 - sqrt(1 - p / |g|^2). It is 0 for other distances, and for a null (the search without the gradient).
         """
         distance = self.attack.objective.distance
         powers = [view.power for view in self.views]
@@ -159,12 +159,12 @@ class CaseBatch:
         """Return the weight of the total variation for each case, (cases,); 0 for data that are not images.
 
         It is `Prior.tv` times the loss of a zero gradient. If the prior is `denoised`, the power of the noise is known and
-        distances are squared, a term that grows with this power is added; if distances are cosines, `Prior.tv_of_noise` times the
-        ratio of noise to signal in the gradient's power.
+        distances are squared, a term that grows with this power is added. If distances are cosines, `Prior.tv_of_noise` times the
+        ratio of noise to signal in the gradient's power is added.
 
-        A null does not see the gradient. If the distance is bounded, so that the loss of a zero gradient is 1, its weight is
-        `Prior.tv`. Otherwise it is 1 if the attack itself would have a weight above 0, since without a gradient the weight does
-        not change the minimum.
+        A null (the search without the gradient) has the weight `Prior.tv` if the distance is bounded, so that the loss of a zero
+        gradient is 1. Otherwise its weight is 1 if that of the attack is above 0, since without a gradient the weight does not
+        change the minimum, and else 0.
         """
         prior, distance = self.attack.prior, self.attack.objective.distance
         gamma = torch.stack([view.rows["gamma"] for view in self.views])
@@ -186,7 +186,8 @@ class CaseBatch:
     def _compute_unit(self) -> Tensor:
         """Return the loss of a zero gradient for each case, (cases,), to which weights of the prior are relative.
 
-        For a null it is 1, or what gives the same ratio to the total variation, whose weight is then 1 (`_compute_smoothing`).
+        For a null (the search without the gradient) it is 1, except where its total variation has the weight 1 in place of
+        `Prior.tv` (`_compute_smoothing`): then it is 1 / `Prior.tv`, so that the ratio of both terms stays the same.
         """
         gamma, prior = torch.stack([view.rows["gamma"] for view in self.views]), self.attack.prior
         if self.attack.sees_gradient:
@@ -199,8 +200,10 @@ class CaseBatch:
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
 
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
-        """Return what `build_problem` needs to match features; None if the objective does not match them or they are not known.
+        """Return the features that the examples of each problem should have, or their spans, and the weight of this loss term.
 
+        Features are inputs of a layer near the output, recovered from the gradient, as `solve_targets` or `recover_spans` return
+        them. None if the objective has no such term, the gradient does not show them, labels are optimised, or for a null.
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
         view, term = self.views[0], self.attack.objective.features
@@ -226,7 +229,8 @@ class CaseBatch:
 
         cases: indices of the cases.
         z: the starting latents (P, D), at which the gain of a defense is computed (`_compute_gain`). labels: (P, V).
-        logits: those of the true examples from an oracle, (P, V, K); None without one. features: from `solve_features`.
+        logits: logits of the true examples, which no server knows, (P, V, K); None if they are not given. features: from
+        `solve_features`.
         """
         rows = torch.tensor(cases, device=z.device)
         every = list(cases) == list(range(len(self.cases)))  # then gradients, which may be large, are not copied
@@ -338,7 +342,7 @@ class CaseBatch:
         return slope
 
     def _measure_prior(self, z: Tensor, x: Tensor) -> Tensor:
-        """Return the terms of the prior for latents and with a denoiser, relative to the loss of a zero gradient, 0-d."""
+        """Return the weighted terms of the prior on latents and of the denoiser, 0-d, in units of the loss of a zero gradient."""
         prior = self.attack.prior
         value = prior.latent * self.space.measure_latents(z)
         return value if prior.denoiser is None else value + prior.denoiser_weight * measure_noise(x, prior.denoiser)
@@ -355,8 +359,8 @@ class CaseBatch:
     def _measure_disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of squared differences between predicted probabilities and labels of the candidate's examples, 0-d.
 
-        Predictions are made with the weights of the first observation. If an oracle supplies the logits of the true examples, it
-        is the sum of squared differences between those and the candidate's logits.
+        Predictions are made with the weights of the first observation. If the logits of the true examples, which no server knows,
+        are given to the attack, it is the sum of squared differences between those and the candidate's logits.
         """
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
@@ -367,11 +371,11 @@ class CaseBatch:
         return (made - aim).square().sum()
 
     def _compute_gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
-        """Return the squared norm of the simulated gradient before the defense over that after it, at the starting point z, 0-d.
+        """Return the squared norm of the simulated gradient before the defense, divided by that after it, at the start z, 0-d.
 
         The distances and priors in the loss are multiplied by this ratio, so that a search does not stall because clipping made
         all values small. It is 1 without a known defense, if nothing is left after the defense, for distances that are not
-        squared, and for a null.
+        squared, and for a null (the search without the gradient).
         """
         if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])
@@ -381,10 +385,11 @@ class CaseBatch:
         return torch.where((gain > 0) & gain.isfinite(), gain, 1)
 
     def find_labels(self, i: int, rng: Generator) -> Tensor:
-        """Return the labels (V,) that the search for case i uses: known, inferred from the gradient, or random for a null.
+        """Return the labels (V,) that the search for case i uses.
 
-        If they are not known, those of the case's links are used, if these have any, and otherwise a label rule infers them. If
-        soft labels are optimised with the examples, zeros are returned in their place, which the loss does not use.
+        They are random for a null (the search without the gradient). Otherwise they are the true ones if these were given to the
+        attack, else those that are part of the case's links (which match examples across rounds), else those that a label rule
+        infers from the gradient. If soft labels are optimised with the examples, they are zeros, which the loss does not use.
         """
         attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
         if not attack.sees_gradient:
@@ -440,9 +445,9 @@ def get_links(case: Case, epochs: int) -> Links:
 
 
 def get_logits(case: Case, links: Links, epochs: int) -> Tensor:
-    """Return the logits (V, K) that the oracle supplies for the first observation of a case, one row per searched example.
+    """Return the logits (V, K) of the true examples that the user gave for the first observation of a case (an oracle).
 
-    They are zeros for examples that this observation lacks. epochs: as in `get_links`.
+    There is one row per searched example, of zeros for examples that this observation lacks. epochs: as in `get_links`.
     """
     told = case.known_logits
     assert told is not None

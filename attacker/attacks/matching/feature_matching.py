@@ -24,10 +24,11 @@ def can_match_features(seen: ObservedGradients) -> bool:
 
 
 def solve_targets(seen: ObservedGradients, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> dict[str, Tensor]:
-    """Return the features that the examples of each of P problems should have.
+    """Return a dict with the features (inputs of the last linear layer) that the examples of each of P problems should have.
 
     seen: the gradients of all cases. cases: the case of each problem. labels: (P, N). rngs: one generator for each problem.
-    targets:  (P, N, F).
+    The dict holds:
+    targets:  (P, N, F), the features.
     averages: (P, N, N). Row n holds the weights of the examples whose mean features should be targets[n]: a single 1, or equal
               weights of all examples with one label if only their mean is known.
     trust:    (P,), 1 if the targets explain most of the last layer's gradient, otherwise 0.
@@ -57,17 +58,22 @@ def measure_feature_mismatch(
 
 
 def can_match_spans(seen: ObservedGradients) -> bool:
-    """Return whether the defense leaves the gradient of the last layer, and all cases have a Gaussian layer before it."""
+    """Return whether the defense does not hide the last layer's gradient, and all cases have a Gaussian layer before that layer.
+
+    A Gaussian layer is a wide linear layer whose weights are random and normally distributed.
+    """
     cases = 1 if seen.shared else len(next(iter(seen.gradients.values())))
     states = (seen.get_state(i)["weights"] for i in range(cases))
     return can_match_features(seen) and all(find_gaussian_layer(seen.model, weights) is not None for weights in states)
 
 
 def recover_spans(seen: ObservedGradients, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> dict[str, Tensor]:
-    """Return the spans in which the features of the examples of P problems should be; they are inputs of the Gaussian layer.
+    """Return a dict with the linear subspaces (spans) in which the features of the examples of P problems should lie.
 
-    Arguments as in `solve_targets`. bases: (P, N, F, R), as in `RecoveredFeatures`, with R = N. trust: (P,) mean agreement of
-    both halves of the neurons, from 0 to 1.
+    Features are the inputs of the Gaussian layer, a wide layer of random weights. Arguments as in `solve_targets`.
+    The dict holds:
+    bases: (P, N, F, N), for each example an orthonormal basis in columns; as many are nonzero as examples have its label.
+    trust: (P,), from 0 to 1, mean cosine between the estimates of the features from both halves of the layer's neurons.
     """
     bases, trust = [], []
     for case, y, rng in zip(cases, labels.cpu(), rngs, strict=True):

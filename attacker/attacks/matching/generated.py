@@ -32,7 +32,11 @@ def read_generator(path: Path) -> ImageGenerator:
 
 
 def latents(network: ImageGenerator, path: str) -> DecoderFactory:
-    """Return the decoder factory whose variable is the generator's latent vector (Li et al. 2022, GGL, and others)."""
+    """Return the decoder factory whose variable is the generator's latent vector (Li et al. 2022, GGL, and others).
+
+    A factory returns the decoder for given data, and raises ValueError if the generator does not fit them. path: the generator's
+    file, for messages.
+    """
 
     def build(data: DataSpec) -> Decoder:
         _check_data(network, path, data)
@@ -47,7 +51,11 @@ def latents(network: ImageGenerator, path: str) -> DecoderFactory:
 
 
 def features(network: ImageGenerator, path: str) -> DecoderFactory:
-    """Return the decoder factory whose variables are the latents, and then displacements of feature maps, stage after stage."""
+    """Return the decoder factory whose variables are the latents, and then displacements of feature maps, stage after stage.
+
+    A factory returns the decoder for given data, and raises ValueError if the generator does not fit them. Displacements are
+    added to the results of the first SEARCHED_STAGES stages. path: the generator's file, for messages.
+    """
     shapes = network.feature_shapes[:SEARCHED_STAGES]
     phases = (network.latents, *(torch.Size(shape).numel() for shape in shapes))
 
@@ -65,7 +73,11 @@ def features(network: ImageGenerator, path: str) -> DecoderFactory:
 
 
 def weights(network: ImageGenerator, path: str) -> DecoderFactory:
-    """Return the decoder factory whose variables are the latents, and then displacements of the weights that decode them."""
+    """Return the decoder factory whose variables are the latents, and then displacements of the weights that decode them.
+
+    A factory returns the decoder for given data, and raises ValueError if the generator does not fit them. Each example has
+    weights of its own. path: the generator's file, for messages.
+    """
     own = {name: p for name, p in network.named_parameters() if name.split(".")[0] in ("expand", "up", "leave")}
     sizes = [p.numel() for p in own.values()]
     units = [WEIGHT_UNIT * float(p.square().mean().sqrt()) for p in own.values()]
@@ -94,7 +106,7 @@ name such as `generator.safetensors@features`."""
 
 
 def is_generated(name: str) -> bool:
-    """Return whether the name of a decoder is that of a file, followed by @ and a word, as `find_generated` takes it."""
+    """Return whether the name of a decoder has the form FILE.safetensors@WORD, as `find_generated` takes it."""
     return name.rpartition("@")[0].endswith(FILE_ENDING)
 
 

@@ -162,9 +162,9 @@ class MatchingRun:
     def _choose_stop(self, restart: int) -> Stop:
         """Return the stopping rule of the searches of this restart.
 
-        A null is never given up. Early limits were not chosen for warm starts, whose loss may rise at first, and for defended
-        updates, whose loss need not fall far: they are ignored in restart 0 of an attack that makes warm starts, and if a defense
-        is declared.
+        A null (the search without the gradient) is never given up. `Stop.early`, limits at which hopeless searches are given up
+        soon, is left out in restart 0 of an attack with warm starts, whose loss may rise at first, and if a defense is declared,
+        since the loss of defended updates need not fall far.
         """
         stop = self.attack.search.stop
         if not self.attack.sees_gradient:

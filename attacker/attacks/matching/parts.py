@@ -24,8 +24,8 @@ class Labels:
     rule:      function that infers labels from the gradient before the search, unless they are known. If it is None and labels
                are not known, soft labels are optimised together with the examples (DLG).
     agreement: weight in the loss of the squared distance between the probabilities predicted for the candidate examples and their
-               labels (CPL's alpha). If an oracle supplies the logits of the true examples, it is the squared distance between
-               those and the logits of the candidates.
+               labels (CPL's alpha). If the logits of the true examples, which no server knows, are given to the attack, it is the
+               squared distance between those and the logits of the candidates.
     """
 
     rule: LabelRule | None = infer_labels

@@ -66,9 +66,10 @@ def total_variation(x: Tensor) -> Tensor:
 
 
 def measure_noise(x: Tensor, denoiser: Denoise) -> Tensor:
-    """Return half the mean squared difference of images x (N, C, H, W) and denoised ones, whose gradient is (x - D(x)) / values.
+    """Return half the mean squared difference of images x (N, C, H, W) and the denoised images D(x), a 0-d tensor.
 
-    The denoised images count as constant in the gradient, as in regularisation by denoising (Romano et al. 2017, RED, eq. 12).
+    D(x) counts as constant when this is differentiated, so that the gradient is (x - D(x)) divided by the number of values, as in
+    regularisation by denoising (Romano et al. 2017, RED, eq. 12).
     """
     return (x - denoiser(x.detach()).detach()).square().mean() / 2
 

@@ -95,7 +95,11 @@ class View(ObservedGradients):
         return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _stack(self, places: Tensor, gamma: Tensor) -> None:
-        """Set `rows`, `worst` (distances of observed gradients from zero) and `power` (that of their noise), (cases,) each."""
+        """Set `rows`, the data that differ between cases (see `View`), `worst` and `power`.
+
+        worst: (cases,) distance of each observed gradient from a zero gradient. power: (cases,) expected squared norm of the
+        known noise in it. places, gamma: see `View`.
+        """
         compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
         scale = [self._compute_scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
         scales = {name: torch.stack([s[name] for s in scale]) for name in scale[0]}
@@ -232,7 +236,10 @@ class View(ObservedGradients):
         return lambda z, row, problem: map_problems(grad_and_value(compute_loss), z, row, problem)
 
     def _build_formula_evaluation(self, decode: Decode) -> EvaluateLoss:
-        """Return an evaluation function, see `evaluate`, by the explicit formulas `written` instead of double backward."""
+        """Return an evaluation function, see `evaluate`, that computes gradients and their derivatives by explicit formulas.
+
+        The formulas are `written`; they replace differentiating twice by autograd.
+        """
         written = self.written
         assert written is not None
 
@@ -353,7 +360,11 @@ def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
 def compare_one_by_one(
     compared: Callable[[GradientTensors, ProblemRow], Tensor], gradients: Sequence[GradientTensors], rows: ProblemRow
 ) -> Tensor:
-    """Return the distances (P,), computed one problem after the other, which is faster for large gradients on a CPU."""
+    """Return the results (P,) of `compared` for all problems, one after the other, which is faster for large gradients on a CPU.
+
+    compared: maps one problem's simulated gradient and its row of data to a distance, 0-d. gradients: one per problem. rows: data
+    of the problems, stacked along the first axis.
+    """
     return torch.stack([compared(gradient, _get_row(rows, i)) for i, gradient in enumerate(gradients)])
 
 

@@ -107,7 +107,7 @@ class Agic:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, each of one client, which must agree in model, data, training settings and defense.
+        """Return one reconstruction for each of `cases`, each of one client; they agree in model, data, training and defense.
 
         Ctrl-C before the search raises KeyboardInterrupt. During the search, Ctrl-C ends it: cases whose search had begun are
         returned with their best results so far, cases whose search had not begun are missing in the returned list, and cases that
@@ -155,7 +155,11 @@ class Agic:
         return _Plan(usable, replace(remaining, slots=(*slots, *remaining.slots), notes=notes), known)
 
     def _tries_closed_forms(self, case: Case) -> bool:
-        """Return whether closed forms are tried on a case before the search, see `Agic.closed_forms` for the conditions."""
+        """Return whether closed forms are tried on a case before the search.
+
+        They are if `closed_forms` is set, the case has no given links, and the search does not simulate a state that the clients'
+        defense keeps between rounds.
+        """
         if not self.closed_forms or case.links is not None:
             return False
         channel = build_channel(case.observations[0], build_network(case.observations[0]))
@@ -176,7 +180,8 @@ class Agic:
     def _merge(self, asked: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
         """Return the answer with candidates of different rounds merged that turn out to be the same example.
 
-        `found` itself is returned for a null, for a single round, and if the caller gave the links.
+        `found` itself is returned for a null (the attack without the gradient), for a single round, and if the caller stated
+        which positions of different rounds hold the same example (links).
         asked: the case as given. linked: the case with the rounds that were used. different: number of first candidates that
         are known to be different examples.
         """
@@ -199,9 +204,10 @@ class Agic:
         *,
         describe_all: bool = False,
     ) -> tuple[Case, Sequence[Described]]:
-        """Return the case with links, and the descriptions of its rounds by which it was linked.
+        """Return the case with links, and the descriptions of its rounds by which they were found.
 
-        The sequence of descriptions is empty if linking needed none.
+        Links state which batch positions of different rounds hold the same example. A description holds the labels of a round's
+        examples, with features or images; the sequence is empty if none was needed.
         left_out: notes on rounds that are left out. describe_all: if rounds are compared by features, whether to describe even a
         single round, which needs no links.
         """
@@ -230,7 +236,7 @@ class Agic:
 
 
 def _plan_search(linked: Case) -> _Plan:
-    """Return the plan to search for all examples of a case with links, none of which is known."""
+    """Return the plan to search for all examples of a case, none of which is known. linked: a case that has links."""
     assert linked.links is not None
     return _Plan(linked, Remaining(linked, torch.full((linked.links.examples,), -1)))
 

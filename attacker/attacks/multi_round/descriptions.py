@@ -57,11 +57,12 @@ class Describer:
         return self._add_images(case, described, rng, progress, memory)
 
     def _solve_exactly(self, number: int, seen: ObservedGradients, probes: Tensor, rng: Generator) -> Described | None:
-        """Return the description of round `number` if features for the labels of the rule "bias" explain the gradient exactly.
+        """Return the description of round `number` if the labels read off the last bias give features that explain the gradient.
 
-        This saves the search for labels, which costs more than features and linking together. With fewer examples than classes
-        less one, the gradient has more entries than the features have unknowns, so that wrong labels leave a misfit. Returns None
-        if there is a misfit or are more examples, or if the head has no bias or another label rule is asked for.
+        The last layer's gradient must be explained exactly, without the search for labels, which costs more than features and
+        linking together. With fewer examples than classes less one, the gradient has more entries than the features have
+        unknowns, so that wrong labels leave a misfit. Returns None if there is a misfit, for one example or at least that many
+        examples, without a bias, with a known defense, for another label rule than the default, and if features are not compared.
         """
         head, bias = models.find_head(seen.model, seen.data)
         classes = len(dict(seen.model.named_parameters())[head])

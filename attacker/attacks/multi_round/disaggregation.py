@@ -19,8 +19,9 @@ MIN_DETERMINED = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Disaggregated:
-    """The solution of P U = S.
+    """The clients' updates U that solve P U = S best, with S the secure sums of the rounds.
 
+    P, (rounds, clients), is 1 where a client takes part in a round, else 0.
     clients:  dict from the name of each client whose update is determined to an observation with that update, which attacks on
               single rounds can be given. Its round is the first one of the client.
     residual: norm of P U - S relative to that of S; near 0 if clients repeat their updates.
@@ -31,7 +32,7 @@ class Disaggregated:
 
 
 def disaggregate(sums: Sequence[Observation]) -> Disaggregated:
-    """Return the updates of single clients that explain secure sums by least squares.
+    """Return the updates of single clients that explain secure sums by least squares, as far as the sums determine them.
 
     All clients are taken to have the same weight in a sum, as with equal numbers of examples. The weights of a client's
     observation are the mean of those that were sent in its rounds, as the update is then accurate to the second order in their

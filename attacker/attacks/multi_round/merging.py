@@ -30,8 +30,9 @@ def merge(
     """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
     It is returned unchanged if all candidates are of one round, or if there are more than MAX_CANDIDATES.
-    The candidate with the highest confidence of a group is kept, and is assigned to the slots of all candidates of the group. Of
-    candidates with equal confidence, the one with the smallest `missed` among its rounds is kept, then the earlier one.
+    The candidate with the highest confidence of a group is kept, and takes the batch positions (slots) of all candidates of the
+    group. An undecided confidence is the lowest. Of candidates with equal confidence, the one with the smallest `missed` among
+    its rounds is kept, then the earlier one.
     missed: dict from round to the distance between the gradient of the round's candidates and the observed one, relative to the
             norm of the latter.
     same:   share of the usual distance of different candidates below which candidates are equal, see `group_candidates`.
@@ -69,7 +70,7 @@ def _select_rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
 
 
 def _list_rounds(found: Reconstruction) -> list[set[int]]:
-    """Return for each candidate the set of rounds in which it is assigned to a slot."""
+    """Return for each candidate the set of rounds in which it is assigned to a batch position (a slot)."""
     rounds: list[set[int]] = [set() for _ in range(len(found.x))]
     for slot in found.slots:
         rounds[slot.example].add(slot.round)

@@ -56,7 +56,10 @@ def select_rounds(case: Case, kept: Collection[int]) -> Case | None:
 
 
 def _select_places(links: Links, at: Sequence[int]) -> tuple[Links, Tensor]:
-    """Return the links of the observations with indices `at`, with examples numbered anew, and their earlier numbers."""
+    """Return the links between the observations with indices `at` only, and the earlier number of each of their examples.
+
+    Links state which batch positions hold the same example. The examples that occur are numbered anew from 0.
+    """
     numbers, places = torch.unique(torch.cat([links.places[o] for o in at]), return_inverse=True)
     chosen = replace(
         links,
@@ -227,7 +230,10 @@ def join_answers(
 
 
 def _add_searched(alone: Reconstruction, remaining: Remaining, searched: Reconstruction) -> Reconstruction:
-    """Return the certified examples together with the examples of a search that were not held."""
+    """Return a reconstruction of the certified examples, followed by those that the search found.
+
+    Examples that the search left as they are (`remaining.held`), since they are certified, occur only once.
+    """
     free = (remaining.held < 0).nonzero().flatten()
     count = len(alone.x)
     number = {int(v): count + i for i, v in enumerate(free)} | {v: e for v, e in enumerate(remaining.held.tolist()) if e >= 0}

@@ -76,7 +76,7 @@ class WorkerChannel:
 
 
 class Throttle:
-    """A callable that returns True at most once in `seconds` seconds, and False otherwise. The first call returns True."""
+    """A callable that returns True on the first call and when `seconds` have passed since it last returned True, else False."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._last = seconds, float("-inf")

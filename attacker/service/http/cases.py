@@ -107,8 +107,8 @@ async def one_case(request: Request, service: Service, id: Name, source: Name, c
 def load_case(service: Parts, run: CatalogueRun, source: str, case: str) -> CaseWhole:
     """Return one case of an attack with its examples, each beside the reconstruction by the attack's null, if there is one.
 
-    source: name of the folder of the attack or null. case: key of the case. Raises UnknownName if the run has no such folder with
-    a valid `attack.json`, or this no such case. A null is the same attack without the client's update.
+    A null is the same attack without the client's update. source: name of the folder of the attack or null. case: key of the
+    case. Raises UnknownName if the run has no such folder with a valid `attack.json`, or if that lists no such case.
     """
     of, facts, rows = _find_case(service, run, source, case)
     null = service.catalogue.find_null(run, of)
@@ -166,8 +166,9 @@ async def _respond_half(request: Request, service: Parts, id: str, source: str, 
 
 
 def _find_case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
-    """Return the results of an attack, one case of it, and the score rows of that case; no rows without truth or scores.
+    """Return the results of an attack, one case of it, and the list of score rows of that case.
 
+    The list is empty if the case is not scored or the service was given no truth (which examples each client trained on).
     source, case, and the error UnknownName: as in `load_case`.
     """
     of = service.catalogue.get_source(run, source)

@@ -37,7 +37,10 @@ class RequestError(Exception):
 
 
 def tell_errors(app: FastAPI) -> None:
-    """Register handlers with `app` that answer exceptions of routes with `schemas.Problem` and a fitting status."""
+    """Register handlers with `app` that turn exceptions of routes into error responses, `schemas.Problem` as JSON.
+
+    Each type of exception has its HTTP status, such as 404 for an unknown name and 429 for a full queue.
+    """
     for kind, status in ((UnknownRecording, 404), (UnknownJob, 404), (NoImage, 404), (NotNow, 409), (Full, 429), (TooMany, 503)):
         app.add_exception_handler(kind, _make_handler(status))
 
@@ -70,7 +73,7 @@ def _make_handler(status: int) -> Any:
 
 
 def describe_errors(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
-    """Return the first of pydantic's errors in a request as `schemas.Problem`.
+    """Return the first of pydantic's errors in a request as a dict in the form of `schemas.Problem`.
 
     spec: content of the request if it submits a job, otherwise None. Fields of a job are named with the prefix `spec.`.
     """

@@ -83,7 +83,7 @@ def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
 
 
 def _check(service: Parts, spec: JobSpec) -> None:
-    """Raise RequestError if a job's recording is missing or unreadable, or lacks one of its clients or all of its rounds."""
+    """Raise RequestError if a job's recording is missing or unreadable, or lacks a client or every round that the job names."""
     runs = service.catalogue.list_runs()
     try:
         run = service.catalogue.get_run(spec.recording)

@@ -45,7 +45,7 @@ async def report(request: Request, service: Service, id: Name) -> Response:
 
 
 async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
-    """Write the report of a run to `path`. Raises RequestError if it cannot be made."""
+    """Delete older reports of a run, and write a new one to `path` in a separate process. Raises RequestError if that fails."""
     if foreign := await asyncio.to_thread(lambda: next(find_foreign(run.folder), None)):
         raise RequestError(f"{os.path.relpath(foreign.path, run.folder)} {foreign.reason}", status=409)
     for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):

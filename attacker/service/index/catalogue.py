@@ -49,8 +49,8 @@ class CatalogueRun:
 
     identity: text that differs from that of an earlier recording with the same id; empty if the manifest cannot be read.
     marks: dict from "manifest", "index", "training" and "scores" to a value that changes when the file does.
-    sources: dict from the name of each folder of an attack or null to a value that changes when its files do. told: the run as
-    the API returns it.
+    sources: dict from the name of each folder of an attack or a null (an attack without the updates) to a value that changes when
+    its files do. told: the run as the API returns it.
     version: hash of `marks`, `sources` and whether truth is given; also after a restart of the service, it differs between any
     two states of these files.
     """
@@ -171,14 +171,14 @@ class Catalogue:
         return self._rows.get(run.id, run.marks["index"], read).by_round
 
     def list_sources(self, run: CatalogueRun) -> list[Source]:
-        """Return the results of all attacks and nulls on the run, sorted by the name of their folder.
+        """Return the results of all attacks and nulls (attacks without the updates) on the run, sorted by folder name.
 
         A folder whose attack.json cannot be read is left out; `list_trouble` has a message about it.
         """
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
     def get_source(self, run: CatalogueRun, name: str) -> Source:
-        """Return the results of the attack or null in the folder `name` of the run.
+        """Return the results of the attack or null (an attack without the updates) in the folder `name` of the run.
 
         Raises UnknownName if there is no such folder, or its attack.json cannot be read.
         """
@@ -188,15 +188,15 @@ class Catalogue:
         return found
 
     def get_scores(self, run: CatalogueRun) -> Scores:
-        """Return the scores as a dict from the folder of an attack or null to a dict from case to the scores of its examples.
+        """Return the scores as a dict from the folder of an attack to a dict from case to the scores of its examples.
 
-        The dict is empty if nothing is scored, or if the service was given no truth (which examples each client trained on) of
-        this run.
+        Nulls, the same attacks without the updates, have folders and scores of their own. The dict is empty if nothing is scored,
+        or if the service was given no truth (which examples each client trained on) of this run.
         """
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
     def get_verdicts(self, run: CatalogueRun) -> RunVerdicts:
-        """Return what the comparison of each attack with its null shows, as text.
+        """Return as text what the comparison of each attack with its null (the same attack without the updates) shows.
 
         The result holds no verdict if the service was given no truth (which examples each client trained on) of this run, or if
         the score rows are too many or cannot be read.
@@ -207,7 +207,10 @@ class Catalogue:
         return self._verdicts.get(run.id, marks, lambda before: read_verdicts(run.folder, run.manifest))
 
     def find_null(self, run: CatalogueRun, source: Source) -> Source | None:
-        """Return the null of the attack `source`, see the function `find_null`; None if it was not run, and for a null itself."""
+        """Return the null of the attack `source`: the results of the same attack, with the same seed, without the updates.
+
+        None if it was not run, and if `source` is a null itself.
+        """
         return find_null(source, self.list_sources(run))
 
     def get_training(self, run: CatalogueRun) -> list[dict[str, Any]]:

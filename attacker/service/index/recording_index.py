@@ -23,7 +23,7 @@ class IndexRow(NamedTuple):
     """The fields of a row of the index that the page shows: the reply of a client in a round, or a sum under secure aggregation.
 
     num_examples: number of examples behind the update; None if unknown. bytes: size of the reply. time: Unix time at which the
-    server received it. reason: why the client failed or was late; "" otherwise.
+    server received it. reason: why the client failed or was late, or why there is no sum; "" otherwise.
     """
 
     round: int

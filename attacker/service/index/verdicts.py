@@ -28,9 +28,9 @@ class VerdictSummary(NamedTuple):
 
 
 class RunVerdicts(NamedTuple):
-    """The verdicts on the attacks of a run.
+    """The verdicts on the attacks of a run: whether each found more than its null, the same attack without the updates.
 
-    by_source: dict from the name of an attack's folder to the verdict on this attack; without nulls.
+    by_source: dict from the name of an attack's folder to the verdict on this attack; nulls are not in it.
     sentence:  the conclusion from all of them, as in the report; "" if no finished case is scored, or the manifest is not known.
     strongest: name of the folder of the attack that `sentence` is about; None if no attack has a finished case with scores.
     """

@@ -92,7 +92,8 @@ def describe_attack(
 ) -> AttackOnRecording:
     """Return the results of one attack in numbers for the API.
 
-    scores: dict from the key of a case to its score rows. verdict: comparison of the attack with its null; None if there is none.
+    scores: dict from the key of a case to its score rows. verdict: comparison of the attack with its null (the same attack
+    without the updates); None if there is none.
     """
     rows = [row for key, some in scores.items() if key in source.cases for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
@@ -219,7 +220,8 @@ def describe_found(
     whole:  the reconstruction of the case. links: addresses of its images. images: whether the data are images.
     cells:  for table rows, a dict from the index of a reconstructed example to its values, which may lack examples; empty for
             images.
-    nulls:  dict from the index of a reconstructed example to the example that `describe_found_nulls` returns for this index.
+    nulls:  dict from the index of a reconstructed example to the example with this index that the attack's null (the same attack
+            without the update) reconstructed, see `describe_found_nulls`.
     """
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)

@@ -117,7 +117,7 @@ class AuditSpec(BaseModel):
 
 
 def read_stored_spec(fields: dict[str, Any]) -> JobSpec | AuditSpec:
-    """Return the spec of a job from its stored fields, without validating it again. An audit has no field `attack`."""
+    """Return the spec of a job from its stored fields, without validating them again: an `AuditSpec` if they lack `attack`."""
     return JobSpec.from_stored(fields) if "attack" in fields else AuditSpec.model_construct(**fields)
 
 
@@ -157,10 +157,11 @@ class Attacked(FrozenModel):
 
 
 class Result(FrozenModel):
-    """The results of a job so far. attacks: one entry for each attack and each null that was run, in order.
+    """The results of a job so far.
 
-    scored: whether reconstructions were compared with the clients' true examples. score_note: why they were not, or that some
-    cases could not be.
+    attacks: one entry for each attack, and for each null (the same attack without the update), that was run, in order.
+    scored: whether reconstructions were compared with the clients' true examples. score_note: why they were not, if known, or
+    for how many cases this was impossible; else None.
     """
 
     attacks: tuple[Attacked, ...] = ()

@@ -118,9 +118,9 @@ class Queue:
         return int(self.store.read("SELECT version FROM changes")[0][0])
 
     def list_changes(self, after: int) -> tuple[int, builtins.list[Job]]:
-        """Return the jobs that changed after version `after`, in the order of their last change, and before them the new version.
+        """Return a pair (version, jobs): the jobs that changed after version `after`, in the order of their last change.
 
-        The new version is the one to pass as `after` next time: that of the last change, or `after` if nothing has changed.
+        The returned version is the one to pass as `after` next time: that of the last change, or `after` if nothing has changed.
         """
         rows = self.store.read("SELECT * FROM jobs WHERE version > ? ORDER BY version", after)
         return (rows[-1]["version"] if rows else after), [make_job(row) for row in rows]

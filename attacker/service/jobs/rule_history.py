@@ -30,17 +30,21 @@ class Taken(NamedTuple):
 
 
 class Ledger:
-    """The history of the rules of one queue, stored in the queue's file."""
+    """The history of the rules that submit jobs to one queue, stored in the queue's SQLite file.
+
+    It tells which rounds of each recording a rule has dealt with, and which jobs it submitted for them.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self._queue, self._store = queue, queue.store
 
     def adopt(self, recording: Recorded, created: str, attempts: Mapping[int, int]) -> None:
-        """Assign entries written by old versions, which stored no identity, to this recording.
+        """Assign history entries of old versions, which stored no identity of a recording but its id, to this recording.
 
         Only entries with the recording's id are assigned, and only those made since the recording was created.
         created: time of creation according to the recording, ISO 8601; if it is invalid, all entries with the id are assigned.
-        attempts: dict from each round of the recording to its attempt, see `Taken`, which is stored in the entries.
+        attempts: dict from each round of the recording to its attempt, see `Taken`, which is stored in the entries; 0 for rounds
+        that are not in it.
         """
         if not self._store.read("SELECT 1 FROM taken WHERE recording = ? AND identity = '' LIMIT 1", recording.id):
             return
@@ -55,10 +59,9 @@ class Ledger:
     def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
         """Submit one job of a rule, store that the rule has dealt with `rounds` of a recording, and return the job.
 
-        Rounds that the rule has dealt with before are not stored again, and if it has dealt with all of them, no job is
-        submitted.
-        spec: the job, which names its rounds itself; None submits no job, and stores the rounds as left out by the rule.
-        Returns None if no job was submitted. Raises Full as `Queue.submit` does.
+        If the rule has dealt with all of `rounds` before, nothing is submitted or stored. Otherwise only the new ones are stored.
+        spec: the job. Its own field `rounds` says what it attacks. None submits no job, and stores the rounds as left out.
+        Returns None if no job was submitted. Raises Full if too many jobs wait in the queue.
         """
         with self._store.open_transaction() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"

@@ -44,7 +44,7 @@ class RunningJob:
         self._began = time.monotonic()
 
     def save_progress(self, told: JobProgress) -> None:
-        """Store the job's progress, unless the last time was less than `PROGRESS_SECONDS` ago.
+        """Store the job's progress in the queue, unless it was stored less than `PROGRESS_SECONDS` ago.
 
         Raises Fenced if the claim is no longer valid: the job does not run any more, or another attempt has claimed it.
         """
@@ -54,10 +54,11 @@ class RunningJob:
             self.queue.save_progress(self.claim, told)
 
     def record_answer(self, answer: JobOutcome) -> None:
-        """Set `end` according to the outcome that the worker reports, for `settle` to write it into the queue.
+        """Choose from the outcome that the worker reports how the job ends, and set `end`, which `settle` calls later.
 
-        A job that is done counts as done, also if it was about to be interrupted. If `end` is set already, other outcomes are
-        ignored.
+        A job that is done counts as done, even if it was to be interrupted. Otherwise nothing changes if `end` is set already; a
+        job that the supervisor interrupted (`asked`) is cancelled or failed; one that the worker reports as failed is failed; and
+        one that something else interrupted goes back into the queue.
         """
         self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
@@ -72,11 +73,11 @@ class RunningJob:
             self.record_release()
 
     def record_death(self, words: str) -> None:
-        """Set `end` after the worker died, for `settle` to write it into the queue.
+        """Choose how the job ends after its worker died, and set `end`, which `settle` calls later.
 
-        If the supervisor had interrupted or killed it (`asked`), the job is cancelled or failed; otherwise see
-        `Queue.end_crashed`.
-        words: what is known about the reason.
+        If the supervisor had interrupted or killed the worker (`asked`), the job is cancelled or failed. Otherwise the death is
+        counted, and the job waits again or, after too many deaths, is set aside (`Queue.end_crashed`).
+        words: what is known about the reason of the death.
         """
         if self.asked is not None:
             self.end = self._choose_end()
@@ -85,7 +86,7 @@ class RunningJob:
             self.end = partial(self.queue.end_crashed, self.claim, words, cpu=self._cpu)
 
     def record_release(self) -> None:
-        """Set `end` so that `settle` puts the job back into the queue, as `Queue.release` does."""
+        """Set `end` so that `settle` puts the job back into the queue, or marks it as cancelled if a user requested that."""
         self.end = partial(self.queue.release, self.claim, cpu=self._cpu)
 
     def _choose_end(self, result: Result | None = None) -> Callable[[], object]:

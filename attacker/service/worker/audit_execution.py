@@ -28,8 +28,9 @@ ATTACKS_SHARE = 0.95
 class AuditWork:
     """An audit that a worker runs.
 
-    watch: callback for the progress. parts: results of the attacks and nulls that have run, in order. progress: set once the
-    attacks are planned. scored: whether reconstructions were compared with the true examples; set when the audit is done.
+    watch: callback for the progress. parts: results of the attacks and nulls (the same attacks without the updates) that have
+    run, in order. progress: the progress of the attacks, set once they are planned. scored: whether reconstructions were compared
+    with the true examples; set when the audit is done.
     """
 
     task: JobTask
@@ -40,7 +41,7 @@ class AuditWork:
 
     @property
     def result(self) -> Result:
-        """The results of the attacks and nulls that have run so far, for the queue.
+        """The results of the attacks and nulls (attacks without the update) that have run so far, for the queue.
 
         The audit's verdict is not part of them: `run` writes it to files.
         """
@@ -77,9 +78,9 @@ class AuditWork:
         self.progress = AuditProgress(seconds, self.watch)
 
     def _replay(self, planned: Replay) -> Replayed:
-        """Run one attack of the audit, or its null, with the options of the job, and add its results to `parts`.
+        """Run one attack of the audit, or its null (without the update), with the options of the job; return what was done.
 
-        After an interruption, the results so far are added before KeyboardInterrupt is raised.
+        The results are also added to `parts`. After an interruption, those so far are added before KeyboardInterrupt is raised.
         """
         replay, progress = replace(planned, **make_replay_options(self.task)), self.progress
         assert progress is not None
@@ -99,8 +100,8 @@ class AuditWork:
 class AuditProgress:
     """The progress of an audit's attacks, by their expected times.
 
-    seconds: dict from an attack's name to the expected core seconds of the attack and its null together, in the order of the
-    plan.
+    seconds: dict from an attack's name to the expected core seconds of the attack and its null (the same attack without the
+    update) together, in the order of the plan.
     watch: callback for the progress.
     """
 
@@ -108,7 +109,7 @@ class AuditProgress:
     watch: JobWatch
 
     def report(self, attack: AttackSpec, share: float, words: str) -> None:
-        """Report the progress of the audit while an attack or its null runs. The null runs directly after its attack.
+        """Report the progress of the audit while an attack or its null (without the update) runs, directly after the attack.
 
         attack: the attack or, if `attack.null` is set, its null; each takes half of the time expected for both.
         share:  share of the attack, or of its null, that is done. words: text to add to the progress, or "".

@@ -79,9 +79,10 @@ class _Work:
         self.score()
 
     def attack(self) -> None:
-        """Run the attack and then, if requested, its null.
+        """Run the attack and then, if requested, its null (the same attack without the update).
 
-        Raises RuntimeError if the attack has no reconstruction of any case, now or from earlier, and the errors of `Replay.run`.
+        Raises RuntimeError if the attack has no reconstruction of any case, neither of this attempt at the job nor of an earlier
+        one, and the errors of `Replay.run`.
         """
         spec, recording = JobSpec.from_stored(self.task.spec), Recording(Path(self.task.run) / "recording")
         if self.task.model is not None:

@@ -43,7 +43,7 @@ class Preview:
     images: (n, H, W, C), 8 bit, C as in the data; n is at most `MAX_IMAGES`. places: place in the recording and recovered label
     of each image.
     iteration: current iteration of the search within one restart. most: largest number of iterations of one restart.
-    loss: median over the cases that are searched together; None if it is not finite.
+    loss: median of the attack's loss over the cases that are searched together; None if it is not finite.
     version: number of the preview. It increases with every preview of a job, also when the next attack, null (attack without the
     update) or attempt of the job begins.
     """
@@ -80,7 +80,8 @@ def read(state: Path, job: str) -> Preview | None:
 class Painter:
     """Callback for intermediate results of a replay (`Replay.look`) that writes their images to the preview file `path`.
 
-    It keeps the images of earlier calls, one for each place, and writes the `MAX_IMAGES` that changed last.
+    It keeps the images of earlier calls, one for each place (round, client, batch and position), and writes the `MAX_IMAGES` that
+    changed last.
     """
 
     def __init__(self, path: Path) -> None:

@@ -209,7 +209,7 @@ def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor
 
 
 def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
-    """Return the R examples as vectors [x, 1] up to a factor, (R, F + 1); None if q is singular.
+    """Return the R examples as vectors [x, 1] up to a factor, (R, F + 1), given their directions q; None if q is singular.
 
     q: (R, R), one direction per column: a combination of the coordinates of `factors` that is zero at neurons which an example
     turns off. The vectors q^-1 V, with V the basis of the gradient's row span, are fitted to the gradient's `rows` (M, F + 1),

@@ -11,8 +11,9 @@ from fedsim import models
 
 
 def find_labels(observed: Observed, layer: FeatureLayer, rows: Tensor, vectors: Tensor, x: Tensor) -> Tensor:
-    """Return the label of each example (R,) whose simulated gradient dL/dz fits that in the mixtures best, by its cosine.
+    """Return for each example the label (R,) with which its simulated gradient dL/dz fits the observed one best, by the cosine.
 
+    z are the layer's outputs. The observed dL/dz of each example is the least-squares solution that explains `rows` by `vectors`.
     rows: gradient of the layer, (M, F + 1) with the bias as the last column, or (M, F) without one. x: images (R, *shape).
     vectors: the layer's inputs up to a factor, with a last entry for the bias, (R, F + 1), or (R, F) without a bias.
     """

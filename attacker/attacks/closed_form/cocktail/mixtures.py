@@ -34,7 +34,10 @@ class Mixtures:
 
 
 def read_mixtures(rows: Tensor, examples: int) -> Mixtures:
-    """Return the span of a gradient's rows (M, F + 1), whose last column is that of the bias. examples: size of the batch."""
+    """Return the span of a gradient's rows (M, F + 1) as an orthonormal basis, and the factorised gradient if its rank shows.
+
+    The last column is that of the bias; rows (M, F) have none. examples: size of the batch, the largest dimension of the span.
+    """
     factors = factorise(rows, examples)
     if factors is not None:
         return Mixtures(factors.basis, factors)

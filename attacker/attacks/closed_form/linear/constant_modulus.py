@@ -79,11 +79,11 @@ REPAIRS = 4
 
 
 def build_templates(chain: Chain, weights: Tensors, bounds: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Return u, the value that the gradient along an example's direction has near on neurons, for K labels and M neurons, (K, M).
+    """Return u, the approximate gradient at M hidden neurons that are on, for an example of each of K labels, (K, M).
 
-    Each row is known up to a factor, see the module. Returns None unless the chain consists of two linear layers with only a ReLU
-    between them. The mean prediction p is that for a grey example: the middle of `bounds`, the lowest and highest inputs, or 0
-    without bounds. A single logit counts as K = 2 labels.
+    It is u = W_2^T (p - e_y), up to a factor for each label y, with the weights W_2 of the last layer and the prediction p for a
+    grey example: the middle of `bounds`, the lowest and highest inputs, or 0 without bounds. Returns None unless the chain
+    consists of two linear layers with only a ReLU between them. A single logit counts as K = 2 labels.
     """
     if len(chain.layers) != 2:
         return None
@@ -102,9 +102,11 @@ def build_templates(chain: Chain, weights: Tensors, bounds: tuple[Tensor, Tensor
 def find_directions(
     factors: Factors, templates: Tensor, forward: Tensor, rng: Generator, *, constant: Tensor | None, parts: int = 1
 ) -> Directions | None:
-    """Return the directions of the R examples of a batch, exact or approximate, or None if fewer are found.
+    """Return the directions of the R examples of a batch (see `Directions`), exact or approximate, or None if fewer are found.
 
-    templates: values u of each class (K, M), see `build_templates`. forward: (M, R), [W, b] in the coordinates of the basis.
+    Along an example's direction, the gradient is near 0 at neurons that are off, and near a known value at those that are on.
+    templates: these values u for each class (K, M), see `build_templates`. forward: (M, R), [W, b] in the coordinates of the
+    basis.
     constant: (R,), the last column of the basis if the layer has a bias; else None.
     parts: number of gradients of the same examples, at different weights, whose rows are stacked in equal parts in `factors`,
     `templates` and `forward`. The gradients share the directions and are searched in turn, each from the solutions of those
@@ -134,7 +136,10 @@ def find_directions(
 
 
 def _list_problems(factors: Factors, templates: Tensor, parts: int) -> "list[_Problem]":
-    """Return the problem of each of the stacked gradients, without those that have too few rows or other classes."""
+    """Return one `_Problem` for each of the `parts` gradients that are stacked.
+
+    Gradients with too few nonzero rows are left out, and those with another number of usable classes than the first one.
+    """
     blocks = zip(*(values.chunk(parts) for values in (factors.coordinates, factors.noise, factors.live)), strict=True)
     own = [
         _Problem.of(factors._replace(coordinates=rows, noise=noise, live=live), u)

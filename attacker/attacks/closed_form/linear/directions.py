@@ -51,6 +51,8 @@ MIN_INDEPENDENT = 1e-4
 class DirectionPool:
     """Distinct directions along which many rows of the gradient are 0, sorted by how likely each belongs to a single example.
 
+    A row, that of one neuron, is 0 along a direction if its scalar product with it is, as for a neuron that the example of the
+    direction turns off.
     q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the M' rows of `space` that are 0 along each
     direction.
     score: `zeros.measure_separability` of each direction, (K,): at most 1; near 1 for the direction of a single example.
@@ -77,9 +79,10 @@ class DirectionPool:
             self._take(self.sharpen(q[promising]))
 
     def _screen(self, off: Tensor) -> Tensor:
-        """Return a cheap approximation (K,) of `zeros.measure_separability`, by one linear regression for all K directions.
+        """Return how well a plane separates the neurons that are on along each of K directions from the others, (K,), at most 1.
 
-        off: mask (K, M') of the neurons that are zero along each direction, see `find_off_neurons`.
+        It is the balanced accuracy of one linear regression on the neurons' weights for all directions, a cheap approximation of
+        `zeros.measure_separability`. off: mask (K, M') of the neurons that are zero along each direction, see `find_off_neurons`.
         """
         on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
         on[self.space.live] = ~off.T

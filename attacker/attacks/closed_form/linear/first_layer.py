@@ -180,7 +180,7 @@ class _Task:
     def _search(
         self, factors: Factors, forward: Tensor, rng: Generator, samples: int, constant: Tensor | None
     ) -> Directions | None:
-        """Search for the directions of all R examples; return None if too few are found.
+        """Search for the directions of all R examples of the batch (see `Directions`); return None if fewer are found.
 
         Batches below MIN_MODULUS_BATCH, and networks without templates (known values that the gradient takes), are searched by
         sampling (`sparse`). Others are searched by the templates, and by sampling if that fails, up to MAX_SAMPLED_BATCH.
@@ -332,8 +332,9 @@ class _Task:
 
 
 def _combine_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
-    """Return the directions of the R examples from groups of parallel rows; None if fewer than R certain ones are independent.
+    """Return the directions of the R examples (see `Directions`) from groups of parallel rows of the gradient.
 
+    Returns None if fewer than R groups are certain and have independent directions.
     Each group's direction is one example's [x, 1] up to a factor, in the coordinates of the gradient's basis. The directions of
     the examples (see `sparse`) are the columns of the inverse of R such vectors.
     forward: (M, R), the layer's [W, b] in these coordinates. constant: (R,), the last column of the basis if the layer has a

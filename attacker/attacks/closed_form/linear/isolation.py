@@ -103,7 +103,7 @@ def estimate_rounding(rows: Tensor) -> Tensor:
 def select_independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
     """Return the indices, at most F, of those unit directions (K, F) that are independent of the selected ones before them.
 
-    A direction is selected if its distance to the span of those selected before exceeds `least`.
+    A direction is selected if its distance to all linear combinations of those selected before exceeds `least`.
     """
     found: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])

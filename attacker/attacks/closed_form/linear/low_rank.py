@@ -98,7 +98,11 @@ def _estimate_rank(values: Tensor, examples: int | None) -> tuple[int, float]:
 
 
 def _estimate_noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
-    """Return the estimated noise (M,) of each row: its root mean square outside the span, but at least about float32 rounding."""
+    """Return the estimated standard deviation (M,) of the noise of each row's values.
+
+    It is the root mean square of the part of the row outside the span of `basis`, but at least about that of float32 rounding.
+    coordinates: (M, R), those of the rows in the basis (R, F).
+    """
     used = rows.any(dim=0)
     spare = int(used.sum()) - len(basis)
     left = rows - coordinates @ basis

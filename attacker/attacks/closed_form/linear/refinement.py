@@ -40,7 +40,10 @@ MIN_INDEPENDENT = 0.02
 
 
 class Refined(NamedTuple):
-    """Directions of a batch. replaced: mask (R,) of those that exact directions replaced; the others are approximate."""
+    """The directions of the R examples of a batch, of which some are exact.
+
+    replaced: mask (R,) of those in whose place an exact direction was found; the others are approximate.
+    """
 
     directions: Directions
     replaced: Tensor
@@ -63,7 +66,7 @@ class _Whitened(NamedTuple):
 
 
 def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Tensor) -> Refined | None:
-    """Return the directions of the R examples of a batch, exact where their zeros show it.
+    """Return the directions of the R examples of a batch (see `Directions`), exact where enough zeros of the gradient show it.
 
     p: approximate examples [x, 1] (R, R) up to a factor, in the coordinates of the basis, one per row.
     forward: (M, R), the layer's [W, b] in these coordinates. constant: (R,), the last column of the basis.

@@ -37,7 +37,9 @@ MAX_EXCHANGES = 60
 class Directions(NamedTuple):
     """The directions of the R examples of a batch.
 
-    q:         (R, R), one direction per column, see the module.
+    The direction of an example is the vector q (R,) for which `Factors.coordinates @ q` is the example's part of the gradient at
+    the outputs of the M neurons, which is zero at those that ReLU turns off.
+    q:         (R, R), one direction per column. Row i of its inverse is example i in the coordinates of the gradient's basis.
     agreement: (R,) share of neurons at which both or neither holds: the gradient is zero along the direction, and the example
                that follows from q turns the neuron off. Neurons whose zeros noise hides are not counted. It is 0 for directions
                with too few zeros.
@@ -50,8 +52,10 @@ class Directions(NamedTuple):
 
 
 def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, constant: Tensor | None) -> Directions | None:
-    """Search for the directions (columns of Q, see the module) of the R examples of a batch; return None if too few are found.
+    """Search for the directions of the R examples of a batch (see `Directions`); return None if fewer than R are found.
 
+    Candidates are directions orthogonal to R - 1 rows of the gradient that are drawn at random, preferably rows of neurons that
+    are off for the same example.
     forward:  (M, R), [W, b] in the coordinates of the span: forward @ p is the pre-activation of the example p @ basis.
     constant: (R,), the last column of the basis if the layer has a bias, else None; it determines scale and sign of each example.
     samples:  about the largest number of sets of rows drawn; large batches draw fewer. The search stops early if the agreement of

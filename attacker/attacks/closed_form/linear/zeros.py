@@ -1,4 +1,7 @@
-"""Zero patterns: which neurons are zero along a direction in a gradient's span, and whether a single example can cause that."""
+"""Zero patterns: at which neurons a gradient is zero along a direction, and whether a single example can cause that.
+
+A gradient has one row per neuron. It is zero along a direction where the row's scalar product with the direction is.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,10 +26,10 @@ MIN_ZEROS = 4
 
 
 class Pattern(NamedTuple):
-    """The zero patterns of K directions at M neurons.
+    """Which of M neurons have a gradient of zero along each of K directions.
 
-    on:   mask (M, K) of nonzero entries.
-    told: mask (M, K) of entries for which the noise is small enough to decide whether they are zero.
+    on:   mask (M, K), true where the gradient is not zero.
+    told: mask (M, K), true where the noise is small enough to decide whether it is zero.
     """
 
     on: Tensor
@@ -38,10 +41,10 @@ class Pattern(NamedTuple):
 
 
 def find_pattern(q: Tensor, factors: Factors) -> Pattern:
-    """Return the zero pattern of directions q (R, K).
+    """Return at which neurons the gradient is zero along directions q (R, K), that is the zeros of `factors.coordinates @ q`.
 
-    A neuron's entry is nonzero (`on`) if it exceeds `compute_zero_threshold`. It is decided (`told`) if it is nonzero, or if
-    NOISE_LEVEL times its noise is below a tenth of the direction's mean nonzero magnitude, so that it is known to be zero.
+    A neuron's entry is nonzero (`on`) if its magnitude exceeds `compute_zero_threshold`. It is decided (`told`) if it is nonzero,
+    or if NOISE_LEVEL times its noise is below a tenth of the direction's mean nonzero magnitude, so that it is known to be zero.
     """
     d, noise = (factors.coordinates @ q).abs(), factors.noise[:, None] * q.norm(dim=0)
     on = d > NOISE_LEVEL * noise

@@ -1,4 +1,7 @@
-"""Assembly and scaling of equations for a network's input, once R-GAP has solved the layers behind one with too few equations."""
+"""Assembly and scaling of equations for a network's input, where one layer has too few equations to be solved on its own.
+
+R-GAP, which solves for the input of each layer from the last to the first, has then solved the layers behind that one.
+"""
 
 from copy import copy
 from dataclasses import replace
@@ -17,7 +20,7 @@ from defenses.base import Tensors
 def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:
     """Return the equations of layer `point.at` and of those before it for the network's input; they are not linear in it.
 
-    point: R-GAP's solution at the output of layer `point.at`, for N problems (observations).
+    point: the outputs of layer `point.at` and the loss gradient there, as R-GAP solved for them, for N problems (observations).
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). low, high: normalised inputs for values of 0 and of 1.
     """
     system, target = build_equations(chain, weights, gradient, point)

@@ -85,7 +85,10 @@ class RankReport:
 
     @property
     def index(self) -> int:
-        """R-GAP's index of the network: the largest value of `LayerRank.index`; above 0, R-GAP expects too few equations."""
+        """R-GAP's index of the network: the largest `LayerRank.index` of its layers, unknowns minus counted equations.
+
+        Above 0, the paper expects that the gradient does not determine the input.
+        """
         return max(layer.index for layer in self.layers)
 
     @property
@@ -105,7 +108,7 @@ class RankReport:
 
     @property
     def full(self) -> bool:
-        """Whether R-GAP has enough equations to compute the whole input.
+        """Whether R-GAP, which solves for the input of each layer in turn, has enough equations to compute the whole input.
 
         That is so if the last layer is linear, every layer has enough equations of its own, and every input value is used.
         """
@@ -174,11 +177,12 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
 
 
 def count_virtual_constraints(chain: Chain) -> list[int]:
-    """Return |V|, the number of virtual constraints of R-GAP, for each layer i.
+    """Return |V| for each layer i, the estimate in R-GAP of equations for its input that follow from the layers before it.
 
-    It is the surplus of weight constraints in the layers n < i, minus the equations that those layers lack:
-    sum over n < i of max(|z_n| - |x_n|, 0) - max(|x_n| - |z_n| - |W_n|, 0). The paper prints |x_n| - |z_n| in the first term,
-    which contradicts its equations 17 to 20 and table 2, and |x_n| - |x_n| in the second.
+    With |x_n| inputs, |z_n| outputs and |W_n| weights of layer n, it is the surplus of outputs over inputs in the layers n < i,
+    minus the equations that those layers lack: sum over n < i of max(|z_n| - |x_n|, 0) - max(|x_n| - |z_n| - |W_n|, 0).
+    The paper prints |x_n| - |z_n| in the first term, which contradicts its equations 17 to 20 and table 2, and |x_n| - |x_n| in
+    the second.
     """
     totals = [0]
     for layer in chain.layers[:-1]:

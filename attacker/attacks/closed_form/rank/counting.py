@@ -24,7 +24,7 @@ from attacker.attacks.closed_form.rgap.footprint import LayerFootprint
 
 @dataclass(frozen=True)
 class Group:
-    """A group of taps that share values with each other, and none with other groups.
+    """A group of taps (positions inside the kernel) that see common input values, and none of those that other groups see.
 
     taps:   indices of the taps.
     values: indices of the values of an input channel that the taps see.
@@ -45,8 +45,9 @@ class Group:
 class Count:
     """The number of unknowns and independent equations of a layer.
 
-    unknowns:  input values that later layers depend on through this layer.
-    gradients: independent gradient constraints, an upper bound. weights: independent weight constraints, an upper bound.
+    unknowns:  input values x that later layers depend on through this layer.
+    gradients: independent gradient constraints (K x = dL/dW), an upper bound.
+    weights:   independent weight constraints (W x = z - b), an upper bound.
     shared:    linear relations between both kinds.
     rank:      rank of all equations together, never below the generic rank.
     """
@@ -79,8 +80,9 @@ def count_equations(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> C
 
 
 def group_taps(layer: LayerFootprint, live: Tensor) -> list[Group]:
-    """Return the taps that see values from live places, in groups that share no value with each other.
+    """Return the taps (positions inside the kernel) that see image values from live places, in groups that share no value.
 
+    A place is a position of the kernel on the image.
     live: mask of the output values of one channel that later layers depend on.
           A place is live if it affects one of these values.
     Taps that see only padding from live places are in no group.
@@ -114,6 +116,7 @@ def compute_pooled_rank(matrix: Tensor) -> int:
 def _find_meeting_outputs(layer: LayerFootprint, live: Tensor) -> Tensor:
     """Return a mask (output values of a channel, taps): whether the output value is live and uses the tap inside the image.
 
+    A tap is a position inside the kernel.
     live: mask of the output values of one channel that later layers depend on.
     """
     inside = (layer.sees >= 0).T
@@ -124,6 +127,7 @@ def _find_meeting_outputs(layer: LayerFootprint, live: Tensor) -> Tensor:
 def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) -> int:
     """Return an upper bound on the number of independent weight constraints on the values that `taps` see, over all channels.
 
+    A weight constraint is an equation W x = z - b for the input x, one per output; taps are positions inside the kernel.
     Each live output position has at most as many of them as values under the kernel. It also has at most `alive` of them, the
     mean number of channels that a ReLU does not set to 0.
     """
@@ -137,8 +141,9 @@ def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor,
 
 
 def _count_relations(layer: LayerFootprint, live: Tensor, taps: Tensor, dead: float) -> int:
-    """Return the number of relations between the weight and gradient constraints on the values that `taps` see.
+    """Return the number of linear relations between weight and gradient constraints on the values that `taps` see.
 
+    They are the equations W x = z - b and K x = dL/dW for a layer's input x; taps are positions inside the kernel.
     dead: share of each channel's outputs at which a ReLU is 0, which removes relations.
     """
     filters = min(layer.filters, layer.channels * len(taps))

@@ -156,7 +156,7 @@ def _sample(known: Tensor, rows: int, rng: torch.Generator) -> Tensor:
 
 
 def _build_weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
-    """Return the chosen weight constraints as a matrix (constraints, channels * dimensions), in coordinates of the basis `left`.
+    """Return the chosen weight constraints W x = z - b as a matrix (constraints, channels * dimensions), for x in a basis.
 
     left: basis (n, dimensions) of what the gradient constraints leave open in each channel. chosen: mask (filters, output
           values).

@@ -20,8 +20,9 @@ MAX_POOLED_VALUES = 4096
 
 @dataclass(frozen=True)
 class LayerFootprint:
-    """The footprint of one layer, for one input channel and one output channel.
+    """The footprint of one layer: which input values occur in its equations, for one input channel and one output channel.
 
+    A tap is a position inside the kernel, a place a position of the kernel on the image.
     sees:     (taps, places) index, among the n values of a channel, of the value under each tap at each place; -1 in the padding.
     channels, filters: number of input and of output channels.
     taken:    number n of values of a channel to which the kernel is applied, after any pooling before it, without padding.

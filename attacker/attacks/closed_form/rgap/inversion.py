@@ -123,8 +123,9 @@ def choose_readings(observed: Observed, chain: Chain, gradient: Tensors, walk: W
 def build_answers(
     observed: Observed, readings: Readings, first: Tensor, second: Tensor | None, route: str
 ) -> list[ClosedFormAnswer]:
-    """Return one answer per problem from the normalised inputs (N, *shape) that R-GAP found.
+    """Return one answer per problem (observation) from the normalised inputs (N, *shape) that R-GAP found.
 
+    A twin is another input with the same gradient; of two twins, the answer holds the more plausible one (`_choose_twins`).
     first, second: inputs from the first solution of the last layer and from the second; None if R-GAP was not run for the second.
                    A twin that is a multiple of `first` is computed here (`Readings.factor`).
     """
@@ -138,7 +139,7 @@ def build_answers(
 
 
 def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAnswer]:
-    """Run R-GAP on all observations at once, and return one answer for each.
+    """Solve for the input of each layer, from the last to the first (R-GAP), for all observations at once; return their answers.
 
     gradient: by name, (N, *shape), used instead of the observed gradient if given.
     Raises ValueError if R-GAP does not apply, see `require_single`, or if the last layer cannot be solved, such as a convolution.
@@ -199,7 +200,7 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
 
 
 def read_known_labels(observed: Observed) -> Tensor | None:
-    """Return the labels (N,) that an oracle gave, or None unless every case has exactly one."""
+    """Return the true labels (N,), which no server knows, that the user gave; None unless they have one label for every case."""
     known = [case.known_labels for case in observed.cases]
     told = [t for t in known if t is not None and len(t) == 1]
     return torch.cat(told) if len(told) == len(known) else None

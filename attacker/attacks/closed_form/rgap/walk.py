@@ -32,8 +32,9 @@ from defenses.base import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The settings of R-GAP. The defaults differ from the paper; `PAPER_WALK` holds the settings of its authors' code.
+    """The settings of R-GAP, which solves for the input of each layer, from the last to the first.
 
+    The defaults differ from the paper; `PAPER_WALK` holds the settings of its authors' code.
     scaled:    whether to divide each equation by its expected error (`estimate_errors`), and to use a preconditioner where there
                is one. False solves unscaled equations.
     mended:    whether to correct wrong signs of pre-activations near zero (`signs`).
@@ -69,8 +70,9 @@ MIN_SURPLUS_EQUATIONS = 32
 
 @dataclass(frozen=True)
 class Point:
-    """The state of R-GAP between two layers, for N problems.
+    """The state of R-GAP, which solves for the input of each layer from the last to the first, between two layers.
 
+    It is that of N problems, which are gradients of one example each.
     at:        index of the layer whose output is known; -1 if it is the network's input.
     f, gradient: that output and the loss gradient there, in the shape of the next layer's inputs, (N, *inputs).
     head:      the solution of the last layer from which it started.
@@ -197,7 +199,7 @@ _Solved = tuple[System, EquationValues, Tensor, Tensor]
 def _flip_signs(
     chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk, unknowns: int, solved: _Solved
 ) -> tuple[System, Tensor, Tensor]:
-    """Change signs of pre-activations near zero where that reduces the residual, and return equations, solution and residual.
+    """Change signs of pre-activations near zero where that reduces the residual; return new equations, solution and residual.
 
     unknowns: number of the layer's input values that the network uses.
     solved:   the equations before the changes, their right-hand sides, solution and residual.

@@ -19,7 +19,8 @@ def group_observations(observations: Sequence[Observation], rng: Generator, devi
     """Return groups of observations that appear to be of one client each, every group sorted by round, the largest first.
 
     The names of their clients are not used. An observation that shares no example with another one is a group of its own.
-    Raises ValueError if the model has no linear layer that sees the examples, or if updates do not lie in the span of its inputs.
+    Raises ValueError if the model has no linear layer that sees the examples, or if clients do not train it by SGD, so that the
+    rows of its updates are not linear combinations of its inputs.
     """
     if not observations:
         return []

@@ -1,4 +1,7 @@
-"""Attack `spans`: examples in closed form from the row spaces of one client's first-layer updates over many rounds."""
+"""Attack `spans`: examples in closed form from the row spaces of one client's first-layer updates over many rounds.
+
+The row space of an update, a matrix with one row per neuron, is spanned by the vectors [x, 1] of the examples x in its batch.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +43,7 @@ class Spans:
 
     relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
              by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
-    sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
+    sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "spans"
@@ -115,7 +118,8 @@ def spans(*, relu: bool = True) -> Spans:
 def require_input_layer(observation: Observation) -> InputLayer:
     """Return the input layer of the observed model, the linear layer with bias whose input is the example itself.
 
-    Raises ValueError if the model has none, or if updates do not lie in the span of its inputs under these training settings.
+    Raises ValueError if the model has none, or if clients do not train it or use another optimiser than SGD, so that the rows of
+    its update are not linear combinations of its inputs.
     """
     layer = find_input_layer(observation.model, observation.data)
     if layer is None:
@@ -162,7 +166,11 @@ def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], T
 
 
 def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Tensor | None]:
-    """Return a function that returns `build_templates` of the observation of a case with a given index."""
+    """Return a function from the index of an observation to the approximate gradient at neurons that are on, (labels, neurons).
+
+    See `build_templates`; None if that cannot tell it, as for a network that is not a chain of layers. low, high: normalised
+    inputs of an example of all zeros and of one of all ones.
+    """
     chain = find_chain(case.observations[0])
     return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
 
@@ -228,7 +236,8 @@ def _predict(observation: Observation, found: FoundExamples) -> Tensor:
 def judge_certainty(found: FoundExamples) -> Tensor:
     """Return the confidence (N,) in examples.
 
-    It is `CERTAIN` if the clearance is at least MIN_CLEARANCE and the error at most MAX_CERTAIN_ERROR, NaN (undecided) otherwise.
+    It is `CERTAIN` if the example stands out from noise (`clearance` of at least MIN_CLEARANCE) and its values are known well
+    (`error` of at most MAX_CERTAIN_ERROR), otherwise NaN (undecided).
     """
     sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
     return torch.where(sure, CERTAIN, torch.nan).float()
@@ -251,7 +260,10 @@ def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot
 
 
 def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:
-    """Return the null: examples of the value 0.5 with random labels, one per reported example of each round, at least one."""
+    """Return the answer of the null, the attack without the update: examples of the value 0.5 with random labels.
+
+    There is one per reported example of each round, at least one in all.
+    """
     data = case.observations[0].data
     count = sum(observation.num_examples or 0 for observation in case.observations) or 1
     labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))

@@ -1,4 +1,4 @@
-"""Attack `cohort_spans`: examples and their owners from secure sums and their participants alone."""
+"""Attack `cohort_spans`: reconstructs examples from secure sums and names their owners, given who took part in each sum."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -51,8 +51,9 @@ UNKNOWN_OWNER = SUM_CLIENT
 class CohortSpans:
     """An attack that isolates the spans of single clients' examples in secure sums, and separates the examples in a span.
 
+    The span of examples x is the set of all linear combinations of their vectors [x, 1].
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
-    sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
+    sees_gradient: False gives the null, the attack without the sums, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "cohort_spans"
@@ -138,8 +139,8 @@ class CohortSpans:
 def cohort_spans(*, lone_rows: bool = True) -> CohortSpans:
     """Recover examples and their owners from secure sums, given which clients took part in each sum.
 
-    The span of a client's examples is isolated by intersecting the row spaces of the sums in which it took part. Its examples are
-    then separated by the zeros that ReLU causes in the update.
+    The span of a client's examples, all linear combinations of their vectors [x, 1], is the intersection of the row spaces of the
+    sums in which it took part. Its examples are then separated by the zeros that ReLU causes in the update.
     lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does: several neurons, or a single one if
                the values in its row are those of an 8-bit image.
     """
@@ -167,12 +168,15 @@ def list_owners(found: Reconstruction) -> list[str]:
 
 
 def list_groups(found: Reconstruction) -> list[int]:
-    """Return the number, from 1, of the group of examples of one client that the attack puts each example into; 0 for none."""
+    """Return the number, from 1, of each example's group: examples that the attack found to be of one client; 0 for no group."""
     return [int(number) for number in found.evidence.get("group", (0.0,) * len(found.x))]
 
 
 def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
-    """Return groups of certain examples of one client each; none unless clients take several steps and ReLU follows the layer."""
+    """Return groups of examples of one client each, as lists of indices in `found`; only certain examples are grouped.
+
+    There are no groups unless clients take several local steps without weight decay, and ReLU follows the first layer.
+    """
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []

@@ -1,5 +1,6 @@
 """Spans of single clients' examples, computed from secure sums and their cohorts, and the part of each client in a sum.
 
+The span of examples x is the set of all linear combinations of their vectors [x, 1]; a cohort is the clients of one sum.
 The row space of a summed update is the sum of the spans of its clients' examples, although the model moves between rounds. If
 clients use the same examples in every round, the intersection of all sums that a client takes part in is in general its own span
 as soon as no other client takes part in all of them. Given the spans of all clients of a round, its sum splits into their parts.
@@ -25,7 +26,7 @@ MAX_CONDITION = 1e6
 
 @dataclass(frozen=True)
 class IsolatedClient:
-    """The span of the examples of one client.
+    """The span of the vectors [x, 1] of all examples x of one client.
 
     y: (dimensions, F) vectors that span it, with noise of standard deviation 1 per entry. round: the round, from 1, after which
     it was isolated.
@@ -38,9 +39,9 @@ class IsolatedClient:
 def isolate_clients(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], rounds: Sequence[int]
 ) -> dict[str, IsolatedClient]:
-    """Return a dict from the name of each client that can be isolated to the span of its examples.
+    """Return a dict from the name of each client that can be isolated to the span of the vectors [x, 1] of its examples x.
 
-    A client can be isolated if no other client took part in all of its sums, and their row spaces intersect.
+    A client can be isolated if no other client took part in all of its sums, and the row spaces of these sums intersect.
     spaces, cohorts, rounds: row space, clients and round of each sum. Sums of full rank are left out, since they intersect every
     other sum.
     """
@@ -64,7 +65,7 @@ def isolate_clients(
 def split_sums(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], clients: Mapping[str, IsolatedClient]
 ) -> dict[str, RowSpace]:
-    """Split sums into the parts of their clients; return a dict from each client of a split sum to its parts, in factorised form.
+    """Split sums into the parts of their clients; return a dict from client to its parts of all split sums, in factorised form.
 
     A sum is split if all of its clients are isolated, its rank is not full and equals the dimensions of their spans together, and
     the spans are independent up to MAX_CONDITION. The rows of a client's matrix, one per neuron and sum, are `coordinates` times
@@ -92,7 +93,7 @@ def split_sums(
 
 
 def separate_by_zeros(space: RowSpace) -> Tensor:
-    """Return the examples of a client from rows (neurons) that only one of them turns on, as vectors (n, F) in units of noise.
+    """Return the examples of a client from rows (neurons) that only one example turns on, as vectors (n, F) in units of noise.
 
     space: the client's parts of several sums, see `split_sums`. Rows that only one example turns on are parallel. All examples or
     none are returned: n is the dimension of the span, or 0 if fewer directions were found, if hardly any neurons are off for one

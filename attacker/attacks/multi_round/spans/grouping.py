@@ -52,8 +52,10 @@ def group_by_client(
 
 
 def link_examples(vectors: Tensor, space: RowSpace, forward: Tensor, clients: int) -> list[tuple[int, int]]:
-    """Return pairs of examples of a sum that belong to the same client.
+    """Return pairs of examples of a sum that belong to the same client, as pairs of indices of rows of `vectors`.
 
+    They do if a neuron is off for the second at the weights sent and has it in its row of the update, and the change of the
+    weights by the first, the only other example in the row, is large enough to turn the neuron on for the second.
     vectors: (n, F) multiples of [x, 1] in the sum's row space, in units of noise. forward: [W, b] (width, F) that was sent.
     clients: number of clients of the sum.
     """

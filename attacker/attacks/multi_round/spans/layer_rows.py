@@ -22,7 +22,7 @@ from fedsim.recording.training import Training
 def explain_unlinear(training: Training, layer: InputLayer) -> str:
     """Return why an update under these training settings is not a sum of the layer's gradients, or "" if it is one.
 
-    Reasons are another optimiser than SGD, and a layer that clients do not train.
+    Reasons are another optimiser than SGD, and a weight or bias of the layer that clients do not train; weight decay is none.
     """
     if training.optimiser != "sgd":
         return f"an update of {training.optimiser} is not a sum of gradients, so its rows do not lie in the span of the examples"

@@ -35,9 +35,10 @@ MIN_GRID_CLEARANCE = 20.0
 
 
 def has_independent_errors(observation: Observation, chain: Chain | None) -> bool:
-    """Return whether examples differ in the direction of the error that reaches the first layer, so that parallel rows tell.
+    """Return whether parallel rows of a first layer's update are evidence of a single example.
 
-    They do not if the network has two classes, or a layer of at most two neurons after the first one.
+    They are if the loss gradients of different examples at the layer's outputs have different directions. That is taken to be so
+    unless the network has at most two classes, or a layer of at most two neurons after the first one.
     chain: the network as a chain of layers; None if it is not one, and then the number of classes alone decides.
     """
     narrow = chain is not None and any(layer.shape[0] <= 2 for layer in chain.layers[1:])
@@ -47,9 +48,10 @@ def has_independent_errors(observation: Observation, chain: Chain | None) -> boo
 def add_lone_rows(
     found: FoundExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool, images: bool = True
 ) -> FoundExamples:
-    """Return the examples found, together with the plausible ones among those that alone turn on neurons in one of the spaces.
+    """Return the examples found so far, and those that alone turn on neurons in one of the updates, each example once.
 
-    low, high, parallel, images: as for `find_lone_rows`.
+    Of the latter, only vectors that can be examples count (`is_plausible`). found: the examples so far. spaces: row spaces of the
+    updates. low, high, parallel, images: as for `find_lone_rows`.
     """
     new = [
         (vector * torch.sign(vector[-1]), float(clear))
@@ -68,9 +70,10 @@ def add_lone_rows(
 
 
 def doubt_dependent(found: FoundExamples, spaces: Sequence[RowSpace]) -> FoundExamples:
-    """Return the examples, of which those have clearance 0 that rest on parallel rows and are a combination of others of a space.
+    """Return the examples found, with the clearance of doubtful ones set to 0, so that they do not count as certain.
 
-    Examples of a space are independent in general, so that one of the examples in such a combination is a mixture.
+    An example is doubtful if it was found by parallel rows and is a linear combination of other examples found in the same row
+    space. Examples of a space are independent in general, so that one of those in such a combination is a mixture.
     """
     doubtful = torch.zeros(len(found.vectors), dtype=torch.bool)
     for t, space in enumerate(spaces):
@@ -88,8 +91,10 @@ def doubt_dependent(found: FoundExamples, spaces: Sequence[RowSpace]) -> FoundEx
 
 
 def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool, images: bool = True) -> tuple[Tensor, Tensor]:
-    """Return vectors (n, F) in units of noise of examples that alone turn on neurons, some several times, and their clearance.
+    """Return vectors (n, F) in units of noise of examples that alone turn on neurons, and the clearance of each, (n,).
 
+    One example may occur several times. Clearance says how certain an example is: infinite for 8-bit images, PARALLEL_CLEARANCE
+    for those found by parallel rows.
     low, high: normalised inputs (F - 1,) of an example of all zeros, and of one of all ones.
     parallel: whether parallel rows count, see `has_independent_errors`. images: whether the data are images, whose values may
     have 8 bits.
@@ -102,9 +107,10 @@ def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool
 
 
 def find_parallel_rows(space: RowSpace) -> Tensor:
-    """Return vectors (n, F) in units of noise of directions in which a space has at least two rows.
+    """Return vectors (n, F) in units of noise, one for each direction that at least two rows of the matrix of a space share.
 
-    The result is empty if the space is saturated, since rows of more examples than dimensions say nothing about their number.
+    The result is empty if the space is saturated: there may then be more examples than dimensions, and parallel rows are no
+    evidence of a single one.
     """
     if space.saturated:
         return space.y[:0]

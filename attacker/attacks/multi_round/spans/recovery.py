@@ -42,8 +42,9 @@ class FoundExamples:
     """Examples recovered from row spaces, as vectors in units of noise (see `row_space`).
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
-    clearance: (N,) ratio `next / largest` of the `Intersection` behind each example, the largest of several; the larger, the
-               clearer it is of noise. It is infinite for examples that were recovered from zeros of ReLU.
+    clearance: (N,) how clearly each example stands out from noise. It is the ratio `next / largest` of the `Intersection` behind
+               the example, the largest of several. Examples on other evidence have fixed values: infinite if it is certain,
+               PARALLEL_CLEARANCE for parallel rows, and 0 if it is doubtful.
     holders: for each example, the indices of the row spaces that contain it, ascending.
     """
 
@@ -246,6 +247,9 @@ def add_separated(
 
 
 def _judge_zeros(space: RowSpace) -> float:
-    """Return the clearance of examples from zeros of ReLU: infinite with enough live neurons per example, otherwise 0."""
+    """Return the clearance of examples that were found by zeros of ReLU: infinite if they are certain, otherwise 0.
+
+    They are certain if the update has at least MIN_LIVE_NEURONS rows above the noise per example of the batch.
+    """
     live = int((space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise).sum())
     return float("inf") if live >= MIN_LIVE_NEURONS * space.rank else 0.0
