@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from ipaddress import ip_network
 from pathlib import Path
@@ -87,13 +88,15 @@ def test_flowers_control_path_and_middleware_hook_are_those_of_the_guard(monkeyp
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> SqlLinkState:
+def state(tmp_path: Path) -> Iterator[SqlLinkState]:
     factory = LinkStateFactory(str(tmp_path / "state.db"), NoOpFederationManager(), ObjectStoreFactory())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Alembic, about Flower's configuration
         state = factory.state()
     assert isinstance(state, SqlLinkState)
-    return state
+    yield state
+    assert state._engine is not None
+    state._engine.dispose()  # Flower's states have no method that closes their connections
 
 
 def make_outage(state: SqlLinkState) -> tuple[int, int]:
