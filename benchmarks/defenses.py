@@ -210,9 +210,10 @@ def _shorten(value: str) -> str:
 
 
 def _format_beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None:
-    """Return the mean PSNR in dB of the attack named `column`, with that of its null in parentheses; None if there is none.
+    """Return the mean PSNR in dB of an attack, with that of its null in parentheses, for one column; None if there is none.
 
-    attacked: dict from the name of an attack to its scores. For a federation without a defense, "X ignoring" stands for X.
+    attacked: dict from the name of an attack to its scores. column: name of the attack. For "X ignoring", the attack X is taken
+    if there is no "X ignoring", as without a defense or for secure sums.
     """
     one = attacked.get(column) or attacked.get(column.removesuffix(" ignoring"))
     if one is None or one.summary.null is None or one.summary.null.psnr is None:

@@ -253,9 +253,10 @@ def run_scale_table(asked: Options) -> TableAndSummary:
 
 
 def run_practical_table(asked: Options) -> TableAndSummary:
-    """Return the table of Flower's quickstart, and its summary: of the rows without a defense, the smallest shares.
+    """Return the table of Flower's quickstart, and its summary: the smallest `named` and `first_of_100`, shares of examples.
 
-    They are given for one round and for the largest number of rounds. certain_and_wrong and certain are sums over all rows.
+    These are for one round and for the largest number of rounds, of the rows without a defense whose clients have as many
+    examples as in the first row. `certain` and `certain_and_wrong` are sums over all rows.
     """
     rows = make_practical_rows(asked)
     if "picture" in asked.flags:

@@ -1,7 +1,8 @@
 """Random docstrings and error messages of the product, for readers who say what each means: docs/sample_texts.py --seed 1.
 
-Each text is printed with its function or class and its module, so that a reader who knows PyTorch, but not this project, needs no
-other file. The seed is printed first. The goal is that 38 of 40 docstrings and 19 of 20 messages are understood.
+Each text is printed with the signature of its function, or its class, and with its module, so that a reader who knows PyTorch,
+but not this project, needs no other file. The seed is printed first. The goal is that 38 of 40 docstrings and 19 of 20 messages
+are understood.
 """
 
 import argparse
@@ -40,10 +41,18 @@ def read_texts(root: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         for name, node in list_definitions(tree, ""):
             text = ast.get_docstring(node)
             if text and len(text.split()) >= MIN_WORDS:
-                head = f"def {name}({ast.unparse(node.args)})" if isinstance(node, ast.FunctionDef) else f"class {name}"
-                docstrings.append((f"{head if name else 'module'} in {module}", text))
+                head = f"{format_signature(name, node)} in {module}"
+                docstrings.append((head, text))
             messages += [(f"{name or 'module'} in {module}", said) for said in list_messages(node)]
     return docstrings, messages
+
+
+def format_signature(name: str, node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
+    """Return "module", "class NAME", or the line that begins the definition of the function, without the colon."""
+    if isinstance(node, ast.FunctionDef):
+        returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        return f"def {name}({ast.unparse(node.args)}){returned}"
+    return f"class {name}" if name else "module"
 
 
 def list_definitions(

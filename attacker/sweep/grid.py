@@ -206,8 +206,11 @@ def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]
                 try:
                     experiment = experiments.read(path.parent / file.experiment, overrides, own=True)
                 except ValueError as error:
-                    told = describe_settings(settings) or "the settings of the grid"
-                    raise GridError(f"{path}: defenses.{name}, with {told}: {error}") from None
+                    if name == UNDEFENDED:
+                        tried = f"the experiment {file.experiment}, with batch_sizes, local_steps, rounds and seeds of the grid"
+                    else:
+                        tried = f"defenses.{name}, with {describe_settings(settings)}"
+                    raise GridError(f"{path}: {tried}: {error}") from None
                 yield GridFederation(defense=name, strength=place, settings=settings, experiment=experiment)
 
 

@@ -1,4 +1,4 @@
-"""Command lines of the parties of a deployment: SuperLink (Flower's relay), server, clients, attacker and others.
+"""Command lines, as lists of words, of the parties of a deployment: SuperLink (Flower's relay), server, clients and others.
 
 The compose file repeats them for containers, and tests check that both agree.
 """

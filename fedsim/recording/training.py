@@ -146,7 +146,7 @@ class Training:
     def fix_round(self, number: int) -> "Training":
         """Return the settings for the round `number` (from 1): `round_decay` is applied to the learning rate, and then set to 1.
 
-        The learning rate is clamped to `MIN_FLOAT` .. `MAX_FLOAT`, the range of float32.
+        The learning rate is clamped to `MIN_FLOAT` .. `MAX_FLOAT`, about the range of float32.
         """
         if self.round_decay == 1:
             return self

@@ -1,6 +1,7 @@
 """H-GAP: an attack that runs a closed form and a search, and keeps the answer that a criterion prefers (R-GAP, section 5).
 
-The paper's criterion, which `hgap` uses by default, prefers the smoother answer; see `get_criterion` for others.
+The paper's criterion, "roughness", which `hgap` uses by default, prefers the answer that differs less from its 3x3 mean filter;
+see `get_criterion` for others.
 """
 
 from collections.abc import Callable, Sequence

@@ -244,8 +244,9 @@ def _is_bias_sent(evidence: Evidence) -> bool:
 def _get_bias_gradient(evidence: Evidence) -> Tensor:
     """Return the gradient (K,) of the head's bias, or an estimate if the head has no bias or its gradient was not sent.
 
-    K is 2 for a single logit. The estimate needs `Evidence.head`, without which ValueError is raised. If a defense left out some
-    entries of the bias and of the rows, only those of the bias are estimated.
+    K is 2 for a single logit. The estimate needs `Evidence.head`, without which ValueError is raised. If a known defense left out
+    some entries of the bias, those that were sent are kept, and the others are estimated from the rows; without
+    `Evidence.head`, they stay 0.
     """
     if evidence.bias is not None and _is_bias_sent(evidence):
         bias = evidence.gradient[evidence.bias]
@@ -255,8 +256,8 @@ def _get_bias_gradient(evidence: Evidence) -> Tensor:
         return _add_negative_logit(bias)
     if evidence.head is None:
         raise ValueError(
-            "the last layer has no bias, or its gradient was not sent; set Evidence.head, a Head of the layer's weight, its "
-            "bias and its inputs for random examples, so that the gradient that a bias would have can be estimated"
+            "the last layer has no bias, or its gradient was not sent; set Evidence.head, a Head of the layer's weight, its bias "
+            "(None without one) and its inputs for random examples, so that the gradient that a bias would have can be estimated"
         )
     return estimate_bias_gradient(_add_negative_logit(evidence.gradient[evidence.weight]), evidence.head.features)
 

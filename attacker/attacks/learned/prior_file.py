@@ -127,4 +127,4 @@ def _check(facts: PriorFacts, kinds: Sequence[PriorKind], digest: Any, tensors: 
     if hash_tensors(tensors) != digest:
         raise ValueError("its weights do not have the hash that it states; copy it again, or train it again")
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise ValueError("its weights hold NaN or infinity")
+        raise ValueError("its weights hold NaN or infinity; train it again")

@@ -45,7 +45,7 @@ class Links:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of places of each observation."""
+        """Number of examples of each observation: the length of its tensor in `places`."""
         return tuple(len(places) for places in self.places)
 
 

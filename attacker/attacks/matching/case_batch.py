@@ -263,7 +263,11 @@ class CaseBatch:
         return (_put_held(x, problem["held"], problem["is_held"]) if "held" in problem else x), y
 
     def decode_case(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples x and labels y of the latent z (D,) of case i, as they enter the loss, known ones included."""
+        """Return the examples x (V, *shape) and labels y of the latent z (D,) of case i as `decode` does; x is not normalised.
+
+        Known examples replace those of z. Copies of examples for local epochs are not merged, see `decode_answer`. labels: (V,),
+        not used if soft labels are part of z.
+        """
         x, y = self.space.decode(z, labels)
         return (x if self.held is None else _put_held(x, self.held.x[i], self.held.mask[i])), y
 

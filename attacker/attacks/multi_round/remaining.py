@@ -74,7 +74,8 @@ def _select_places(links: Links, at: Sequence[int]) -> tuple[Links, Tensor]:
 def mark_notes(linked: Case) -> Case:
     """Return a case with its notes on links changed to say that they concern only the rounds that are searched.
 
-    linked: some of a client's rounds, with links. Notes on gaps between these rounds are left out.
+    linked: the rounds of a client that are searched, with links. Notes that there is no usable round between two of them are left
+    out, since the rounds between may only have been taken out of the search.
     """
     assert linked.links is not None
     gaps = describe_gaps([observation.round for observation in linked.observations])

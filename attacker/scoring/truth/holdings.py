@@ -87,18 +87,18 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
 
 
 def _lacks_ranges(described: dict[str, Any]) -> bool:
-    """Return whether truth describes a table without saying which ranges scale its columns, as older versions wrote it.
+    """Return whether truth describes a table without the argument `ranges_from`, the rows that determine its columns' ranges.
 
-    described: content of `dataset.json`.
+    Without it, older versions took the clients' rows; now the default is held-out rows. described: content of `dataset.json`.
     """
     factory = datasets.DATASETS[datasets.split_name(described["name"])[0]]
     return "ranges_from" in signature(factory).parameters and "ranges_from" not in described["arguments"]
 
 
 def _add_client_ranges(described: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a table with the statement that the ranges over all clients' rows scale its columns.
+    """Return the description of a table with `ranges_from` = "clients": the rows of all clients determine its columns' ranges.
 
-    In older versions, which did not state the ranges, this was the only way. described: content of `dataset.json`.
+    In older versions, which did not have this argument, this was the only way. described: content of `dataset.json`.
     """
     return {**described, "arguments": {**described["arguments"], "ranges_from": "clients"}}
 

@@ -71,9 +71,9 @@ def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def read_scores(run: Path) -> tuple[Scores, list[str]]:
-    """Return the rows of scores.jsonl by attack (name of its folder) and case, and messages about rows that cannot be used.
+    """Return the rows of scores.jsonl in a dict from attack (name of its folder) to a dict from case to its list of rows.
 
-    There are no rows if the file is missing.
+    Also returns messages about rows that cannot be used. There are no rows if the file is missing.
     """
     trouble: list[str] = []
     found: dict[str, dict[str, list[ShownScore]]] = {}

@@ -41,9 +41,10 @@ class Cell:
     rounds: if above 1, an even number of rounds of a case, each with one batch. There are half as many batches, so that each is
             used twice.
     defense: specification such as "clip(4)"; "" for none. cases: number of cases.
-    two_classes: whether labels are replaced by their parity. half: whether images are reduced to half their height and width.
-    side:   height and width to which images are reduced if `half` is not set; 0 for no change. None of the last three settings
-            changes random pixels or rows of tables.
+    two_classes: whether the loss is logistic, and labels of images are replaced by their parity. half: whether images are reduced
+            to half their height and width.
+    side:   height and width to which images are reduced if `half` is not set; 0 for no change. Random pixels and rows of tables
+            keep their size and their labels.
     claimed: number of examples that the client reports; 0 for the true one.
     """
 

@@ -110,7 +110,10 @@ class Kept:
         return Measured(row["own"], row["units"], attacked)
 
     def add(self, identity: Mapping[str, Any], folder: Path, measured: Measured) -> None:
-        """Append a measurement with the settings `identity` to the file. folder: temporary folder, as in `find`."""
+        """Append a measurement to the file, with a hash of its settings `identity`.
+
+        folder: temporary folder; its path is removed from the settings before they are hashed.
+        """
         attacked = {
             name: {"own": _select_fields(one.own), "null": _select_fields(one.null)} for name, one in measured.attacked.items()
         }

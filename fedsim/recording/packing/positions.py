@@ -81,8 +81,9 @@ def _decode_gaps(high: Tensor, low: Tensor, size: int) -> Positions:
     steps = np.flatnonzero(np.unpackbits(high.numpy()))
     count = len(steps)
     lower = _count_lower_bits(size, count)
-    if len(high) != -(-_count_unary_bits(size, count, lower) // 8):
-        raise ValueError(f"has {len(high)} bytes of gaps for {count} positions among {size} values")
+    needed = -(-_count_unary_bits(size, count, lower) // 8)
+    if len(high) != needed:
+        raise ValueError(f"has {len(high)} bytes of gaps for {count} positions among {size} values, but they take {needed}")
     upper: Positions = (steps - np.arange(count)) << lower
     return upper | unpack_bits(low, lower, count).astype(np.int64)
 

@@ -121,7 +121,10 @@ class DirectionPool:
             self._take(self.sharpen(trial[_find_first_of_alike(off)][:MAX_UNMIXED]))
 
     def convert_to_original(self, q: Tensor) -> Tensor:
-        """Return the directions q (K, R) as unit vectors in the coordinates of the factors, one per column, (R, K)."""
+        """Return unit vectors (R, K), one per column, along directions q (K, R), in the coordinates of the factorised gradient.
+
+        q: directions in whitened coordinates. The factorised gradient is `factors.coordinates` (M, R) times an orthonormal basis.
+        """
         back = self.space.back @ q.T
         result: Tensor = back / back.norm(dim=0)
         return result

@@ -125,11 +125,13 @@ def _find_meeting_outputs(layer: LayerFootprint, live: Tensor) -> Tensor:
 
 
 def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) -> int:
-    """Return an upper bound on the number of independent weight constraints on the values that `taps` see, over all channels.
+    """Return an upper bound on the number of independent weight constraints on the input values that `taps` see.
 
-    A weight constraint is an equation W x = z - b for the input x, one per output; taps are positions inside the kernel.
-    Each live output position has at most as many of them as values under the kernel. It also has at most `alive` of them, the
-    mean number of channels that a ReLU does not set to 0.
+    A weight constraint is an equation W x = z - b for the input x, one per output.
+    live: mask of the output values of one channel that later layers depend on. taps: indices of positions inside the kernel.
+    alive: mean number of output channels that a ReLU does not set to 0.
+    Each live output position has at most as many of them as values that it uses and `taps` see, over all input channels, and at
+    most `alive`.
     """
     if layer.after is None:
         values = (layer.sees[taps] >= 0).sum(dim=0)

@@ -93,8 +93,9 @@ def split_sums(
 
 
 def separate_by_zeros(space: RowSpace) -> Tensor:
-    """Return the examples of a client from rows (neurons) that only one example turns on, as vectors (n, F) in units of noise.
+    """Return vectors (n, F) of a client's examples x, found by rows (neurons) that only one example turns on.
 
+    A vector is [x, 1] times a factor, of either sign, that scales the estimated error of its entries to 1.
     space: the client's parts of several sums, see `split_sums`. Rows that only one example turns on are parallel. All examples or
     none are returned: n is the dimension of the span, or 0 if fewer directions were found, if hardly any neurons are off for one
     of the examples, or if examples in these directions do not explain all rows. A span of dimension 1 is a single example.

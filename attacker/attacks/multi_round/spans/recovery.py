@@ -247,9 +247,10 @@ def add_separated(
 
 
 def _judge_zeros(space: RowSpace) -> float:
-    """Return the clearance of examples that were found by zeros of ReLU: infinite if they are certain, otherwise 0.
+    """Return the clearance (see `FoundExamples`) of examples found by zeros of ReLU: infinite if they are certain, otherwise 0.
 
-    They are certain if the update has at least MIN_LIVE_NEURONS rows above the noise per example of the batch.
+    They are certain if at least MIN_LIVE_NEURONS * n rows of the update clearly exceed their noise. n is the rank of the update's
+    row space, in general the number of examples in the batch.
     """
     live = int((space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise).sum())
     return float("inf") if live >= MIN_LIVE_NEURONS * space.rank else 0.0

@@ -99,10 +99,11 @@ def _fit_multiples(batch: ReluBatch, known: Tensor, z: Tensor, d: Tensor, outer:
 
 
 def _fit_batch(batch: ReluBatch, known: Tensor, found: Tensor, basis: Tensor) -> Tensor:
-    """Return the vectors of found examples, (n, F) in units of noise, fitted together with the known ones to the whole update.
+    """Return the vectors (n, F) of found examples x, fitted together with the known ones to the whole update.
 
+    A vector is [x, 1] times a factor that scales the estimated error of its entries to 1.
     found: in the coordinates of the row space, (n, rank). known: vectors (k, F). basis: unit rows of the row space, (rank, F).
-    The result is empty, (0, F), unless the examples explain the update, with zeros where they turn neurons off.
+    The result is empty, (0, F), unless each neuron's row of the update is explained by the examples that turn the neuron on.
     """
     space, nothing = batch.space, known.new_zeros(0, basis.shape[1])
     vectors = torch.cat([known, found @ basis])
