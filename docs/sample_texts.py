@@ -1,8 +1,8 @@
 """Random docstrings and error messages of the product, for readers who say what each means: docs/sample_texts.py --seed 1.
 
-Each text is printed with the signature of its function, or its class, and with its module, so that a reader who knows PyTorch,
-but not this project, needs no other file. The seed is printed first. The goal is that 38 of 40 docstrings and 19 of 20 messages
-are understood.
+Each text is printed with the signature of its function or class, and with the docstrings that a documentation page shows above it:
+that of the class, for a method, or else that of the module. So a reader who knows PyTorch, but not this project, needs no other
+file. The seed is printed first. The goal is that 38 of 40 docstrings and 19 of 20 messages are understood.
 """
 
 import argparse
@@ -32,17 +32,18 @@ def main() -> None:
 def read_texts(root: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the docstrings and the error messages of the packages in `root` that have at least `MIN_WORDS` words.
 
-    Each is a pair of the place where it stands and the text.
+    Each is a pair of the place where it stands and the text. A docstring is followed by that of its class or module.
     """
     docstrings, messages = [], []
     for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         tree = ast.parse(path.read_text(encoding="utf-8"))
+        described: dict[str, str] = {}
         for name, node in list_definitions(tree, ""):
-            text = ast.get_docstring(node)
-            if text and len(text.split()) >= MIN_WORDS:
-                head = f"{format_signature(name, node)} in {module}"
-                docstrings.append((head, text))
+            text = described[name] = ast.get_docstring(node) or ""
+            above = described[name.rpartition(".")[0]] if name else ""
+            if len(text.split()) >= MIN_WORDS:
+                docstrings.append((f"{format_signature(name, node)} in {module}", text + (above and f"\n\nABOVE IT: {above}")))
             messages += [(f"{name or 'module'} in {module}", said) for said in list_messages(node)]
     return docstrings, messages
 
