@@ -1,6 +1,6 @@
 """Random docstrings and error messages of the product, for readers who say what each means: docs/sample_texts.py --seed 1.
 
-Each text is printed with the signature of its function or class, and with the docstrings that a documentation page shows above it:
+Each text is printed with the signature of its function or class, and with the docstring that documentation shows above it:
 that of the class, for a method, or else that of the module. So a reader who knows PyTorch, but not this project, needs no other
 file. The seed is printed first. The goal is that 38 of 40 docstrings and 19 of 20 messages are understood.
 """
