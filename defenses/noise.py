@@ -53,7 +53,10 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
 
 
 def check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
-    """Raise ValueError for arguments that `gaussian` does not accept; exactly one of `std` and `snr_db` must be given."""
+    """Raise ValueError for arguments that `gaussian` does not accept.
+
+    Exactly one of `std` (at least 0) and `snr_db` must be given, as a finite number; `scope` must be "tensor" or "global".
+    """
     if (std is None) == (snr_db is None):
         raise ValueError(f"gaussian: give either std or snr_db, got std={std} and snr_db={snr_db}")
     if std is not None and not 0 <= std < math.inf:

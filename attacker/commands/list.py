@@ -81,7 +81,10 @@ def _list_attacks(as_json: bool) -> None:
 
 
 def _format_settings(settings: Mapping[str, Any]) -> str:
-    """Return a preset's settings as text: `argument=value` pairs, grouped by kind of network if they differ between kinds."""
+    """Return a preset's settings as text: `argument=value` pairs, in groups by family of networks if `settings` has such groups.
+
+    settings: dict from argument to value, or from a family of networks, such as "relu", to such a dict.
+    """
     families = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
     if families:
         return "; ".join(f"{family}: {_format_settings(own)}" for family, own in families.items())

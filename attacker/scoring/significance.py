@@ -143,8 +143,9 @@ def bound_single_example(both: Paired) -> float | None:
 def _correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
     """Return `chance` of the attack's row `one`, divided by that of the null's row `other`; at most 1, None if `one` has none.
 
-    An original in the middle of its data is close to any reconstruction, which the division corrects. The attack's chance is
-    returned unchanged if the null has none, or if the attack recovers the example and the null does not.
+    `chance` is an estimated upper bound on the probability of being this near to the original without information. An original in
+    the middle of its data is close to any reconstruction, which the division corrects. The attack's chance is returned unchanged
+    if the null has none, or if the attack recovers the example and the null does not.
     """
     if one.chance is None or other.chance is None or (one.success and not other.success):
         return one.chance

@@ -61,7 +61,7 @@ def hold_lock(path: Path, *, below: Path | None = None, wait: bool = False) -> I
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(descriptor)
-        raise ValueError(f"{path.parent.parent}: another process is working there; wait for it, or stop it") from None
+        raise ValueError(f"{path.parent}: another process is working there; wait for it, or stop it") from None
     try:
         yield
     finally:

@@ -91,8 +91,8 @@ class PriorNetwork(nn.Module):
 class DeepPrior:
     """The map from latents to images (channels, height, width) in [0, 1], and the latents to start from.
 
-    A latent is the vector of all weights of a `PriorNetwork`, followed by the values of an image, which with fixed noise is the
-    network's input. The derivative by the latter is zero.
+    A latent is the vector of all weights of a `PriorNetwork`, followed by the values of an image to start from. The network's
+    input is this image and further channels of fixed noise, which are no part of the latent. The derivative by the image is zero.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:

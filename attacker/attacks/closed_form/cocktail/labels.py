@@ -25,7 +25,10 @@ def find_labels(observed: Observed, layer: FeatureLayer, rows: Tensor, vectors: 
 
 
 def _differentiate_outputs(observed: Observed, layer: FeatureLayer, x: Tensor) -> Tensor:
-    """Return the gradient of each example's own loss at the layer's outputs for every label, (classes, R, M)."""
+    """Return the gradient of each example's own loss at the outputs of `layer` for every label, (classes, R, M).
+
+    x: the examples (R, *shape) in [0, 1], as inputs of the whole network; they are normalised here.
+    """
     kept: list[Tensor] = []
 
     def keep_output(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
