@@ -1,6 +1,7 @@
 """Fixtures that make observations, what a server receives from one client that trains on known examples; and large data."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,12 @@ def observe() -> Observe:
         )
 
     return make
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """Folder of a copy of the finished federation of a test's module."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture

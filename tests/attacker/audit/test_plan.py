@@ -7,12 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from federations import federate
 
 from attacker.audit.findings import NotChecked
 from attacker.audit.plan import PlannedAttack, plan_attacks
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Observation, Recording, Row
 
 ROUNDS = 4
@@ -38,15 +36,9 @@ class Sampled(Recording):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    experiment = {
-        "rounds": ROUNDS,
-        "model": {"name": "mlp", "hidden": [16]},
-        "data": "digits",
-        "clients": {"count": 3},
-        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
-    }
-    out = tmp_path_factory.mktemp("runs") / "sampled"
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    out = federate(
+        tmp_path_factory.mktemp("runs") / "sampled", rounds=ROUNDS, model={"name": "mlp", "hidden": [16]}, clients=3, batch_size=4
+    )
     return out / "recording"
 
 

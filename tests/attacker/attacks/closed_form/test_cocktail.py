@@ -25,7 +25,6 @@ from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = DataSpec(shape=(3, 16, 16), num_classes=5, mean=(0.4,) * 3, std=(0.25,) * 3)
 WIDE = ModelSpec(name="mlp", arguments={"hidden": [192]})
 

@@ -1,6 +1,5 @@
 """Tests that the simulated gradient at the true examples is the client's, also with batch norm, a single logit or dropout."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +30,8 @@ def normed(shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) -> nn
 
 
 @pytest.fixture(autouse=True)
-def _normed_is_a_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _normed_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(building._ADMITTED, "normed", normed)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these models are too small for more
-    yield
-    torch.set_num_threads(threads)
 
 
 def statistics(model: nn.Module, seed: int) -> dict[str, Tensor]:

@@ -30,9 +30,6 @@ from fedsim.training.local import _SGD, train
 DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def examples(count: int = 4, seed: int = 5) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     return torch.rand(count, 1, 6, 6, generator=rng), torch.randint(3, (count,), generator=rng)
