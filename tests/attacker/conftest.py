@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Tensor
 
 from attacker.attacks import Case
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
 Observe = Callable[..., Observation]
@@ -54,18 +54,8 @@ def observe() -> Observe:
         spec = DefenseSpec.parse(defense)
         built = spec.build()
         sent, _ = built.apply(update, built.init(update), torch.Generator().manual_seed(99))
-        return Observation(
-            round=1,
-            client=client,
-            cohort=(client,),
-            num_examples=sum(len(y) for _, y in batches),
-            model=model,
-            data=data,
-            training=training,
-            defenses=spec,
-            weights=weights,
-            payload=encode(sent, spec.choose_codec()),
-        )
+        facts = {"client": client, "defense": defense, "num_examples": sum(len(y) for _, y in batches)}
+        return make_observation(sent, weights, model=model, data=data, training=training, **facts)
 
     return make
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from federations import federate
+from observations import make_observation
 from torch import Generator, Tensor
 
 from attacker.audit import Finding, NotChecked, Passed, check_recording
@@ -21,7 +22,6 @@ from defenses import DefenseSpec
 from defenses.base import Update
 from fedsim.models.tampering import MAX_PARALLEL_SHARE, compute_parallel_share
 from fedsim.recording import DataSpec, ModelSpec, Observation, Recording, Training
-from fedsim.recording.codec import encode
 from fedsim.recording.files import read_json_lines
 
 COUNT = 8
@@ -43,23 +43,10 @@ def gradient(number: int) -> dict[str, Tensor]:
 
 def observed(defense: str, send: Sent) -> list[Observation]:
     """Return the observations of clients that declare a defense, but send what the function `send` returns."""
-    spec = DefenseSpec.parse(defense)
     weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    return [
-        Observation(
-            round=1,
-            client=f"c{i}",
-            cohort=(),
-            num_examples=1,
-            model=ModelSpec(name="mlp"),
-            data=DataSpec(shape=(64,), num_classes=10),
-            training=Training(learning_rate=0.1, batch_size=1, steps=1),
-            defenses=spec,
-            weights=weights,
-            payload=encode(dict(send(gradient(i), i))),
-        )
-        for i in range(COUNT)
-    ]
+    facts = {"model": ModelSpec(name="mlp"), "data": DataSpec(shape=(64,), num_classes=10), "defense": defense, "cohort": ()}
+    training = Training(learning_rate=0.1, batch_size=1, steps=1)
+    return [make_observation(send(gradient(i), i), weights, training=training, client=f"c{i}", **facts) for i in range(COUNT)]
 
 
 def found(observations: list[Observation]) -> list[str]:

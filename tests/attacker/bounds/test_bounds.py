@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Tensor
 
 from attacker.bounds import (
@@ -19,10 +20,8 @@ from attacker.bounds import (
 )
 from attacker.bounds.prior import build_white_prior
 from defenses.gradients import GradientSpec
-from defenses.spec import DefenseSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Training
 
 DATA = DataSpec(shape=(6,), num_classes=3)
 X = torch.tensor([[0.2, 0.9, 0.4, 0.1, 0.7, 0.5], [0.6, 0.3, 0.8, 0.2, 0.1, 0.9]], dtype=torch.float64)
@@ -33,19 +32,10 @@ def make_used(defense: str = "", gradient: str = "plain", *, rate: float = 0.5, 
     spec = ModelSpec(name="mlp", arguments={"hidden": [5]})
     model = models.build(spec, DATA)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    seen = Observation(
-        round=1,
-        client="a",
-        cohort=("a",),
-        weights=weights,
-        payload=encode({name: torch.full_like(w, 0.01) for name, w in weights.items()}),
-        num_examples=examples,
-        model=spec,
-        data=DATA,
-        training=Training(learning_rate=rate, batch_size=examples, steps=1),
-        defenses=DefenseSpec.parse(defense),
-        gradient=GradientSpec.parse(gradient),
-    )
+    update = {name: torch.full_like(w, 0.01) for name, w in weights.items()}
+    training = Training(learning_rate=rate, batch_size=examples, steps=1)
+    facts = {"defense": defense, "gradient": GradientSpec.parse(gradient)}
+    seen = make_observation(update, weights, model=spec, data=DATA, training=training, **facts)
     return UsedExamples(seen, (tuple(range(examples)),))
 
 

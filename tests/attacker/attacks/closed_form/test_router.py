@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
+from observations import make_observation
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, cpl, exact, find_unmet, inverting_gradients, rgap
@@ -15,16 +17,11 @@ from attacker.attacks.closed_form.rgap.inversion import run_rgap
 from attacker.attacks.closed_form.router import EXACT_DISTANCE
 from attacker.attacks.closed_form.routes import _REQUIREMENTS, ROUTES
 from attacker.reconstruction import Reconstruction
-from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def altered(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **fields: Any) -> Case:
@@ -41,22 +38,9 @@ def two_classes(model: nn.Module, x: Tensor, y: Tensor, name: str, **arguments: 
     models.find_loss("logistic")(model(x), y).backward()
     update = {key: -p.grad for key, p in model.named_parameters() if p.grad is not None}
     training = Training(learning_rate=1.0, batch_size=1, steps=1, loss="logistic")
-    return Case(
-        (
-            Observation(
-                round=1,
-                client="c",
-                cohort=("c",),
-                num_examples=1,
-                model=ModelSpec(name=name, arguments=arguments),
-                data=data,
-                training=training,
-                defenses=DefenseSpec(),
-                weights={key: p.detach() for key, p in model.named_parameters()},
-                payload=encode(update),
-            ),
-        )
-    )
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    spec = ModelSpec(name=name, arguments=arguments)
+    return Case((make_observation(update, weights, model=spec, data=data, training=training),))
 
 
 def test_undefended_lenet_is_solved_layer_by_layer(image_case: Make) -> None:

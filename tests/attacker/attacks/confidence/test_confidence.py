@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from generators import seeded
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -22,10 +23,6 @@ from fedsim.recording.codec import Payload
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 LOW_CONFIDENCE = 0.2
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def smooth_images(count: int, side: int = 16) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor, nn
 
 from attacker.attacks.learned.degradation import degrade
@@ -17,10 +18,6 @@ AUTOENCODER = PriorFacts(kind="autoencoder", size=16, settings={"width": 4, "fac
 GENERATOR = PriorFacts(kind="generator", size=16, settings={"width": 4, "latents": 6, "side": 16, "classes": 3}, data="stripes")
 DENOISER = PriorFacts(kind="denoiser", size=16, settings={"width": 4}, data="stripes")
 SHORT = PriorTraining(steps=8, batch=2)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 from torch.distributions import Laplace, Normal
 
@@ -23,10 +24,6 @@ from fedsim.recording.codec import encode
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_weighted_total_variation_gives_the_log_posterior() -> None:

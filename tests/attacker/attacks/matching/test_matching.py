@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
@@ -17,10 +18,6 @@ from attacker.scoring.metrics import mse
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import Payload, encode
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("attack", [cpl(restarts=3), dlg(restarts=3), idlg(restarts=3)], ids=["cpl", "dlg", "idlg"])
