@@ -20,7 +20,7 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay, Replayed
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.comparison import match_labels
-from attacker.scoring.score import replace_rows
+from attacker.scoring.rows import replace_rows
 from fedsim.recording import Recording
 
 Federate = Callable[..., Path]
