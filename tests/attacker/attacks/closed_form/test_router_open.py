@@ -132,7 +132,7 @@ def test_failed_case_does_not_discard_the_answers_of_an_interrupted_search(
 ) -> None:
     """The network has no closed form, the second case has no answer, and the search for the first is interrupted."""
     attack = replace(exact(steps=1), routes=("linear", "layers", "peeled"))
-    data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name="resnet20_4")
+    data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name="lenet_dlg", arguments={"pooling": "max"})
     x = torch.rand(1, *data.shape, generator=seeded(3))
     first, second = (Case((observe((x, torch.tensor([1])), model=model, data=data, client=name),)) for name in "ab")
     monkeypatch.setattr(router, "find_unmet", lambda attack, case: ["it cannot"] if case is second else [])
