@@ -184,18 +184,6 @@ def test_optimisation_attacks_may_start_from_the_closed_form(attack: Callable[..
     assert float((started.x - x).square().mean()) < 0.1 * float((plain.x - x).square().mean())
 
 
-def test_null_does_not_use_the_gradient(image_case: Make) -> None:
-    (case, _, _), (other, _, _) = image_case(0), image_case(0, learning_rate=0.05)
-    for attack in (exact(steps=1), rgap()):
-        null = attack.null()
-        (first,), (second,) = null([case], rng=seeded()), null([other], rng=seeded())
-        assert torch.equal(first.x, second.x)
-        assert torch.equal(first.y, second.y)
-        assert first.route == "prior alone"
-        assert float(first.explained.max()) == 0
-        assert float(first.confidence.max()) < 0.05
-
-
 def test_a_route_can_be_forced_and_must_exist(image_case: Make) -> None:
     case, _, _ = image_case()
     (answer,) = exact(route="optimisation", steps=1)([case], rng=seeded())
