@@ -65,6 +65,7 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         ),
         ("fedsim.config", "Experiment ExperimentError read validate"),
         ("fedsim.training", "Batch Trained evaluate train"),
+        ("attacker.report", "build"),
         ("attacker.replay", "Replay Replayed is_done make_reconstruction_path read_facts"),
     ],
 )
