@@ -35,7 +35,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One PyTorch thread, also after a test that sets another number: the models are too small to gain from more."""
     yield
     torch.set_num_threads(1)
