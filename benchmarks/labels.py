@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.contract import Options, measure_cpu, parse_options, print_results
+from support.single_cases import LocalClient
 from support.splits import DATA_FILES, Images, load_images
 from torch import Tensor, nn
 
@@ -26,11 +27,8 @@ from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import LABEL_RULES, LabelRule
 from attacker.attacks.simulation.client import build_network
-from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
-from fedsim.training.local import train
 
 BATCH_SIZES, LOCAL_STEPS, EXAMPLES_PER_STEP = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8), 4
 LEARNING_RATE = 0.01
@@ -163,12 +161,9 @@ def _observe_client(
     each = [places[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     parts = [(data.x[rows], data.y[rows]) for rows in each]
     training = Training(learning_rate=LEARNING_RATE, batch_size=sizes[0], steps=len(sizes))
-    model = models.build(victim.spec, data.data)
-    update = train(model, victim.weights, parts, training, data.data).update
-    return Observation(
-        round=1, client=f"c{index}", cohort=(), num_examples=sum(sizes), model=victim.spec, data=data.data, training=training,
-        defenses=DefenseSpec(), weights=victim.weights, payload=encode(update),
-    )  # fmt: skip
+    client = LocalClient(victim.spec, data.data, training, victim.weights)
+    (observation,) = client.make_case(parts, f"c{index}").observations
+    return observation
 
 
 def _read(rule: LabelRule, observation: Observation, seed: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""A line on skipped tests at the end of every run, locks for tests that start many processes, and a fixture for small models."""
+"""A line on skipped tests at the end of every run, locks for tests that start many processes, and one thread for PyTorch."""
 
 import fcntl
 import os
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+torch.set_num_threads(1)
 LOCKS = Path(tempfile.gettempdir())
 SERIAL_MARKS = ("ray", "deploy")
 
@@ -33,13 +34,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """One PyTorch thread, for models that are too small to gain from more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """One PyTorch thread, also after a test that sets another number: the models are too small to gain from more."""
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

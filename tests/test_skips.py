@@ -32,7 +32,8 @@ def run(folder: Path, *arguments: str) -> str:
 
 def test_skipped_tests_are_counted_by_their_reasons(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
-    (tmp_path / "torch.py").touch()  # conftest.py imports torch, which takes seconds and is not used by these tests
+    stand_in = "def set_num_threads(count): ..."  # conftest.py needs no more of torch, whose import takes seconds
+    (tmp_path / "torch.py").write_text(stand_in)
     (tmp_path / "test_skipping.py").write_text(SKIPPING)
     lines = run(tmp_path).splitlines()
     assert "tests skipped: 3: 2 because no data at there; 1 because no compiler" in lines

@@ -1,11 +1,11 @@
 """The Bayesian Cramer-Rao bound on the mean squared error of reconstructions, approximated at the given examples."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
+from attacker.attacks.optimisers.conjugate_gradients import conjugate_gradients
 from attacker.bounds.information import FisherInformation
 from attacker.bounds.prior import GaussianPrior
 
@@ -76,23 +76,10 @@ def _probe(information: FisherInformation, prior: GaussianPrior, rng: Generator)
     """Return Hutchinson's estimate, by one random vector, of each example's trace in `bound_error`, divided by d, (N,)."""
     signs = torch.randint(0, 2, (information.size,), generator=rng).to(prior.mean.dtype) * 2 - 1
     start = _scale(signs, prior)
-    solved = _solve(lambda v: v + _scale(information.multiply(_scale(v, prior)), prior), start)
+    solved, _ = conjugate_gradients(
+        lambda v: v + _scale(information.multiply(_scale(v[0], prior)), prior),
+        start[None],
+        iterations=MAX_ITERATIONS,
+        tolerance=TOLERANCE,
+    )
     return (signs * _scale(solved, prior)).reshape(information.shape[0], -1).mean(dim=1)
-
-
-def _solve(multiply: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
-    """Return an approximate solution of a positive definite system by conjugate gradients (Hestenes and Stiefel 1952).
-
-    multiply: function that multiplies a vector by the matrix. It stops at the residual `TOLERANCE` or after `MAX_ITERATIONS`.
-    """
-    x, residual = torch.zeros_like(target), target.clone()
-    direction, square = residual, residual.dot(residual)
-    for _ in range(MAX_ITERATIONS):
-        if square.sqrt() <= TOLERANCE * target.norm():
-            break
-        product = multiply(direction)
-        step = square / direction.dot(product)
-        x, residual = x + step * direction, residual - step * product
-        previous, square = square, residual.dot(residual)
-        direction = residual + square / previous * direction
-    return x

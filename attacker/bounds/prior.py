@@ -34,12 +34,6 @@ class GaussianPrior:
         return float((self.deviations.square().sum() + (values - len(self.deviations)) * self.floor**2) / values)
 
 
-def build_white_prior(size: int, deviation: float) -> GaussianPrior:
-    """Return the Gaussian prior of `size` independent values with mean 0.5, all with the standard deviation `deviation`."""
-    like = torch.full((size,), 0.5, dtype=torch.float64)
-    return GaussianPrior(like, like.new_zeros(0, size), like.new_zeros(0), deviation)
-
-
 def fit_prior(x: Tensor) -> GaussianPrior:
     """Fit a Gaussian prior to examples (n, *shape) by probabilistic principal components.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from attacker.commands.options import parse_duration
+from attacker.commands.options import OwnModel, TruthFolders, parse_duration
 from attacker.commands.replay import KEPT_ON_INTERRUPT
 from fedsim.commands.console import EXIT_FAILURES, Json, err, out, print_json, report_errors
 
@@ -41,19 +41,8 @@ def audit(
             "produced an answer.",
         ),
     ] = None,
-    truth: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Folder of truth, in which a client lists the examples it used; by default the run's; may be repeated."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="Function that builds the network, if it is not built into fedsim; its module is imported.",
-        ),
-    ] = None,
+    truth: TruthFolders = None,
+    model: OwnModel = None,
     plan_only: Annotated[
         bool, typer.Option("--plan", help="Only make the checks that need no attack, and print which attacks are planned.")
     ] = False,

@@ -1,4 +1,4 @@
-"""The option --set, which several commands share, and functions that check the values of options."""
+"""Options that several commands share, and functions that check the values of options."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,18 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 AttackArguments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the attack; may be repeated.")
 ]
+OwnModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="Function that builds the network, if it is not built into fedsim; its module is imported.",
+    ),
+]
+TruthFolders = Annotated[
+    list[Path] | None,
+    typer.Option(help="Folder of truth, in which a client lists the examples it used; by default the run's; may be repeated."),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")]
 
 
 def resolve_device(wanted: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attacker.commands.options import AttackArguments, check_takes_route, resolve_device, resolve_truth
+from attacker.commands.options import AttackArguments, Device, OwnModel, check_takes_route, resolve_device, resolve_truth
 from fedsim.commands.console import ALLOW_FAILURES, EXIT_FAILURES, Json, parse_assignment, print_json, report_errors
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def replay(
         Path | None, typer.Option("--out", help="Folder for the reconstructions; by default the run's own.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the attack.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")] = "auto",
+    device: Device = "auto",
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="Threads per worker; by default 1, or PyTorch's choice if there is a single chunk of cases."),
@@ -79,13 +79,7 @@ def replay(
         str | None,
         typer.Option(metavar="ADDRESS", help="Run on the Ray cluster at this address; local starts one on this machine."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="Function that builds the network, if it is not built into fedsim; its module is imported.",
-        ),
-    ] = None,
+    model: OwnModel = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Attack in this process, and show the traceback of every error of the attack.")

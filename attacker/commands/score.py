@@ -8,7 +8,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from attacker.commands.options import parse_duration, resolve_truth
+from attacker.commands.options import TruthFolders, parse_duration, resolve_truth
 from fedsim.commands.console import (
     ALLOW_FAILURES,
     EXIT_FAILURES,
@@ -29,12 +29,7 @@ NOTHING_FINISHED = "nothing finished yet"
 
 def score(
     folder: Annotated[Path, typer.Argument(help="A run, its reconstructions, or one attack's folder of them.")],
-    truth: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Folder of truth, in which a client lists the examples it used; by default the run's; may be repeated."
-        ),
-    ] = None,
+    truth: TruthFolders = None,
     data: Annotated[
         str | None, typer.Option(help="The clients' data set, such as npz:FILE, if it is not at the path that the truth names.")
     ] = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from attacker.commands.options import resolve_device
+from attacker.commands.options import Device, OwnModel, resolve_device
 from fedsim.commands.console import err, out, report_errors
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def serve(
     stand_by: Annotated[
         bool, typer.Option(help="Keep one spare worker started, so that the first job begins at once; it takes 0.8 GB.")
     ] = True,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")] = "auto",
+    device: Device = "auto",
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Run attacks on the Ray cluster at this address; local starts one on this machine."),
@@ -90,13 +90,7 @@ def serve(
             help="Whether the defaults of --job-seconds and --job-megabytes apply; values given for them always do.",
         ),
     ] = True,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="Function that builds the network, if it is not built into fedsim; its module is imported.",
-        ),
-    ] = None,
+    model: OwnModel = None,
 ) -> None:
     """Serve a web page and an API for the runs in a folder: watch federations, start attacks, see results."""
     with report_errors(kept=KEPT_ON_INTERRUPT):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
-from attacker.commands.options import resolve_device
+from attacker.commands.options import Device, resolve_device
 from fedsim.commands.console import Json, err, out, print_json, report_errors, show_progress_bar
 
 KEPT_ON_INTERRUPT = "a checkpoint is kept; run the same command again to continue"
@@ -37,7 +37,7 @@ def train_prior(
         float, typer.Option(min=0, help="Weight of the adversarial loss beside l1; 0 for l1 alone, which denoisers always have.")
     ] = 0.01,
     seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")] = "auto",
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Train a learned image prior, for --set enhancer=FILE, decoder=FILE or denoiser=FILE, on public images.

@@ -5,7 +5,9 @@ A case is the observations that are attacked together: one round of a client, or
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from io import StringIO
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from attacker.scoring.states import FINISHED_STATES, CaseState, find_state
-from fedsim.recording.files import read_json_lines, write_bytes
+from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, read_json_lines, to_json_lines, write_bytes
+from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -233,6 +236,42 @@ def read_rows(path: Path) -> list[ScoreRow]:
         return [ScoreRow.from_dict(line) for line in read_json_lines(path)]
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path}: {error}; score again") from None
+
+
+CASE_PATTERN = re.compile(rb'"case": "([^"\\]*)"')
+
+
+def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Container[str] | None = None) -> None:
+    """Write score rows to a file in place of earlier rows with the same source.
+
+    source: name of the attack's folder. only: keys of cases; earlier rows of the source are then replaced only if they are of
+    these cases, and others are kept.
+
+    All other complete lines are kept byte by byte, and are parsed only if they may belong to the source, since a live run is
+    scored after every round. Raises DamagedFile for such a line that is not JSON.
+    """
+    mark = f'"source": {json.dumps(source)}'.encode()
+
+    def is_stale(line: bytes) -> bool:
+        if mark not in line:
+            return False
+        found = CASE_PATTERN.search(line)
+        if only is not None and found is not None and found[1].decode(errors="replace") not in only:
+            return False
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise DamagedFile(path, f"a row of {source} cannot be read: {error}; delete {path.name} and score again") from None
+        return bool(isinstance(row, dict) and row.get("source") == source and (only is None or row.get("case") in only))
+
+    written = [row.to_dict() for row in rows]
+    content = read_bytes(path.parent, path.name, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
+    lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
+    kept = [line for line in lines if not is_stale(line)]
+    if len(kept) < len(lines):
+        write_bytes(path, b"".join(kept) + to_json_lines(*written))
+    else:
+        append_json_lines(path, *written)
 
 
 def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:

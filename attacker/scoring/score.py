@@ -4,8 +4,6 @@ A case is the observations that are attacked together: one round of a client, or
 """
 
 import json
-import os
-import re
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict
@@ -30,7 +28,7 @@ from attacker.scoring.gallery import Gallery
 from attacker.scoring.growth import CaseGrowth, write_growth
 from attacker.scoring.measures import make_empty_measures, measure
 from attacker.scoring.paired import FILLED_SCORES as FILLED
-from attacker.scoring.rows import ScoreRow
+from attacker.scoring.rows import ScoreRow, replace_rows
 from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
 from attacker.scoring.threat import classify_threat, list_concessions
 from attacker.scoring.truth.bounds import CaseBounds
@@ -45,9 +43,9 @@ from attacker.scoring.truth.originals import (
     make_link_fields,
 )
 from fedsim.recording import Recording
-from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, hold_lock, make_private, to_json_lines, write_bytes
+from fedsim.recording.files import hold_lock, make_private, write_bytes
 from fedsim.recording.run_check import check_run
-from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes, to_printable
+from fedsim.recording.safe_files import DamagedFile, to_printable
 from fedsim.truth import TruthReader, Used
 
 RUN_FIELDS = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
@@ -351,42 +349,6 @@ def _select_cases(cases: Sequence[AttackFacts], only: Container[str] | None) -> 
         return list(cases)
     clients = {case["client"] for case in cases if "rounds" in case and case["key"] in only}
     return [case for case in cases if case["key"] in only or ("rounds" in case and case["client"] in clients)]
-
-
-CASE_PATTERN = re.compile(rb'"case": "([^"\\]*)"')
-
-
-def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Container[str] | None = None) -> None:
-    """Write score rows to a file in place of earlier rows with the same source.
-
-    source: name of the attack's folder. only: keys of cases; earlier rows of the source are then replaced only if they are of
-    these cases, and others are kept.
-
-    All other complete lines are kept byte by byte, and are parsed only if they may belong to the source, since a live run is
-    scored after every round. Raises DamagedFile for such a line that is not JSON.
-    """
-    mark = f'"source": {json.dumps(source)}'.encode()
-
-    def is_stale(line: bytes) -> bool:
-        if mark not in line:
-            return False
-        found = CASE_PATTERN.search(line)
-        if only is not None and found is not None and found[1].decode(errors="replace") not in only:
-            return False
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise DamagedFile(path, f"a row of {source} cannot be read: {error}; delete {path.name} and score again") from None
-        return bool(isinstance(row, dict) and row.get("source") == source and (only is None or row.get("case") in only))
-
-    written = [row.to_dict() for row in rows]
-    content = read_bytes(path.parent, path.name, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
-    lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
-    kept = [line for line in lines if not is_stale(line)]
-    if len(kept) < len(lines):
-        write_bytes(path, b"".join(kept) + to_json_lines(*written))
-    else:
-        append_json_lines(path, *written)
 
 
 def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:

@@ -13,7 +13,7 @@ from fedsim.models.building import (
 )
 from fedsim.models.concessions import check_loss, list_concessions, list_unsimulated, require_mode
 from fedsim.models.foreign import ModuleSpec
-from fedsim.models.losses import count_outputs, find_loss, predict_classes, predict_probabilities
+from fedsim.models.losses import find_loss, predict_classes, predict_probabilities
 
 __all__ = [
     "MAX_PARAMETERS",
@@ -23,7 +23,6 @@ __all__ = [
     "build",
     "build_layout",
     "check_loss",
-    "count_outputs",
     "find_head",
     "find_loss",
     "has_head",

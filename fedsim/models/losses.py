@@ -48,19 +48,6 @@ def find_loss(name: str) -> Loss:
     return LOSSES[name]
 
 
-def count_outputs(loss: str, num_classes: int) -> int:
-    """Return the number of logits that a loss needs: 1 for "logistic", and one per class for "cross_entropy".
-
-    Raises ValueError for an unknown loss, and for "logistic" with more or less than two classes.
-    """
-    find_loss(loss)
-    if loss != "logistic":
-        return num_classes
-    if num_classes != 2:
-        raise ValueError(f"the logistic loss supports two classes, and these data have {num_classes}; use 'cross_entropy'")
-    return 1
-
-
 def predict_classes(logits: Tensor) -> Tensor:
     """Return the most probable class (N,) int64 for logits (N, K). A single logit (N, 1) above 0 means class 1, else class 0."""
     return (logits[..., 0] > 0).long() if logits.shape[-1] == 1 else logits.argmax(dim=-1)

@@ -1,19 +1,20 @@
 """Fixtures that make observations, what a server receives from one client that trains on known examples; and large data."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Tensor
 
 from attacker.attacks import Case
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
 Observe = Callable[..., Observation]
@@ -53,20 +54,16 @@ def observe() -> Observe:
         spec = DefenseSpec.parse(defense)
         built = spec.build()
         sent, _ = built.apply(update, built.init(update), torch.Generator().manual_seed(99))
-        return Observation(
-            round=1,
-            client=client,
-            cohort=(client,),
-            num_examples=sum(len(y) for _, y in batches),
-            model=model,
-            data=data,
-            training=training,
-            defenses=spec,
-            weights=weights,
-            payload=encode(sent, spec.choose_codec()),
-        )
+        facts = {"client": client, "defense": defense, "num_examples": sum(len(y) for _, y in batches)}
+        return make_observation(sent, weights, model=model, data=data, training=training, **facts)
 
     return make
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """Folder of a copy of the finished federation of a test's module."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from federations import federate
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case
@@ -14,9 +15,6 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.batching import MEMORY_SHARE, CaseFootprint, divide_memory
 from attacker.replay.replay import Replay
 from defenses.inputs import InputsSpec
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
@@ -32,18 +30,7 @@ ATTACKS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
 )
 
 
-def federate(folder: Path, model: str, *, device: str = "cpu", **changes: Any) -> Path:
-    experiment = {
-        "rounds": 1,
-        "model": model,
-        "data": {"name": "photos", "size": 32},
-        "clients": {"count": 2},
-        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-        **changes,
-    }
-    run = FederationRun(experiment=validate(experiment, source="test"), out=folder, client_seed=1, device=device)
-    engine.run(run, engine="local")
-    return folder
+PHOTOS = {"name": "photos", "size": 32}
 
 
 def cases(run: Path) -> list[Case]:
@@ -63,7 +50,7 @@ def test_an_attack_gives_the_same_result_on_the_gpu_as_on_the_cpu(
     tmp_path: Path, name: str, model: str, arguments: Mapping[str, Any], null: bool
 ) -> None:
     """Only rounding in float32 differs: the start is drawn on the CPU, and the iterations are few."""
-    given = cases(federate(tmp_path / "run", model))
+    given = cases(federate(tmp_path / "run", model=model, data=PHOTOS))
     spec = AttackSpec(name=name, arguments=arguments, null=null)
     there, here = (answers(spec, given, device) for device in ("cuda", "cpu"))
     assert (there - here).abs().median() < 0.02
@@ -72,7 +59,7 @@ def test_an_attack_gives_the_same_result_on_the_gpu_as_on_the_cpu(
 def test_clients_train_on_the_gpu_as_on_the_cpu(tmp_path: Path) -> None:
     updates = []
     for device in ("cpu", "cuda"):
-        run = federate(tmp_path / device, "lenet_cpl", device=device)
+        run = federate(tmp_path / device, model="lenet_cpl", data=PHOTOS, device=device)
         updates.append([one.update for one in Recording(run / "recording").read_observations()])
     for here, there in zip(*updates, strict=True):
         for name, update in here.items():
@@ -90,7 +77,7 @@ def test_memory_is_planned_by_what_is_free() -> None:
 @pytest.mark.parametrize(("model", "limit"), [("lenet_cpl", 1.5), ("resnet20_4", 1.5)])
 def test_a_chunk_takes_no_more_than_is_planned_for_it(tmp_path: Path, model: str, limit: float) -> None:
     """The peak memory of a chunk (observations attacked together) is below `limit` times the estimate, which omits workspaces."""
-    run = federate(tmp_path / "run", model, clients={"count": 8})
+    run = federate(tmp_path / "run", model=model, data=PHOTOS, clients=8)
     given = cases(run)
     planned = len(given) * CaseFootprint(Recording(run / "recording").manifest, "cuda").estimate_bytes((1,))
     torch.cuda.reset_peak_memory_stats()
@@ -100,7 +87,7 @@ def test_a_chunk_takes_no_more_than_is_planned_for_it(tmp_path: Path, model: str
 
 
 def test_a_chunk_that_does_not_fit_in_gpu_memory_is_still_attacked(tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", "lenet_cpl", clients={"count": 8})
+    run = federate(tmp_path / "run", model="lenet_cpl", data=PHOTOS, clients=8)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
@@ -118,7 +105,7 @@ def test_a_chunk_that_does_not_fit_in_gpu_memory_is_still_attacked(tmp_path: Pat
 
 
 def test_nothing_stays_on_the_gpu_after_a_replay(tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", "lenet_cpl")
+    run = federate(tmp_path / "run", model="lenet_cpl", data=PHOTOS)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     for seed in range(3):
@@ -128,7 +115,7 @@ def test_nothing_stays_on_the_gpu_after_a_replay(tmp_path: Path) -> None:
 
 
 def test_a_replay_interrupted_on_the_gpu_is_finished_with_the_same_result(tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", "lenet_cpl")
+    run = federate(tmp_path / "run", model="lenet_cpl", data=PHOTOS)
     recording, spec = Recording(run / "recording"), AttackSpec(name="cpl", arguments={"steps": 6})
     whole = Replay(recording=recording, spec=spec, out=tmp_path / "whole", device="cuda")
     whole.run()
@@ -153,7 +140,7 @@ def test_a_replay_interrupted_on_the_gpu_is_finished_with_the_same_result(tmp_pa
 def test_bfloat16_gives_finite_results_near_those_of_float32(tmp_path: Path) -> None:
     if get_fast_dtype("cuda") is None:
         pytest.skip("this GPU has no bfloat16 of its own")
-    given = cases(federate(tmp_path / "run", "resnet20_4"))
+    given = cases(federate(tmp_path / "run", model="resnet20_4", data=PHOTOS))
     exact, coarse = (
         answers(AttackSpec(name="agic", arguments={"steps": 10, "coarse": share}), given, "cuda") for share in (0.0, 0.8)
     )
@@ -162,7 +149,7 @@ def test_bfloat16_gives_finite_results_near_those_of_float32(tmp_path: Path) -> 
 
 
 def test_two_searches_share_one_gpu(tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", "lenet_cpl", clients={"count": 4})
+    run = federate(tmp_path / "run", model="lenet_cpl", data=PHOTOS, clients=4)
     spec = AttackSpec(name="cpl", arguments={"steps": 2})
     replay = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", chunk=1, workers=2)
     result = replay.run()

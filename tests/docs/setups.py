@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federations import federate
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -23,10 +24,8 @@ from attacker.commands import demo
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from fedsim import models
-from fedsim.config.experiment import validate
 from fedsim.deployment.certificates import make_server
 from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import DataSpec, ModelSpec, Recording, Training
 from fedsim.server import record
 
@@ -133,9 +132,8 @@ def _make_run(kind: str, scored: bool) -> Path:
     }
     labels = {f"{part}_labels": np.arange(count) % 4 for part, count in (("train", 18), ("test", 4))}
     np.savez(folder / "noise.npz", **images, **labels)
-    experiment = validate(RUNS[kind], source="test")
     with contextlib.chdir(folder):
-        engines.run(FederationRun(experiment=experiment, out=run, client_seed=1), engine="local")
+        federate(run, **RUNS[kind])
     if scored:
         for null in (False, True):
             spec = AttackSpec(name="exact", arguments={"fallback": "none"}, null=null)

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 import pytest
-import torch
 from code_blocks import LANGUAGES, PAGES, PROGRAMS, ROOT, Block, blocks, check_options
 from setups import SETUPS, Page
 from shell import Shell
@@ -42,10 +41,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.setattr(building, "_ADMITTED", {})
     monkeypatch.setenv(references.CODE_VARIABLE, "")  # code that the page's commands admit is forgotten afterwards
-    threads, before = torch.get_num_threads(), set(sys.modules)
-    torch.set_num_threads(1)
+    before = set(sys.modules)
     yield Page(folder=folder, names={"__name__": "page"}, monkeypatch=monkeypatch, service=StartedService(monkeypatch))
-    torch.set_num_threads(threads)
     for name in set(sys.modules) - before:
         if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
             del sys.modules[name]

@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-import torch
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
@@ -17,23 +16,18 @@ def test_every_cell_runs_and_nothing_private_is_stored(path: Path, tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mpl.use("Agg")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     names: dict[str, Any] = {"__name__": "notebook"}
     shown = []
-    try:
-        for number, cell in enumerate(json.loads(path.read_text())["cells"]):
-            if cell["cell_type"] != "code":
-                continue
-            assert (cell["outputs"], cell["execution_count"]) == ([], None), f"cell {number}: clear the outputs"
-            tree = ast.parse("".join(cell["source"]), f"{path.name}, cell {number}")
-            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-            exec(compile(tree, f"{path.name}, cell {number}", "exec"), names)
-            if isinstance(last, ast.Expr):
-                value = eval(compile(ast.Expression(last.value), f"{path.name}, cell {number}", "eval"), names)
-                shown.append(value._repr_html_() if hasattr(value, "_repr_html_") else repr(value))
-    finally:
-        torch.set_num_threads(threads)
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        assert (cell["outputs"], cell["execution_count"]) == ([], None), f"cell {number}: clear the outputs"
+        tree = ast.parse("".join(cell["source"]), f"{path.name}, cell {number}")
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, f"{path.name}, cell {number}", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), f"{path.name}, cell {number}", "eval"), names)
+            shown.append(value._repr_html_() if hasattr(value, "_repr_html_") else repr(value))
     assert any(text and text != "None" for text in shown)
 
 

@@ -74,7 +74,6 @@ def test_a_recording_opens_with_the_updates_that_the_old_program_read(unpacked: 
     assert all(torch.equal(updates[key], tensor) for key, tensor in expected.items())
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("folder", SPECS)
 def test_a_killed_search_continues_to_the_result_of_an_uninterrupted_one(before: Path, folder: str) -> None:
     out = before / "plain" / "reconstructions"

@@ -24,11 +24,9 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _restored_global_state() -> Iterator[None]:
-    """Threads and global random state as before the test: a client sets the threads, and Flower uses the global generator."""
-    threads, state = torch.get_num_threads(), random.getstate()
-    torch.set_num_threads(1)
+    """Global random state as before the test, as Flower uses the global generator."""
+    state = random.getstate()
     yield
-    torch.set_num_threads(threads)
     random.setstate(state)
 
 

@@ -60,11 +60,12 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         ),
         (
             "fedsim.models",
-            "MAX_PARAMETERS MODELS ModuleSpec admit build build_layout check_loss count_outputs find_head find_loss has_head "
+            "MAX_PARAMETERS MODELS ModuleSpec admit build build_layout check_loss find_head find_loss has_head "
             "identify_network list_buffers list_concessions list_unsimulated predict_classes predict_probabilities require_mode",
         ),
         ("fedsim.config", "Experiment ExperimentError read validate"),
         ("fedsim.training", "Batch Trained evaluate train"),
+        ("attacker.report", "build"),
         ("attacker.replay", "Replay Replayed is_done make_reconstruction_path read_facts"),
     ],
 )

@@ -26,12 +26,10 @@ MODULES = ("task", "client_app", "server_app")
 
 @pytest.fixture(autouse=True)
 def _restored_global_state() -> Iterator[None]:
-    threads, state, level = torch.get_num_threads(), random.getstate(), logging.getLogger("flwr").level
-    torch.set_num_threads(1)
+    state, level = random.getstate(), logging.getLogger("flwr").level
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     with torch.random.fork_rng(devices=[]):
         yield
-    torch.set_num_threads(threads)
     random.setstate(state)
     logging.getLogger("flwr").setLevel(level)
 

@@ -32,11 +32,6 @@ SHAPES = networks.SMALL_NETWORKS
 PROBLEMS, EXAMPLES = 2, 3
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def network(name: str) -> tuple[nn.Module, DataSpec]:
     torch.manual_seed(3)
     shape, classes = SHAPES[name]

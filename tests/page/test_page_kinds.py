@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
+from federations import federate
 from page_service import asked, serving
 from page_watched import Opening
 from playwright.sync_api import expect
@@ -13,14 +13,10 @@ from playwright.sync_api import expect
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 pytestmark = pytest.mark.page
 
-STEP = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
 MLP = {"name": "mlp", "hidden": [16]}
 KINDS: dict[str, tuple[dict[str, Any], AttackSpec]] = {
     "table": ({"rounds": 1, "model": MLP, "data": "breast_cancer"}, AttackSpec(name="exact")),
@@ -38,18 +34,15 @@ KINDS: dict[str, tuple[dict[str, Any], AttackSpec]] = {
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a service on one run of each kind, attacked (with nulls) and scored."""
-    root, threads = tmp_path_factory.mktemp("kinds") / "runs", torch.get_num_threads()
+    root = tmp_path_factory.mktemp("kinds") / "runs"
     root.mkdir()
-    torch.set_num_threads(1)
     for name, (keys, spec) in KINDS.items():
-        raw = {"clients": {"count": 2}, "training": STEP, **keys}
-        engine.run(FederationRun(experiment=validate(raw, source="test"), out=root / name, client_seed=1), engine="local")
+        federate(root / name, **keys)
         scorer = Scorer(root / name, [root / name / "truth"])
         for null in (False, True):
             attack = AttackSpec(name=spec.name, arguments=spec.arguments, null=null)
             recording = Recording(root / name / "recording")
             scorer.score(Replay(recording=recording, spec=attack, out=root / name / "reconstructions").run().folder)
-    torch.set_num_threads(threads)
     with serving(root, "--truth", "own", "--workers", "0") as address:
         yield address
 

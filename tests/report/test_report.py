@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import attacker.report
 from attacker.reconstruction import Reconstruction
 from attacker.report import build
 from attacker.report.undone import make_replay_command
@@ -17,10 +16,6 @@ from fedsim.recording import Column
 from fedsim.recording.files import append_json_lines, read_json_lines
 
 Row = dict[str, Any]
-
-
-def test_exports() -> None:
-    assert attacker.report.__all__ == ["build"]
 
 
 def test_page_loads_nothing_from_other_files_or_hosts(make_run: Any, report: Any) -> None:

@@ -6,6 +6,8 @@ import torch
 from torch import Generator, Tensor
 from torch.func import vjp
 
+from attacker.attacks.optimisers.conjugate_gradients import conjugate_gradients
+
 PRIOR_VARIANCE = 0.06
 """Prior variance of pixels in [0, 1], about that of photographs."""
 CG_ITERATIONS = 12
@@ -56,15 +58,7 @@ class Posterior:
 
     def _solve(self, target: Tensor) -> Tensor:
         """Return an approximate solution v of `_apply_curvature(v) = target` by a few conjugate gradient iterations."""
-        v, left = torch.zeros_like(target), target
-        direction, power = left, left.square().sum()
-        for _ in range(self.iterations):
-            image = self._apply_curvature(direction)
-            curvature = (direction * image).sum()
-            if not bool(curvature > 0) or not bool(power > 0):
-                break
-            step = power / curvature
-            v, left = v + step * direction, left - step * image
-            before, power = power, left.square().sum()
-            direction = left + power / before * direction
-        return v
+        found, _ = conjugate_gradients(
+            lambda v: self._apply_curvature(v[0])[None], target[None], iterations=self.iterations, tolerance=0.0
+        )
+        return found[0]

@@ -182,22 +182,17 @@ class Trainer:
         self.done = state["done"]
 
 
-def draw_batch(images: Tensor, count: int, size: int, rng: Generator) -> Tensor:
-    """Return random square crops of random images (N, 3, H, W), uint8, shrunk to `size`, as (count, 3, size, size) in [0, 1].
-
-    The side of a crop is drawn between the larger of `size` and MIN_CROP times the image's shorter side, and that shorter side.
-    Each crop is mirrored horizontally with probability 1/2.
-    """
-    return crop_at_random(images, draw_rows(images, count, rng), size, rng)
-
-
 def draw_rows(images: Tensor, count: int, rng: Generator) -> Tensor:
     """Return the indices (count,) of random images; one may occur several times."""
     return torch.randint(len(images), (count,), generator=rng)
 
 
 def crop_at_random(images: Tensor, rows: Tensor, size: int, rng: Generator) -> Tensor:
-    """Return one random crop of each of the images with the indices `rows`, as `draw_batch` does."""
+    """Return one random square crop of each of the images (N, 3, H, W), uint8, with the indices `rows`.
+
+    Crops are shrunk to `size`, with values in [0, 1]. The side of a crop is drawn between the larger of `size` and MIN_CROP times
+    the image's shorter side, and that shorter side. Each crop is mirrored horizontally with probability 1/2.
+    """
     crops = []
     for i in rows.tolist():
         height, width = images.shape[-2:]

@@ -220,7 +220,7 @@ class _ChainBuilder:
             before=tuple(self.pending),
             **convolution,
         )
-        x, weight = torch.empty(BATCH_SIZE, *self.shape, device="meta"), torch.empty(layer.shape, device="meta")
+        x, weight = torch.empty(2, *self.shape, device="meta"), torch.empty(layer.shape, device="meta")
         given = self._compute_shape(shown, lambda x: layer.apply_weight(x, weight), x)
         self.layers.append(replace(layer, given=given, outputs=given))
         self.pending, self.shape, self.inputs = [], given, given

@@ -1,16 +1,16 @@
 """A federation of one client, whose global model can also be trained on other images between its rounds."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from support.contract import Options
+from support.single_cases import LocalClient
 from support.splits import Images, load_images
 from torch import Tensor
 
-from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
 
@@ -25,27 +25,17 @@ class ResNetFederation:
         self.model = models.build(self.spec, data, seed=asked.seed)
         self.weights: Mapping[str, Tensor] = {key: p.detach().clone() for key, p in self.model.named_parameters()}
 
-    def observe_client(self, found: Images, rows: Sequence[int], *, round: int, client: str = "client") -> Observation:
+    def observe_client(self, found: Images, rows: Sequence[int], *, round: int) -> Observation:
         """Return what the server receives after the client's step on one batch from the present global weights.
 
         The global weights stay as they are. rows: indices in `found` of the images of the batch; they are appended to the
         client's name.
         """
         training = Training(learning_rate=self.learning_rate, batch_size=len(rows), steps=1)
+        client = LocalClient(self.spec, self.data, training, self.weights)
         batch = found.x[list(rows)], found.y[list(rows)]
-        update = train(self.model, self.weights, [batch], training, self.data).update
-        return Observation(
-            round=round,
-            client=f"{client}-{'-'.join(map(str, rows))}",
-            cohort=(),
-            num_examples=len(rows),
-            model=self.spec,
-            data=self.data,
-            training=training,
-            defenses=DefenseSpec(),
-            weights=self.weights,
-            payload=encode(update),
-        )
+        (observation,) = client.make_case([batch], f"client-{'-'.join(map(str, rows))}").observations
+        return replace(observation, round=round)
 
     def train(self, asked: Options, steps: int, apart: Images, *, batch: int = 16, learning_rate: float = 0.01) -> None:
         """Train the global weights by `steps` steps on images of the same data set that are not in `apart`.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import federate
 from typer.testing import CliRunner
 
 import fedleak
@@ -20,18 +21,7 @@ from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
 from defenses._registry import references
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
-
-EXPERIMENT = {
-    "rounds": 2,
-    "model": {"name": "mlp", "hidden": [4]},
-    "data": "digits",
-    "clients": {"count": 2},
-    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-}
 
 
 class Brightness:
@@ -58,9 +48,7 @@ class Brightness:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
+    return federate(tmp_path_factory.mktemp("runs") / "digits", rounds=2, model={"name": "mlp", "hidden": [4]})
 
 
 @pytest.fixture

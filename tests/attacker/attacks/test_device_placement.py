@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from observations import make_observation
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.closed_form import layer_input
 from defenses import DefenseSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.training.local import train
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -37,17 +37,8 @@ def observed(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1
         update, _ = built.apply(update, built.init(update), rng)
     return Case(
         tuple(
-            Observation(
-                round=number,
-                client="ada",
-                cohort=(),
-                num_examples=batch,
-                model=model,
-                data=DATA,
-                training=training,
-                defenses=chosen,
-                weights=weights,
-                payload=encode(update, chosen.choose_codec()),
+            make_observation(
+                update, weights, model=model, data=DATA, training=training, defense=defense, client="ada", cohort=(), round=number
             )
             for number in range(1, rounds + 1)
         )

@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cpl with a box and simulated steps": {"name": "cpl", "boxed": True, "local_steps": "simulated", "optimiser": "wolfe"},
     "cpl of smooth images": {"name": "cpl", "relative": True, "decoder": "smooth", "init": "smooth", "optimiser": "wolfe"},
     "cpl with restarts": {"name": "cpl", "restarts": 3},
+    "cpl with total variation": {"name": "cpl", "tv": 3e-5},
     "dlg from a closed form": {"name": "dlg", "closed_form_start": True},
     "exact and agic": {"name": "exact", "fallback": "agic"},
     "exact and dlg": {"name": "exact", "fallback": "dlg"},
@@ -138,8 +139,8 @@ def test_null_is_bitwise_equal_for_any_update(title: str, rounds: Rounds) -> Non
     check_that_nothing_changes(title, rounds(examples_of(SPECS[title])))
 
 
-@pytest.mark.parametrize("defense", ["top_k(0.1)", "gaussian(snr_db=20)"])
-@pytest.mark.parametrize("title", ["agic", "cpl", "exact", "dlg"])
+@pytest.mark.parametrize("defense", ["top_k(0.1)", "gaussian(snr_db=20)", "top_k(0.1) | gaussian(0.002)", "sign('mean')"])
+@pytest.mark.parametrize("title", ["agic", "cpl", "cpl with total variation", "exact", "dlg"])
 def test_null_is_bitwise_equal_for_any_defended_update(title: str, defense: str, rounds: Rounds) -> None:
     check_that_nothing_changes(title, rounds(2, defense))
 

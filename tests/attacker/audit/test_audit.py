@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from federations import federate
 from typer.testing import CliRunner, Result
 
 from attacker.audit.findings import NotChecked
@@ -13,21 +14,9 @@ from attacker.audit.plan import plan_attacks
 from attacker.cli import app
 from attacker.commands.audit import EXIT_ABOVE_GRADE
 from attacker.commands.options import parse_duration
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
-EXPERIMENT = {
-    "rounds": 1,
-    "model": {"name": "mlp", "hidden": [32]},
-    "data": "digits",
-    "clients": {"count": 4},
-    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-}
-
-
-TABLE = {**EXPERIMENT, "data": "breast_cancer", "clients": {"count": 2}}
+FOUR = {"model": {"name": "mlp", "hidden": [32]}, "clients": 4}
 
 
 def call(*words: object) -> Result:
@@ -36,9 +25,7 @@ def call(*words: object) -> Result:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "open"
-    engines.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=out, client_seed=1), engine="local")
-    return out
+    return federate(tmp_path_factory.mktemp("runs") / "open", **FOUR)
 
 
 def test_undefended_federation_is_graded_severe_in_every_format(run: Path, tmp_path: Path) -> None:
@@ -65,8 +52,7 @@ def test_undefended_federation_is_graded_severe_in_every_format(run: Path, tmp_p
 
 
 def test_a_recovered_table_row_is_shown_with_its_columns(tmp_path: Path) -> None:
-    run = tmp_path / "table"
-    engines.run(FederationRun(experiment=validate(TABLE, source="test"), out=run, client_seed=1), engine="local")
+    run = federate(tmp_path / "table", model={"name": "mlp", "hidden": [32]}, data="breast_cancer")
     assert json.loads(call(run, "--budget", "60s", "--json").stdout)["grade"] == "severe"
     page = (run / "audit.html").read_text()
     assert "data:image" not in page
@@ -117,16 +103,14 @@ def test_a_budget_is_seconds_minutes_or_hours() -> None:
 
 
 def test_rounds_that_share_examples_are_attacked_together(tmp_path: Path) -> None:
-    experiment = {
-        **EXPERIMENT,
-        "rounds": 8,
-        "model": {"name": "mlp", "hidden": [64]},
-        "clients": {"count": 40},
-        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 3},
-        "record": {"clients": "2"},
-    }
-    out = tmp_path / "rounds"
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    out = federate(
+        tmp_path / "rounds",
+        rounds=8,
+        model={"name": "mlp", "hidden": [64]},
+        clients=40,
+        training={"learning_rate": 0.1, "batch_size": 4, "steps": 3},
+        record={"clients": "2"},
+    )
     found = json.loads(call(out, "--budget", "6s", "--json").stdout)
     (spans,) = [one for one in found["attacks"] if one["spec"].startswith("spans")]
     assert spans["recovered"] >= 8 > spans["null_recovered"] == 0
@@ -143,15 +127,8 @@ def test_attacks_on_several_rounds_are_not_planned_for_one(run: Path) -> None:
 
 def test_attacks_that_fit_the_recording_are_planned_with_their_time(run: Path, tmp_path: Path) -> None:
     """`rog` is planned for compressed updates, `accumulate` for several rounds, and `agic` for local epochs."""
-    experiment = {
-        **EXPERIMENT,
-        "rounds": 2,
-        "defense": "top_k(0.5)",
-        "clients": {"count": 2},
-        "training": {"learning_rate": 0.1, "batch_size": 200, "epochs": 2},
-    }
-    out = tmp_path / "epochs"
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    training = {"learning_rate": 0.1, "batch_size": 200, "epochs": 2}
+    out = federate(tmp_path / "epochs", rounds=2, model=FOUR["model"], training=training, defense="top_k(0.5)")
     planned = {
         folder: {
             one.spec.name: one

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from federations import federate
 from typer.testing import CliRunner
 
 from attacker.audit import plan
@@ -13,23 +14,12 @@ from attacker.commands import audit as command
 from attacker.commands.audit import EXIT_ABOVE_GRADE
 from attacker.replay.replay import Replay, Replayed
 from fedsim.commands.console import EXIT_FAILURES
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run with findings of the checks, graded moderate, and without truth."""
-    experiment = {
-        "rounds": 1,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": "digits",
-        "clients": {"count": 4},
-        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-    }
-    out = tmp_path_factory.mktemp("runs") / "command"
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    out = federate(tmp_path_factory.mktemp("runs") / "command", clients=4)
     shutil.rmtree(out / "truth")
     return out
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import federate
 from torch import Tensor, nn
 
 from attacker.audit import Finding, Passed
 from attacker.audit.findings import CheckResult
 from attacker.audit.setting_checks import BUFFERS_RULE, STATISTICS_RULE, check_settings
 from fedsim import models
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import ModelSpec, Recording
 
 MODEL = f"{__name__}:Counting"
@@ -56,16 +54,7 @@ class Counting(nn.Sequential):
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    experiment = {
-        "rounds": 1,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": "digits",
-        "clients": {"count": 2},
-        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
-    }
-    out = tmp_path_factory.mktemp("runs") / "buffers"
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
-    return Recording(out / "recording")
+    return Recording(federate(tmp_path_factory.mktemp("runs") / "buffers", batch_size=4) / "recording")
 
 
 @pytest.fixture

@@ -6,34 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federations import federate
 from sklearn.datasets import load_digits
 
 from attacker.audit import Finding, NotChecked, Passed
 from attacker.audit.canary_checks import REFUTED_RULE, check_canaries
 from attacker.audit.canary_guesses import guess_canaries, separate_canaries
 from attacker.scoring import Scorer
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.training.batches import choose_versions
 
 CLIENTS, CANARIES = 6, 16
-EXPERIMENT: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "rounds": 2,
-    "model": {"name": "mlp", "hidden": [8]},
-    "data": "digits",
     "clients": {"count": CLIENTS, "canaries": CANARIES},
     "training": {"learning_rate": 0.1, "batch_size": 1000, "epochs": 1},
     "privacy": {"delta": 1e-5},
 }
-
-
-def federate(out: Path, **changes: Any) -> Path:
-    experiment = validate({**EXPERIMENT, **changes}, source="test")
-    engines.run(FederationRun(experiment=experiment, out=out, client_seed=1), engine="local")
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def noiseless(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Path:
     """Folder of a finished federation without noise."""
-    return federate(tmp_path_factory.mktemp("runs") / "noiseless", data=data)
+    return federate(tmp_path_factory.mktemp("runs") / "noiseless", **SETTINGS, data=data)
 
 
 def test_each_client_uses_one_version_of_each_canary(noiseless: Path) -> None:
@@ -80,7 +70,7 @@ def test_without_noise_guessed_canaries_refute_a_small_epsilon(noiseless: Path) 
 
 
 def test_correct_noise_is_not_refuted(tmp_path: Path, data: dict[str, str]) -> None:
-    run = federate(tmp_path / "run", gradient="dp_sgd(max_norm=1, noise=2)", data=data)
+    run = federate(tmp_path / "run", **SETTINGS, gradient="dp_sgd(max_norm=1, noise=2)", data=data)
     scorer, recording = Scorer(run, [run / "truth"]), Recording(run / "recording")
     (result,) = check_canaries(recording, scorer, metrics := read_metrics(run))
     assert isinstance(result, Passed)
@@ -91,7 +81,7 @@ def test_correct_noise_is_not_refuted(tmp_path: Path, data: dict[str, str]) -> N
 def test_without_canaries_or_truth_nothing_is_checked(tmp_path: Path, noiseless: Path) -> None:
     (result,) = check_canaries(Recording(noiseless / "recording"), None, [])
     assert isinstance(result, NotChecked)
-    run = federate(tmp_path / "run", clients={"count": 2}, rounds=1)
+    run = federate(tmp_path / "run", **SETTINGS | {"clients": 2, "rounds": 1})
     (result,) = check_canaries(Recording(run / "recording"), Scorer(run, [run / "truth"]), [])
     assert isinstance(result, NotChecked)
 
@@ -123,7 +113,7 @@ def test_useless_gradients_give_no_guess(value: float) -> None:
 def test_canaries_in_small_batches_are_guessed(tmp_path: Path, data: dict[str, str]) -> None:
     training = {"learning_rate": 0.01, "batch_size": 4, "epochs": None, "steps": 1}
     training = {key: value for key, value in training.items() if value is not None}
-    run = federate(tmp_path / "run", data=data, training=training, rounds=8)
+    run = federate(tmp_path / "run", **SETTINGS | {"training": training, "rounds": 8}, data=data)
     found = guess_canaries(Scorer(run, [run / "truth"]), Recording(run / "recording"))
     assert found is not None
     assert found.right_of_all > 0.7 * found.canaries
@@ -136,6 +126,5 @@ def test_versions_follow_the_coins() -> None:
 
 
 def test_more_canaries_than_examples_are_refused_before_the_run(tmp_path: Path) -> None:
-    experiment = validate({**EXPERIMENT, "clients": {"count": 2, "canaries": 900}}, source="test")
     with pytest.raises(ValueError, match=r"clients\.canaries = 900 takes 1800 examples"):
-        FederationRun(experiment=experiment, out=tmp_path / "run").check()
+        federate(tmp_path / "run", clients={"count": 2, "canaries": 900})

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import federate
+from observations import make_observation
 from torch import Generator, Tensor
 
 from attacker.audit import Finding, NotChecked, Passed, check_recording
@@ -18,12 +20,8 @@ from attacker.audit.privacy_checks import EPSILON_RULE
 from attacker.audit.setting_checks import find_isolated_clients
 from defenses import DefenseSpec
 from defenses.base import Update
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.models.tampering import MAX_PARALLEL_SHARE, compute_parallel_share
 from fedsim.recording import DataSpec, ModelSpec, Observation, Recording, Training
-from fedsim.recording.codec import encode
 from fedsim.recording.files import read_json_lines
 
 COUNT = 8
@@ -45,23 +43,10 @@ def gradient(number: int) -> dict[str, Tensor]:
 
 def observed(defense: str, send: Sent) -> list[Observation]:
     """Return the observations of clients that declare a defense, but send what the function `send` returns."""
-    spec = DefenseSpec.parse(defense)
     weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    return [
-        Observation(
-            round=1,
-            client=f"c{i}",
-            cohort=(),
-            num_examples=1,
-            model=ModelSpec(name="mlp"),
-            data=DataSpec(shape=(64,), num_classes=10),
-            training=Training(learning_rate=0.1, batch_size=1, steps=1),
-            defenses=spec,
-            weights=weights,
-            payload=encode(dict(send(gradient(i), i))),
-        )
-        for i in range(COUNT)
-    ]
+    facts = {"model": ModelSpec(name="mlp"), "data": DataSpec(shape=(64,), num_classes=10), "defense": defense, "cohort": ()}
+    training = Training(learning_rate=0.1, batch_size=1, steps=1)
+    return [make_observation(send(gradient(i), i), weights, training=training, client=f"c{i}", **facts) for i in range(COUNT)]
 
 
 def found(observations: list[Observation]) -> list[str]:
@@ -217,17 +202,7 @@ def test_the_grade_of_an_audit_is_that_of_its_worst_finding() -> None:
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run of three rounds whose noise gives a finite epsilon."""
-    experiment = {
-        "rounds": 3,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": "digits",
-        "clients": {"count": 2},
-        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
-        "defense": "clip(0.5) | gaussian(0.5)",
-    }
-    out = tmp_path_factory.mktemp("runs") / "noisy"
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
-    return out
+    return federate(tmp_path_factory.mktemp("runs") / "noisy", rounds=3, batch_size=4, defense="clip(0.5) | gaussian(0.5)")
 
 
 def test_epsilon_of_a_correct_run_has_no_finding(noisy: Path) -> None:
@@ -237,18 +212,14 @@ def test_epsilon_of_a_correct_run_has_no_finding(noisy: Path) -> None:
 
 
 def test_epsilon_is_not_checked_if_the_number_of_examples_is_hidden(tmp_path: Path) -> None:
-    experiment = {
-        "rounds": 1,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": "digits",
-        "clients": {"count": 3},
-        "training": {"learning_rate": 0.1, "batch_size": 32, "steps": 2},
-        "gradient": "dp_sgd(max_norm=1, noise=3)",
-        "secure_aggregation": {"threshold": 2, "clip": 1.0},
-    }
-    run = FederationRun(experiment=validate(experiment, source="test"), out=tmp_path / "run", client_seed=1)
-    engines.run(run, engine="local")
-    results = check_recording(Recording(run.out / "recording"))
+    run = federate(
+        tmp_path / "run",
+        clients=3,
+        training={"learning_rate": 0.1, "batch_size": 32, "steps": 2},
+        gradient="dp_sgd(max_norm=1, noise=3)",
+        secure_aggregation={"threshold": 2, "clip": 1.0},
+    )
+    results = check_recording(Recording(run / "recording"))
     assert [one for one in results if isinstance(one, Finding)] == []
     assert any(isinstance(one, NotChecked) and one.rule == EPSILON_RULE and "not recorded" in one.reason for one in results)
 

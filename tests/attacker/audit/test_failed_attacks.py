@@ -6,15 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from federations import federate
 
 from attacker.audit import Audit, NotChecked, audit
 from attacker.audit.attack_findings import MAX_REASON, NO_ANSWER, AuditedAttack, judge_results
 from attacker.audit.output import render, to_junit, to_sarif
 from attacker.audit.what_if import AuditOutcome, MeasuredChange, describe_change, describe_outcome
 from attacker.replay.replay import Replay, Replayed
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 
 REASON = "ValueError: mat1 and mat2 must have the same dtype\n" + "long " * 100
 
@@ -32,16 +30,7 @@ def fail_first(count: int) -> Callable[[Replay], Replayed]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run of two rounds of two clients, without truth."""
-    experiment = {
-        "rounds": 2,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": "digits",
-        "clients": {"count": 2},
-        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
-        "defense": "gaussian(0.1)",
-    }
-    out = tmp_path_factory.mktemp("runs") / "failing"
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    out = federate(tmp_path_factory.mktemp("runs") / "failing", rounds=2, batch_size=4, defense="gaussian(0.1)")
     shutil.rmtree(out / "truth")
     return out
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import federate
 from typer.testing import CliRunner, Result
 
 from attacker.audit import Finding, NotChecked, Passed, check_recording
@@ -19,9 +20,6 @@ from attacker.audit.what_if import AuditOutcome, MeasuredChange, describe_change
 from attacker.cli import app
 from fedsim import data as datasets
 from fedsim.commands.init import write_starting_point
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import DataSpec, ModelSpec, Observation, Recording
 from fedsim.recording.codec import encode
 
@@ -30,22 +28,14 @@ def call(*words: object) -> Result:
     return CliRunner().invoke(app, ["audit", *map(str, words)])
 
 
-def federate(out: Path, defense: str = "", rounds: int = 1) -> Path:
-    experiment = {
-        "rounds": rounds,
-        "model": {"name": "mlp", "hidden": [32]},
-        "data": "digits",
-        "clients": {"count": 4},
-        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
-        "defense": defense,
-    }
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
-    return out
+def federate_four(out: Path, defense: str = "", rounds: int = 1) -> Path:
+    model = {"name": "mlp", "hidden": [32]}
+    return federate(out, model=model, clients=4, batch_size=4, defense=defense, rounds=rounds)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return federate(tmp_path_factory.mktemp("runs") / "open")
+    return federate_four(tmp_path_factory.mktemp("runs") / "open")
 
 
 def test_label_counts_of_an_undefended_update_are_read(run: Path) -> None:
@@ -61,7 +51,7 @@ def test_label_counts_of_an_undefended_update_are_read(run: Path) -> None:
 
 @pytest.mark.parametrize("defense", ["gaussian(0.1)", "sign()"])
 def test_label_counts_under_noise_or_signs_are_not_read(tmp_path: Path, defense: str) -> None:
-    folder = federate(tmp_path / "run", defense)
+    folder = federate_four(tmp_path / "run", defense)
     (found,) = [one for one in check_recording(Recording(folder / "recording")) if one.rule == READABLE]
     assert isinstance(found, Passed)
 
@@ -160,7 +150,7 @@ def make_result(recovered: int, spec: str = "cpl()") -> AuditedAttack:
 
 
 def test_attack_above_the_accounted_bound_is_a_finding(tmp_path: Path) -> None:
-    recording = Recording(federate(tmp_path / "run", "clip(0.1) | gaussian(0.1)") / "recording")
+    recording = Recording(federate_four(tmp_path / "run", "clip(0.1) | gaussian(0.1)") / "recording")
     (none, few, many) = (list(check_robustness(recording, one)) for one in (None, make_result(1), make_result(12)))
     assert isinstance(none[0], Passed)
     assert none == few
@@ -170,7 +160,7 @@ def test_attack_above_the_accounted_bound_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_an_attack_on_several_rounds_is_compared_with_the_bound_of_all_of_them(tmp_path: Path) -> None:
-    recording = Recording(federate(tmp_path / "run", "clip(0.1) | gaussian(0.1)", rounds=4) / "recording")
+    recording = Recording(federate_four(tmp_path / "run", "clip(0.1) | gaussian(0.1)", rounds=4) / "recording")
     (single,) = check_robustness(recording, make_result(10))  # one release allows a share of 29 %, four of 67 %
     (joint,) = check_robustness(recording, make_result(10, "spans()"))
     assert isinstance(single, Finding)
@@ -191,17 +181,7 @@ def test_attack_is_worse_than_its_null_by_a_margin() -> None:
 
 
 def test_smallest_number_of_examples_is_stated(tmp_path: Path) -> None:
-    experiment = {
-        "rounds": 1,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": "digits",
-        "clients": {"count": 1},
-        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
-    }
-    engines.run(
-        FederationRun(experiment=validate(experiment, source="test"), out=tmp_path / "run", client_seed=1), engine="local"
-    )
-    results = check_recording(Recording(tmp_path / "run" / "recording"))
+    results = check_recording(Recording(federate(tmp_path / "run", clients=1, batch_size=4) / "recording"))
     (single,) = [one for one in results if one.rule == "single-examples"]
     assert isinstance(single, Passed)
     assert single.evidence == "every update is of at least 4 examples"

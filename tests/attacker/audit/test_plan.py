@@ -1,18 +1,18 @@
 """Tests of the plan of an audit: which clients joint attacks use, and the budget that a left-out attack needs."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+from federations import federate
 
 from attacker.audit.findings import NotChecked
 from attacker.audit.plan import PlannedAttack, plan_attacks
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Observation, Recording, Row
 
 ROUNDS = 4
@@ -38,15 +38,9 @@ class Sampled(Recording):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    experiment = {
-        "rounds": ROUNDS,
-        "model": {"name": "mlp", "hidden": [16]},
-        "data": "digits",
-        "clients": {"count": 3},
-        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
-    }
-    out = tmp_path_factory.mktemp("runs") / "sampled"
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    out = federate(
+        tmp_path_factory.mktemp("runs") / "sampled", rounds=ROUNDS, model={"name": "mlp", "hidden": [16]}, clients=3, batch_size=4
+    )
     return out / "recording"
 
 
@@ -66,10 +60,11 @@ def plan(recording: Recording, out: Path, seconds: float) -> tuple[dict[str, Pla
     return planned, [one.reason for one in results if isinstance(one, NotChecked)]
 
 
-def find_smallest(recording: Recording, out: Path, name: str) -> set[str]:
-    """Return the clients that the attack `name` uses under the smallest budget under which it is planned."""
-    plans = (plan(recording, out, 0.01 * 1.5**step)[0] for step in range(30))
-    return next({row.client for row in planned[name].rows} for planned in plans if name in planned)
+def find_smallest(recording: Recording, out: Path) -> set[str]:
+    """Return the clients that `accumulate` uses under the smallest budget under which it is planned."""
+    plans = cache(lambda step: plan(recording, out, 0.01 * 1.5**step)[0])
+    first = bisect_left(range(30), True, key=lambda step: "accumulate" in plans(step))
+    return {row.client for row in plans(first)["accumulate"].rows}
 
 
 def test_joint_attacks_are_judged_by_the_client_with_the_most_rounds(sampled: Sampled, tmp_path: Path) -> None:
@@ -80,13 +75,13 @@ def test_joint_attacks_are_judged_by_the_client_with_the_most_rounds(sampled: Sa
 
 
 def test_joint_attacks_begin_with_the_client_with_the_most_rounds(sampled: Sampled, tmp_path: Path) -> None:
-    assert find_smallest(sampled, tmp_path, "accumulate") == {list(sampled.kept)[2]}
+    assert find_smallest(sampled, tmp_path) == {list(sampled.kept)[2]}
 
 
 def test_damaged_rounds_do_not_count(sampled: Sampled, tmp_path: Path) -> None:
     _, second, third = sampled.kept
     sampled.damaged = frozenset((number, third) for number in (1, 2, 3))
-    assert find_smallest(sampled, tmp_path, "accumulate") == {second}
+    assert find_smallest(sampled, tmp_path) == {second}
 
 
 def test_clients_with_one_round_each_do_not_suit_joint_attacks(folder: Path, tmp_path: Path) -> None:

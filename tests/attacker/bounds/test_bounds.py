@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Tensor
 
 from attacker.bounds import (
@@ -17,12 +18,9 @@ from attacker.bounds import (
     compute_two_layer_rates,
     fit_prior,
 )
-from attacker.bounds.prior import build_white_prior
 from defenses.gradients import GradientSpec
-from defenses.spec import DefenseSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Training
 
 DATA = DataSpec(shape=(6,), num_classes=3)
 X = torch.tensor([[0.2, 0.9, 0.4, 0.1, 0.7, 0.5], [0.6, 0.3, 0.8, 0.2, 0.1, 0.9]], dtype=torch.float64)
@@ -33,25 +31,21 @@ def make_used(defense: str = "", gradient: str = "plain", *, rate: float = 0.5, 
     spec = ModelSpec(name="mlp", arguments={"hidden": [5]})
     model = models.build(spec, DATA)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    seen = Observation(
-        round=1,
-        client="a",
-        cohort=("a",),
-        weights=weights,
-        payload=encode({name: torch.full_like(w, 0.01) for name, w in weights.items()}),
-        num_examples=examples,
-        model=spec,
-        data=DATA,
-        training=Training(learning_rate=rate, batch_size=examples, steps=1),
-        defenses=DefenseSpec.parse(defense),
-        gradient=GradientSpec.parse(gradient),
-    )
+    update = {name: torch.full_like(w, 0.01) for name, w in weights.items()}
+    training = Training(learning_rate=rate, batch_size=examples, steps=1)
+    facts = {"defense": defense, "gradient": GradientSpec.parse(gradient)}
+    seen = make_observation(update, weights, model=spec, data=DATA, training=training, **facts)
     return UsedExamples(seen, (tuple(range(examples)),))
 
 
 def make_prior(size: int) -> GaussianPrior:
     rows = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
     return GaussianPrior(rows.new_zeros(size), rows[: size - 1], torch.linspace(0.1, 0.6, size - 1, dtype=rows.dtype), 0.3)
+
+
+def make_white_prior(size: int, deviation: float) -> GaussianPrior:
+    like = torch.full((size,), 0.5, dtype=torch.float64)
+    return GaussianPrior(like, like.new_zeros(0, size), like.new_zeros(0), deviation)
 
 
 def compute_covariance(prior: GaussianPrior) -> Tensor:
@@ -104,7 +98,7 @@ def test_information_of_a_network_agrees_with_its_jacobian() -> None:
 
 
 def test_rounds_lower_the_bound_and_noise_raises_it() -> None:
-    prior, message = build_white_prior(6, 0.3), build_message(make_used("gaussian(0.01)"), Y)
+    prior, message = make_white_prior(6, 0.3), build_message(make_used("gaussian(0.01)"), Y)
     once, thrice = (bound_error(FisherInformation([message] * n, X), prior).mse for n in (1, 3))
     louder = bound_error(FisherInformation([build_message(make_used("gaussian(0.1)"), Y)], X), prior).mse
     weaker = NoisyMessage(message.simulate, message.std / math.sqrt(3))
@@ -116,7 +110,7 @@ def test_rounds_lower_the_bound_and_noise_raises_it() -> None:
 
 @pytest.mark.parametrize("defense", ["clip(0.01) | gaussian(0.01)", "top_k(0.3) | gaussian(0.01)", "prune(0.7) | gaussian(0.01)"])
 def test_clipping_and_pruning_before_the_noise_raise_the_bound(defense: str) -> None:
-    prior = build_white_prior(6, 0.3)
+    prior = make_white_prior(6, 0.3)
     plain, defended = (
         bound_error(FisherInformation([build_message(make_used(text), Y)], X), prior).mse for text in ("gaussian(0.01)", defense)
     )
@@ -124,7 +118,7 @@ def test_clipping_and_pruning_before_the_noise_raise_the_bound(defense: str) -> 
 
 
 def test_pruning_alone_leaves_an_error_where_too_few_coordinates_are_sent() -> None:
-    prior = build_white_prior(6, 0.3)
+    prior = make_white_prior(6, 0.3)
     few, all_sent = (
         bound_error(FisherInformation([build_message(make_used(text), Y)], X), prior).mse for text in ("top_k(0.02)", "")
     )
@@ -169,7 +163,7 @@ def test_the_rates_of_two_layer_networks_hold_in_simulation() -> None:
     rates = compute_two_layer_rates(inputs=inputs, neurons=neurons, noise=noise)
     std = torch.tensor(noise, dtype=torch.float64)
     information = FisherInformation([NoisyMessage(lambda x: (x @ w.T).clamp(min=0)[0], std)], x)
-    bound = bound_error(information, build_white_prior(inputs, 1e3))
+    bound = bound_error(information, make_white_prior(inputs, 1e3))
     assert math.sqrt(float(bound.mse) * inputs) == pytest.approx(rates.lower, rel=0.03)
     errors = []
     for _ in range(50):

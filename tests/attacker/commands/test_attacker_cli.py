@@ -9,26 +9,17 @@ from typing import get_args
 
 import pytest
 import torch
+from federations import federate
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from attacker.attacks import AttackSpec, presets
 from attacker.cli import app
 from fedsim.commands.console import EXIT_FAILURES
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.models import building
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.files import read_json_lines
 
-EXPERIMENT = {
-    "rounds": 1,
-    "model": {"name": "mlp", "hidden": [8]},
-    "data": "photos",
-    "clients": {"count": 2},
-    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-}
 CODE = """
 from pathlib import Path
 from torch import nn
@@ -42,21 +33,16 @@ def network(shape, num_classes):
 
 @pytest.fixture(autouse=True)
 def restore_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restoration of threads, imported code and admitted networks after each test."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Restoration of imported code and admitted networks after each test."""
     monkeypatch.setattr(building, "_ADMITTED", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    torch.set_num_threads(threads)
     sys.modules.pop("theirs", None)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "photos"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
+    return federate(tmp_path_factory.mktemp("runs") / "photos", data="photos")
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import httpx
 import numpy as np
 import pytest
 import tomli_w
-import torch
 from typer.testing import CliRunner
 
 from attacker.cli import app as attacker
@@ -50,7 +49,6 @@ def experiment(data: Path) -> dict[str, Any]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run with the files of all commands: attacked, scored and reported."""
     root = tmp_path_factory.mktemp("runs")
-    torch.set_num_threads(1)
     values = np.random.default_rng(0).integers(0, 256, (10, 4, 4), dtype=np.uint8)
     np.savez(root / "data.npz", images=values, labels=np.arange(10) % 2)
     facts = experiment(root / "data.npz")

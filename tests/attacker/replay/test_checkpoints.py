@@ -13,38 +13,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import federate
 
 from attacker.attacks import AttackSpec
 from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.reconstruction import Reconstruction
 from attacker.replay.checkpoints import FileMemory, Origin, find_unfinished, remove_finished
 from attacker.replay.replay import Replay
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
-EXPERIMENT = {
-    "rounds": 1,
-    "model": {"name": "mlp", "hidden": [8]},
-    "data": "digits",
-    "clients": {"count": 4},
-    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
-}
 ORIGIN = Origin(attack="cpl(steps=2)", seed=0, device="cpu")
 STATE = {"z": torch.arange(3.0), "iteration": torch.tensor(7)}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+    return federate(tmp_path_factory.mktemp("runs") / "digits", clients=4, batch_size=2)
 
 
 def memory(folder: Path, *cases: str, origin: Origin = ORIGIN) -> FileMemory:
@@ -193,7 +177,6 @@ def tensors(folder: Path) -> dict[str, list[torch.Tensor]]:
     }
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_killed_replay_resumes_to_bitwise_equal_results(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 15, "restarts": 2, "tv": 1e-3})

@@ -3,30 +3,19 @@
 from pathlib import Path
 
 import pytest
+from federations import federate
 
 from attacker.attacks import AttackSpec
 from attacker.attacks.closed_form import layer_input, router
 from attacker.commands.progress_bar import describe_cost
 from attacker.replay.forecast import Forecast, describe_routes
 from attacker.replay.replay import Replay
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    experiment = {
-        "rounds": 1,
-        "model": {"name": "mlp", "hidden": [4]},
-        "data": "digits",
-        "clients": {"count": 3},
-        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-    }
-    engine.run(FederationRun(experiment=validate(experiment, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
+    return federate(tmp_path_factory.mktemp("runs") / "digits", clients=3, model={"name": "mlp", "hidden": [4]})
 
 
 def replay(run: Path, out: Path, steps: int) -> Replay:
@@ -56,14 +45,7 @@ def test_cost_is_described_in_seconds_minutes_or_hours() -> None:
 
 
 def test_inapplicable_closed_forms_are_listed_before_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = {
-        "rounds": 1,
-        "model": "lenet_cpl",
-        "data": "photos",
-        "clients": {"count": 2},
-        "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
-    }
-    engine.run(FederationRun(experiment=validate(experiment, source="test"), out=tmp_path / "run", client_seed=1), engine="local")
+    federate(tmp_path / "run", model="lenet_cpl", data="photos", batch_size=2)
     monkeypatch.setattr(router.Routing, "run", lambda self: pytest.fail("planning solves nothing"))
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
     forecast = Replay(recording=Recording(tmp_path / "run" / "recording"), spec=spec, out=tmp_path / "out").estimate_work()

@@ -13,24 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import federate
 from typer.testing import CliRunner
 
 from attacker.cli import app
 from attacker.reconstruction import Reconstruction
 from defenses._registry import references
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 
 pytestmark = pytest.mark.ray
 
-EXPERIMENT = {
-    "rounds": 2,
-    "model": {"name": "mlp", "hidden": [8]},
-    "data": "digits",
-    "clients": {"count": 2},
-    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
-}
 REPOSITORY = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from attacker.cli import main; main()", "replay"]
 OPTIONS = ["--attack", "inverting_gradients", "--set", "steps=3", "--no-null", "--chunk", "2", "--device", "cpu", "--json"]
@@ -55,8 +46,7 @@ def read_results(stdout: str) -> tuple[dict, dict[str, Reconstruction]]:
 
 
 def test_ray_gives_bitwise_equal_results(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=run, client_seed=1), engine="local")
+    run = federate(tmp_path / "run", rounds=2, batch_size=2)
     on_ray, theirs = replay(run, "--ray", "local", "--out", str(tmp_path / "ray"))
     result = CliRunner().invoke(app, ["replay", str(run), *OPTIONS, "--workers", "1", "--out", str(tmp_path / "here")])
     here, mine = read_results(result.stdout)
@@ -68,10 +58,7 @@ def test_ray_gives_bitwise_equal_results(tmp_path: Path) -> None:
 
 
 def test_missing_cluster_is_an_error(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    engine.run(
-        FederationRun(experiment=validate({**EXPERIMENT, "rounds": 1}, source="test"), out=run, client_seed=1), engine="local"
-    )
+    run = federate(tmp_path / "run", batch_size=2)
     done = subprocess.run([*COMMAND, str(run), *OPTIONS, "--ray", "127.0.0.1:1"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert "no Ray cluster at '127.0.0.1:1'" in " ".join(done.stderr.split())
@@ -149,12 +136,10 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 
 def test_named_code_is_sent_to_the_cluster(tmp_path: Path, cluster: str) -> None:
-    run, app = tmp_path / "run", tmp_path / "app"
+    run, app = federate(tmp_path / "run", batch_size=2), tmp_path / "app"
     app.mkdir()
     (app / "their_attack.py").write_text(THEIRS)
     (app / "their_values.py").write_text("GREY = 0.25\n")
-    experiment = validate({**EXPERIMENT, "rounds": 1}, source="test")
-    engine.run(FederationRun(experiment=experiment, out=run, client_seed=1), engine="local")
     options = ["--attack", "their_attack:Grey", "--no-null", "--device", "cpu", "--json", "--ray", cluster]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
     done = subprocess.run([*COMMAND, str(run), *options], cwd=app, env=environment, capture_output=True, text=True, timeout=600)

@@ -2,15 +2,14 @@
 
 import json
 import re
-import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from federations import federate
 from typer.testing import CliRunner, Result
 
 from attacker.attacks import AttackSpec, Case, Need, cpl, find_unmet
@@ -21,38 +20,12 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.score import NoTruth
 from fedsim.commands.console import EXIT_FAILURES
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Recording
-
-EXPERIMENT = {
-    "rounds": 2,
-    "model": {"name": "mlp", "hidden": [8]},
-    "data": "digits",
-    "clients": {"count": 3},
-    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+    return federate(tmp_path_factory.mktemp("runs") / "digits", rounds=2, clients=3, batch_size=2)
 
 
 @pytest.fixture

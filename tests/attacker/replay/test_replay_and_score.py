@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from federations import federate
 from PIL import Image
 
 from attacker.attacks import AttackSpec
@@ -19,44 +20,14 @@ from attacker.replay.replay import Replay
 from attacker.report.undone import make_replay_command
 from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.oracle import compute_true_logits, read_true_labels
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
-EXPERIMENT = {
-    "rounds": 2,
-    "model": "lenet_dlg",
-    "data": "digits",
-    "clients": {"count": 3},
-    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
-}
-
-
-def federate(folder: Path, **changes) -> Path:
-    experiment = validate({**EXPERIMENT, **changes}, source="test")
-    engine.run(FederationRun(experiment=experiment, out=folder, client_seed=1), engine="local")
-    return folder
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """One thread for PyTorch, as more threads slow these small models down."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+SETTINGS: dict[str, Any] = {"rounds": 2, "model": "lenet_dlg", "clients": 3, "batch_size": 2}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return federate(tmp_path_factory.mktemp("runs") / "digits")
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    """Folder of a copy of a finished federation."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+    return federate(tmp_path_factory.mktemp("runs") / "digits", **SETTINGS)
 
 
 def replay(run: Path, name: str = "cpl", *, null: bool = False, arguments: dict | None = None, **settings) -> Replay:
@@ -251,7 +222,7 @@ def test_true_examples_of_other_data_are_refused(run: Path) -> None:
 
 def test_table_rows_are_attacked_and_scored_by_column(tmp_path: Path) -> None:
     training = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
-    run = federate(tmp_path / "table", model="mlp", data="breast_cancer", training=training)
+    run = federate(tmp_path / "table", rounds=2, clients=3, model="mlp", data="breast_cancer", training=training)
     done = replay(run, arguments={"restarts": 3}).run()
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert sum(row.success for row in rows) >= 4
@@ -305,7 +276,7 @@ def test_diverged_search_is_a_failure_and_can_be_scored(run: Path) -> None:
 
 
 def test_recordings_with_a_common_output_folder_do_not_mix(run: Path, tmp_path: Path) -> None:
-    other = federate(tmp_path / "other", seed=5)
+    other = federate(tmp_path / "other", seed=5, **SETTINGS)
     first = replay(run)
     second = Replay(recording=Recording(other / "recording"), spec=first.spec, out=first.out)
     assert first.folder != second.folder
@@ -315,7 +286,7 @@ def test_recordings_with_a_common_output_folder_do_not_mix(run: Path, tmp_path: 
 
 def test_oracle_labels_repeat_with_repeated_examples(tmp_path: Path) -> None:
     training = {"learning_rate": 0.1, "batch_size": 100, "steps": 7}
-    run = federate(tmp_path / "again", training=training, rounds=1)
+    run = federate(tmp_path / "again", training=training, clients=3, model="lenet_dlg")
     scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").read_rows()
     assert len(scorer.read_originals(1, 1, row.client)[0]) < row.num_examples
     assert len(read_true_labels(scorer, row)) == row.num_examples

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from federations import federate
 from typer.testing import CliRunner
 
 from attacker.attacks import ATTACKS, AttackSpec
@@ -17,9 +18,7 @@ from attacker.replay.replay import Replay
 from attacker.report.gather import gather_run
 from attacker.scoring import Scorer, summarise
 from fedsim import models
-from fedsim.config.experiment import admit_code, validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
+from fedsim.config.experiment import admit_code
 from fedsim.models.source_code import identify_code
 from fedsim.recording import Recording
 
@@ -58,17 +57,9 @@ def remove_modules() -> None:
         sys.modules.pop(name, None)
 
 
-def federate(folder: Path, model: str) -> Path:
-    experiment = {
-        "rounds": 1,
-        "model": model,
-        "data": "digits",
-        "clients": {"count": 1},
-        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-    }
-    admit_code(experiment)
-    engine.run(FederationRun(experiment=validate(experiment, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
+def federate_once(folder: Path, model: str) -> Path:
+    admit_code({"model": model})
+    return federate(folder, model=model, clients=1)
 
 
 def replay(run: Path, model: str | None = None, *, null: bool = False, **settings) -> Replay:
@@ -80,7 +71,7 @@ def replay(run: Path, model: str | None = None, *, null: bool = False, **setting
 
 
 def test_results_of_two_networks_are_separate(app: Path, tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", "their_network:first")
+    run = federate_once(tmp_path / "run", "their_network:first")
     assert replay(run, "their_network:first").run().done == 1
     assert replay(run, "their_network:first").run().skipped == 1
     other = replay(run, "their_network:second").run()
@@ -89,7 +80,7 @@ def test_results_of_two_networks_are_separate(app: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("file", ["their_network.py", "their_layers.py", "their_sizes.py"])
 def test_results_of_an_edited_network_are_separate(app: Path, tmp_path: Path, file: str) -> None:
-    run = federate(tmp_path / "run", "their_network:first")
+    run = federate_once(tmp_path / "run", "their_network:first")
     before = replay(run, "their_network:first").folder
     source = app / file
     source.write_text(
@@ -101,7 +92,7 @@ def test_results_of_an_edited_network_are_separate(app: Path, tmp_path: Path, fi
 
 
 def test_each_network_has_its_own_null(app: Path, tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", "their_network:first")
+    run = federate_once(tmp_path / "run", "their_network:first")
     folders = {
         (name, null): replay(run, f"their_network:{name}", null=null).run().folder
         for name in ("first", "second")
@@ -116,7 +107,7 @@ def test_each_network_has_its_own_null(app: Path, tmp_path: Path) -> None:
 
 
 def test_results_of_an_edited_file_are_separate(tmp_path: Path) -> None:
-    run, archive = federate(tmp_path / "run", "mlp"), tmp_path / "candidates.npz"
+    run, archive = federate_once(tmp_path / "run", "mlp"), tmp_path / "candidates.npz"
     spec = AttackSpec(name="membership", arguments={"candidates": str(archive)})
     folders = set()
     for seed in range(2):
@@ -129,7 +120,7 @@ def test_results_of_an_edited_file_are_separate(tmp_path: Path) -> None:
 
 
 def test_results_with_other_defaults_are_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = federate(tmp_path / "run", "mlp")
+    run = federate_once(tmp_path / "run", "mlp")
     before = replay(run).folder
     from attacker.attacks.papers import matching
 
@@ -149,7 +140,7 @@ def test_folder_of_an_earlier_version_is_continued_for_built_in_networks(app: Pa
     That suffices for networks of the project, but not for custom ones, whose code may have changed.
     """
     for name, kept in (("mlp", True), ("their_network:first", False)):
-        run = federate(tmp_path / name.partition(":")[0], name)
+        run = federate_once(tmp_path / name.partition(":")[0], name)
         new = replay(run, name if ":" in name else None).run().folder
         identity = replay(run).identity
         before = json.dumps([str(identity.spec), 0, [], identity.recording])
@@ -166,13 +157,13 @@ def test_folder_of_an_earlier_version_is_continued_for_built_in_networks(app: Pa
 
 def test_only_custom_code_has_a_digest() -> None:
     assert identify_code(ATTACKS["cpl"]) == ""
-    assert identify_code(federate).startswith(f"{__name__}:federate@")
-    assert identify_code(federate) != identify_code(replay)
+    assert identify_code(federate_once).startswith(f"{__name__}:federate_once@")
+    assert identify_code(federate_once) != identify_code(replay)
     assert identify_code(len).startswith("builtins:len@")
 
 
 def test_client_is_selected_by_the_beginning_of_its_name(tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", "mlp")
+    run = federate_once(tmp_path / "run", "mlp")
     (name,) = Recording(run / "recording").list_clients()
     assert replay(run, clients=frozenset({name[:4]})).run().done == 1
     with pytest.raises(ValueError, match="holds no client 'nobody'"):
@@ -181,7 +172,7 @@ def test_client_is_selected_by_the_beginning_of_its_name(tmp_path: Path) -> None
 
 def test_results_with_an_oracle_depend_on_the_true_examples(tmp_path: Path) -> None:
     """The contents of the folder of true examples matter, its path does not; a replay without an oracle does not read it."""
-    run = federate(tmp_path / "run", "lenet_dlg")
+    run = federate_once(tmp_path / "run", "lenet_dlg")
     moved, other = tmp_path / "moved", tmp_path / "other"
     shutil.copytree(run / "truth", moved), shutil.copytree(run / "truth", other)
     (path,) = other.glob("*.jsonl")

@@ -1,7 +1,6 @@
 """Tests of replays that a signal stops: scores are of the finished cases, and unfinished ones are counted."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,38 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from federations import federate
 from typer.testing import CliRunner, Result
 
 from attacker.cli import app
 from attacker.scoring import read_rows
 from attacker.scoring.states import count_cases
 from fedsim.commands.console import EXIT_UNFINISHED
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 
-EXPERIMENT = {
-    "rounds": 3,
-    "model": {"name": "mlp", "hidden": [8]},
-    "data": "digits",
-    "clients": {"count": 2},
-    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-}
 SEARCH = ("--attack", "inverting_gradients", "--set", "steps=3000", "--set", "tv=0.0", "--chunk", "1")
 AGIC = ("--attack", "agic", "--set", "steps=1000000")
 Stop = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
-def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
-
-
-@pytest.fixture
-def run(federated: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(federated, tmp_path / "run"))
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return federate(tmp_path_factory.mktemp("runs") / "digits", rounds=3)
 
 
 def stop(run: Path, attack: tuple[str, ...], sent: signal.Signals, *, at: str) -> int:

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from compared import answers, check_equal
+from federations import federate
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
@@ -21,39 +21,12 @@ from attacker.replay.executors.ray_cluster import read_parcel, run_remote_task
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay
 from attacker.replay.tasks import Member, ReplayJob, Task
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
-
-EXPERIMENT = {
-    "rounds": 2,
-    "model": {"name": "mlp", "hidden": [8]},
-    "data": "digits",
-    "clients": {"count": 2},
-    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """One thread for PyTorch, as in workers, since rounding depends on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+    return federate(tmp_path_factory.mktemp("runs") / "digits", rounds=2, batch_size=2)
 
 
 def replay(run: Path, out: str = "reconstructions", *, steps: int = 3, **settings) -> Replay:

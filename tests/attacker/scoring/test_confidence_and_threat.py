@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from federations import federate
 
 from attacker.attacks import AttackSpec, feature_reconstruction, robbing_the_fed
 from attacker.attacks.base import list_oracles
@@ -16,9 +17,6 @@ from attacker.scoring.measures import EXACT_TOLERANCE, measure
 from attacker.scoring.rows import MAX_CHANCE
 from attacker.scoring.statistics import judge_confidence
 from attacker.scoring.threat import classify_threat, list_concessions
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Column, DataSpec, ModelSpec, Recording
 
 
@@ -89,21 +87,12 @@ def test_modes_and_buffers_are_concessions() -> None:
     assert [one.split(":")[0] for one in both] == ["mode eval", "buffers shared"]
 
 
-def federate(out: Path, **settings: Any) -> Path:
-    experiment = {
-        "rounds": 1,
-        "model": {"name": "mlp", "hidden": [32]},
-        "data": "digits",
-        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-        **settings,
-    }
-    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
-    return out
+MODEL = {"name": "mlp", "hidden": [32]}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return federate(tmp_path_factory.mktemp("runs") / "noisy", clients={"count": 8}, defense="gaussian(0.003)")
+    return federate(tmp_path_factory.mktemp("runs") / "noisy", model=MODEL, clients=8, defense="gaussian(0.003)")
 
 
 def score(run: Path, *, bound_seconds: float) -> list[ScoreRow]:
@@ -152,7 +141,7 @@ def score_with_reasons(run: Path) -> tuple[list[ScoreRow], dict[str, str]]:
 
 
 def test_secure_sums_are_scored_without_bounds(tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", clients={"count": 2}, secure_aggregation={"threshold": 2})
+    run = federate(tmp_path / "run", model=MODEL, secure_aggregation={"threshold": 2})
     rows, reasons = score_with_reasons(run)
     assert len(rows) == 2
     assert all(row.bound_mse is None for row in rows)
@@ -160,7 +149,7 @@ def test_secure_sums_are_scored_without_bounds(tmp_path: Path) -> None:
 
 
 def test_case_with_a_damaged_index_row_has_no_bound(tmp_path: Path) -> None:
-    run = federate(tmp_path / "run", clients={"count": 2}, defense="gaussian(0.003)")
+    run = federate(tmp_path / "run", model=MODEL, defense="gaussian(0.003)")
     score_with_reasons(run)
     with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
         index.execute("UPDATE observations SET bytes = -1 WHERE client = (SELECT min(client) FROM observations)")

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import federate
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.comparison import compare_with_other, pair_clients
-from fedsim.config.experiment import validate
-from fedsim.engine import engines
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 
@@ -29,15 +27,7 @@ def test_cases_are_paired_with_another_client_preferably_of_the_same_round() -> 
 
 
 def test_an_exact_attack_recovers_nothing_from_another_clients_update(tmp_path: Path) -> None:
-    settings = {
-        "rounds": 1,
-        "model": {"name": "mlp", "hidden": [32]},
-        "data": "digits",
-        "clients": {"count": 3},
-        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-    }
-    run = tmp_path / "run"
-    engines.run(FederationRun(experiment=validate(settings, source="test"), out=run, client_seed=1), engine="local")
+    run = federate(tmp_path / "run", model={"name": "mlp", "hidden": [32]}, clients=3)
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
     replayed = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
     scorer = Scorer(run, [run / "truth"])

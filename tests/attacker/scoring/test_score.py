@@ -4,13 +4,14 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from federations import federate
 from PIL import Image
 
 from attacker.attacks import AttackSpec
@@ -19,32 +20,16 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay, Replayed
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.comparison import match_labels
-from attacker.scoring.score import replace_rows
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
+from attacker.scoring.rows import replace_rows
 from fedsim.recording import Recording
 
-EXPERIMENT = {
-    "rounds": 1,
-    "model": "lenet_dlg",
-    "data": "digits",
-    "clients": {"count": 2},
-    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
-}
 Federate = Callable[..., Path]
 
 
 @pytest.fixture
-def federate(tmp_path: Path) -> Federate:
+def federate_here(tmp_path: Path) -> Federate:
     """Function that runs a federation of two clients, with some top-level keys of the experiment replaced."""
-
-    def make(**changes: Any) -> Path:
-        experiment = validate({**EXPERIMENT, **changes}, source="test")
-        engine.run(FederationRun(experiment=experiment, out=tmp_path / "run", client_seed=1), engine="local")
-        return tmp_path / "run"
-
-    return make
+    return partial(federate, tmp_path / "run", model="lenet_dlg", batch_size=2)
 
 
 def attack(run: Path, **arguments: Any) -> Replayed:
@@ -52,11 +37,11 @@ def attack(run: Path, **arguments: Any) -> Replayed:
     return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
 
 
-def test_rows_have_the_lpips_of_their_pairs_and_the_summary_the_mean(shared_data: Path, federate: Federate) -> None:
+def test_rows_have_the_lpips_of_their_pairs_and_the_summary_the_mean(shared_data: Path, federate_here: Federate) -> None:
     weights = shared_data / "lpips" / "alexnet_features.safetensors"
     if not weights.exists():
         pytest.skip(f"{weights} is absent")
-    run = federate(model={"name": "mlp", "hidden": [16]}, data="photos")
+    run = federate_here(model={"name": "mlp", "hidden": [16]}, data="photos")
     rows = Scorer(run, [run / "truth"], lpips_weights=weights).score(attack(run, steps=5).folder)
     assert len(rows) == 4
     for row in rows:
@@ -70,14 +55,14 @@ def test_rows_have_the_lpips_of_their_pairs_and_the_summary_the_mean(shared_data
     assert summary.lpips_net == "alex"
 
 
-def test_category_is_the_largest_of_its_columns(federate: Federate, tmp_path: Path) -> None:
+def test_category_is_the_largest_of_its_columns(federate_here: Federate, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = ["age,work,sex,income"]
     lines += [f"{a},{'abc'[b]},{'fm'[c]},{(a + b) % 2}" for a, b, c in rng.integers(0, (50, 3, 2), size=(40, 3))]
     (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
     training = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
     data = {"name": "csv", "path": str(tmp_path / "people.csv"), "drop": ["sex"]}
-    run = federate(model="mlp", data=data, training=training)
+    run = federate_here(model="mlp", data=data, training=training)
     done = attack(run, restarts=2)
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert [row.categorical_right for row in rows] == [1] * 2
@@ -91,15 +76,15 @@ def test_category_is_the_largest_of_its_columns(federate: Federate, tmp_path: Pa
 
 
 @pytest.mark.parametrize("source", ["held_out", "clients"])
-def test_rows_of_a_table_state_where_its_ranges_come_from(federate: Federate, source: str) -> None:
-    run = federate(model="mlp", data={"name": "breast_cancer", "ranges_from": source})
+def test_rows_of_a_table_state_where_its_ranges_come_from(federate_here: Federate, source: str) -> None:
+    run = federate_here(model="mlp", data={"name": "breast_cancer", "ranges_from": source})
     rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
     assert {row.ranges_from for row in rows} == {source}
 
 
-def test_run_without_a_source_of_ranges_is_scored(federate: Federate) -> None:
+def test_run_without_a_source_of_ranges_is_scored(federate_here: Federate) -> None:
     """Runs of earlier versions do not state the source of ranges, which were those over all rows."""
-    run = federate(model="mlp", data={"name": "breast_cancer", "ranges_from": "clients"})
+    run = federate_here(model="mlp", data={"name": "breast_cancer", "ranges_from": "clients"})
     for path, keys in ((run / "recording" / "manifest.json", ["data"]), (run / "truth" / "dataset.json", ["arguments"])):
         facts_of_file = json.loads(path.read_text())
         del reduce(dict.__getitem__, keys, facts_of_file)["ranges_from"]
@@ -109,8 +94,8 @@ def test_run_without_a_source_of_ranges_is_scored(federate: Federate) -> None:
     assert all(row.failure is None for row in rows)
 
 
-def test_reconstructions_of_another_shape_are_a_failure(federate: Federate) -> None:
-    run = federate()
+def test_reconstructions_of_another_shape_are_a_failure(federate_here: Federate) -> None:
+    run = federate_here()
     done = attack(run)
     path = next(done.folder.glob("*.safetensors"))
     found = Reconstruction.read(path)
@@ -121,8 +106,8 @@ def test_reconstructions_of_another_shape_are_a_failure(federate: Federate) -> N
     assert all("(2, 3, 9, 9)" in failure for failure in failures)
 
 
-def test_damaged_attack_json_is_refused(federate: Federate) -> None:
-    run = federate()
+def test_damaged_attack_json_is_refused(federate_here: Federate) -> None:
+    run = federate_here()
     done, scorer = attack(run), Scorer(run, [run / "truth"])
     facts = json.loads((done.folder / "attack.json").read_text())
     facts["cases"][0]["key"] = "../elsewhere"

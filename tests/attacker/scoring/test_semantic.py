@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from federations import federate
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -17,9 +18,6 @@ from attacker.report import build
 from attacker.scoring import Scorer, read_rows, semantic, summarise
 from attacker.scoring.semantic import Tagger, load_or_explain, measure_jaccard, tag_pairs
 from defenses._registry import references
-from fedsim.config import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import DataSpec, Recording
 
 IMAGES = DataSpec(shape=(3, 8, 8), num_classes=2)
@@ -93,15 +91,7 @@ def test_efficientnet_names_five_classes_and_enlarges_images(number: int) -> Non
 
 
 def test_rows_summary_and_report_hold_the_tags(own: str, tmp_path: Path) -> None:
-    experiment: dict[str, Any] = {
-        "rounds": 1,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": "photos",
-        "clients": {"count": 2},
-        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-    }
-    run = tmp_path / "run"
-    engine.run(FederationRun(experiment=validate(experiment, source="test"), out=run, client_seed=1), engine="local")
+    run = federate(tmp_path / "run", data="photos")
     for null in (False, True):
         spec = AttackSpec(name="cpl", arguments={"steps": 2}, null=null)
         done = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()

@@ -6,31 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from federations import federate
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.states import CaseState, count_cases, find_state
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Recording
 from fedsim.recording.files import write_json
-
-EXPERIMENT = {
-    "rounds": 1,
-    "model": {"name": "mlp", "hidden": [8]},
-    "data": "digits",
-    "clients": {"count": 5},
-    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-}
 
 
 @pytest.fixture
 def attacked(tmp_path: Path) -> Path:
     """Folder of an attack that solved five observations of one example each."""
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=tmp_path / "run", client_seed=1), engine="local")
+    federate(tmp_path / "run", clients=5)
     recording, out = Recording(tmp_path / "run" / "recording"), tmp_path / "run" / "reconstructions"
     return Replay(recording=recording, spec=AttackSpec(name="exact"), out=out).run().folder
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from fastapi import FastAPI
+from federations import federate
 
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
@@ -17,34 +17,19 @@ from attacker.scoring import Scorer
 from attacker.service.http.app import make_app, make_parts
 from attacker.service.http.dependencies import Parts
 from attacker.service.settings import ServiceSettings
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
-
-EXPERIMENT = {
-    "rounds": 2,
-    "model": "lenet_dlg",
-    "data": "digits",
-    "clients": {"count": 3},
-    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
-}
 
 
 @pytest.fixture(scope="session")
 def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run of two rounds of three clients, attacked by `exact` and its null, and scored; tests must not change it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    run = tmp_path_factory.mktemp("federated") / "digits"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=run, client_seed=1), engine="local")
+    run = federate(tmp_path_factory.mktemp("federated") / "digits", rounds=2, model="lenet_dlg", clients=3)
     recording = Recording(run / "recording")
     for null in (False, True):
         Replay(recording=recording, spec=AttackSpec(name="exact", null=null), out=run / "reconstructions").run()
     scorer = Scorer(run, [run / "truth"])
     for source in sorted((run / "reconstructions").iterdir()):
         scorer.score(source)
-    torch.set_num_threads(threads)
     return run
 
 

@@ -352,13 +352,6 @@ def test_a_broken_package_does_not_hide_other_names(monkeypatch: pytest.MonkeyPa
     assert result["clip"]["arguments"] == "max_norm"
 
 
-@pytest.mark.parametrize("command", ["run", "show", "list"])
-def test_every_commands_help_has_an_example(command: str) -> None:
-    result = fedsim(command, "--help")
-    assert result.exit_code == 0
-    assert f"Example: fedsim {command}" in words(result.stdout)
-
-
 def test_only_the_owner_can_read_the_folder_of_a_run(small: Path) -> None:
     run()
     assert stat.S_IMODE((small.parent / "out").stat().st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""Tests of LeNet variants against a second implementation, and of the published sizes and initial weights."""
+"""Tests of LeNet variants against a second implementation, and of their initial weights."""
 
 import pytest
 import torch
@@ -11,15 +11,6 @@ from fedsim.recording import DataSpec, ModelSpec
 
 def images(size: int = 32, channels: int = 3, classes: int = 106) -> DataSpec:
     return DataSpec(shape=(channels, size, size), num_classes=classes)
-
-
-def test_the_published_networks_have_their_sizes_and_start_uniform() -> None:
-    for name, count in (("lenet_cpl", 93_262), ("lenet_dlg", 93_262 - 12 * 12 * 25 - 12)):
-        model = build(ModelSpec(name=name), images())
-        values = torch.cat([p.detach().flatten() for p in model.parameters()])
-        assert len(values) == count
-        assert 0.499 < values.abs().max() <= 0.5
-        assert abs(values.std() - 12**-0.5) < 1e-2
 
 
 def test_a_seed_gives_the_same_initial_weights_as_in_earlier_versions() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedsim.models import count_outputs, find_loss, predict_classes, predict_probabilities
+from fedsim.models import find_loss, predict_classes, predict_probabilities
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -78,16 +78,6 @@ def test_a_wrong_number_of_logits_is_refused_with_advice() -> None:
         find_loss("cross_entropy")(drawn(2, 1), y)
     with pytest.raises(ValueError, match=r"unknown loss 'hinge'\. Known: cross_entropy, logistic"):
         find_loss("hinge")
-
-
-def test_how_many_logits_a_loss_takes() -> None:
-    assert count_outputs("cross_entropy", 2) == 2
-    assert count_outputs("cross_entropy", 10) == 10
-    assert count_outputs("logistic", 2) == 1
-    with pytest.raises(ValueError, match="these data have 3"):
-        count_outputs("logistic", 3)
-    with pytest.raises(ValueError, match="unknown loss"):
-        count_outputs("hinge", 3)
 
 
 def test_predictions_and_probabilities_support_a_single_logit() -> None:

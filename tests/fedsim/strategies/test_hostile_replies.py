@@ -17,27 +17,18 @@ Federate = Callable[..., FederationRun]
 
 
 @pytest.fixture
-def hostile(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[..., FederationRun]:
+def hostile(federate: Federate, clients: Any) -> Callable[..., FederationRun]:
     """A function that runs a federation in which `spoil` changes the reply of one client in round 2."""
 
     def go(spoil: Callable[[Message], None], **changes: Any) -> FederationRun:
-        real = engine.make_client_app
+        def between(app: Any, message: Message, context: Any, round: int) -> Message:
+            reply = app(message, context)
+            if round == 2 and context.node_config["partition-id"] == 1:
+                spoil(reply)
+            return reply
 
-        def wrapped(run_of: Any) -> Any:
-            app = real(run_of)
-
-            def answer(message: Message, context: Any) -> Message:
-                round = int(message.content["config"]["server-round"])
-                reply = app(message, context)
-                if round == 2 and context.node_config["partition-id"] == 1:
-                    spoil(reply)
-                return reply
-
-            return answer
-
-        with monkeypatch.context() as patched:
-            patched.setattr(engine, "make_client_app", wrapped)
-            return federate(**{"rounds": 3, **changes})
+        clients(between)
+        return federate(**{"rounds": 3, **changes})
 
     return go
 
@@ -86,6 +77,11 @@ SPOILED: dict[str, Callable[[Message], None]] = {
     "another kind of array": first(lambda array: Array(array.dtype, array.shape, "torch.tensor", array.data)),
     "no metrics": lambda reply: reply.content.__delitem__("metrics"),
     "a config in place of metrics": lambda reply: reply.content.__setitem__("metrics", ConfigRecord({"num-examples": 4})),
+    "no payload": lambda reply: reply.content.__delitem__("payload"),
+    "a name is missing": lambda reply: reply.content["payload"].popitem(),
+    "a shape broadcasts": first(lambda array: Array(array.numpy()[:1])),
+    "no number of examples": lambda reply: reply.content["metrics"].__delitem__("num-examples"),
+    "unknown codec": lambda reply: reply.content.__setitem__("codec", ConfigRecord({"name": "zip"})),
     "a buffer that nobody asked for": lambda reply: reply.content.__setitem__(
         "buffers", ArrayRecord({"x": Array(np.float32([1]))})
     ),
@@ -181,54 +177,49 @@ def _read(out: Any) -> Any:
 # --- names ---
 
 
-def named(
-    monkeypatch: pytest.MonkeyPatch, federate: Federate, name_of: Callable[[int, list[int]], str | None], **late: int
-) -> Any:
-    """Run a federation whose clients send the names that `name_of` returns; return its recording.
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch, federate: Federate, clients: Any) -> Callable[..., Recording]:
+    """A function that runs a federation whose clients send the names that `name_of` returns, and returns its recording.
 
     late: the position of a node whose reply of round 2 is dropped.
     """
-    real = engine.make_client_app
 
-    class Grid(engine.LocalGrid):
-        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
-            sent = list(messages)
-            replies = list(super().send_and_receive(sent, timeout=timeout))
-            second = int(sent[0].content["config"]["server-round"]) == 2
-            lost = list(self.get_node_ids())[late["late"]] if late and second else None
-            return [reply for reply in replies if reply.metadata.src_node_id != lost]
+    def go(name_of: Callable[[int, list[int]], str | None], late: int | None = None) -> Recording:
+        class Grid(engine.LocalGrid):
+            def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+                sent = list(messages)
+                replies = list(super().send_and_receive(sent, timeout=timeout))
+                second = int(sent[0].content["config"]["server-round"]) == 2
+                lost = list(self.get_node_ids())[late] if late is not None and second else None
+                return [reply for reply in replies if reply.metadata.src_node_id != lost]
 
-    def wrapped(run_of: Any) -> Any:
-        app = real(run_of)
-
-        def answer(message: Message, context: Any) -> Message:
+        def between(app: Any, message: Message, context: Any, round: int) -> Message:
             reply = app(message, context)
-            nodes = list(engine.LocalGrid(app, 3).get_node_ids())
-            name = name_of(int(context.node_config["partition-id"]), nodes)
+            name = name_of(int(context.node_config["partition-id"]), list(engine.LocalGrid(app, 3).get_node_ids()))
             if name is None:
                 del reply.content["client"]
             else:
                 reply.content["client"] = ConfigRecord({"pseudonym": name})
             return reply
 
-        return answer
+        clients(between)
+        monkeypatch.setattr(engine, "LocalGrid", Grid)
+        return Recording(federate(rounds=3).out / "recording")
 
-    monkeypatch.setattr(engine, "make_client_app", wrapped)
-    monkeypatch.setattr(engine, "LocalGrid", Grid)
-    return Recording(federate(rounds=3).out / "recording")
+    return go
 
 
-def test_two_clients_with_one_name_are_recorded_even_if_one_is_late(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
-    recording = named(monkeypatch, federate, lambda partition, nodes: "same", late=1)
+def test_two_clients_with_one_name_are_recorded_even_if_one_is_late(named: Any) -> None:
+    recording = named(lambda partition, nodes: "same", late=1)
     assert len(recording.read_rows()) == 9
     assert [row.status for row in recording.read_rows(rounds={2})].count("late") == 1
 
 
-def test_a_client_cannot_use_the_node_id_of_another_as_its_name(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
+def test_a_client_cannot_use_the_node_id_of_another_as_its_name(named: Any) -> None:
     def name_of(partition: int, nodes: list[int]) -> str | None:
         return str(nodes[1]) if partition == 0 else None
 
-    recording = named(monkeypatch, federate, name_of)
+    recording = named(name_of)
     assert len(recording.read_rows()) == 9
     assert all(row.client == row.node for row in recording.read_rows())
 

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.peeling.assembly import build_grey_images, build_sign_pattern, compose
-from attacker.attacks.closed_form.peeling.equations import Composed, Tangent, sum_squares
-from attacker.attacks.closed_form.peeling.smoothness import Curvature, Middle, SmoothnessPrior, TotalVariation
+from attacker.attacks.closed_form.peeling.equations import Composed, Tangent
+from attacker.attacks.closed_form.peeling.smoothness import Middle, SmoothnessPrior, TotalVariation
 from attacker.attacks.closed_form.rgap.least_squares import Weighing
 from attacker.attacks.closed_form.rgap.system import broadcast_like
 from attacker.attacks.closed_form.rgap.walk import Point
 from attacker.attacks.networks.chain import Chain
+from attacker.attacks.optimisers.conjugate_gradients import Curvature, conjugate_gradients, never_stop
 from defenses.base import Tensors
 
 MAX_PROGRESS_RATIO = 0.7
@@ -103,10 +104,6 @@ def peel(
     """
     problem = compose(chain, weights, gradient, point, low, high)
     return _Peeler(problem, TotalVariation(how.edge) if len(chain.inputs) == 3 else Middle(), how).run()
-
-
-def never_stop(x: Tensor) -> bool:
-    return False
 
 
 class _Peeler:
@@ -242,36 +239,6 @@ class _Peeler:
         return measure_rest(
             self._solve(curve, curve(change), most, until=lambda seen: bool((measure_rest(seen) <= enough).all()))
         )
-
-
-def conjugate_gradients(
-    curve: Curvature,
-    target: Tensor,
-    *,
-    iterations: int,
-    tolerance: float = 1e-8,
-    until: Callable[[Tensor], bool] = never_stop,
-) -> tuple[Tensor, int]:
-    """Solve curve(x) = target for N problems by conjugate gradients; return x and the number of iterations.
-
-    curve:      symmetric positive semidefinite linear map. target: (N, *shape), in the range of `curve`; of several solutions, x
-                approximates the one of least norm.
-    iterations: largest number. tolerance: residual relative to the norm of the target at which a problem has converged.
-    until:      function of x that stops all problems if it returns True; it is called every 50 iterations.
-    """
-    x, left = torch.zeros_like(target), target
-    direction, power = left, sum_squares(left)
-    enough, done = tolerance**2 * power, 0
-    while done < iterations and bool((power > enough).any()):
-        image = curve(direction)
-        curvature = (direction * image).flatten(1).sum(dim=1)
-        step = torch.where((power > enough) & (curvature > 0), power / curvature, 0)
-        x, left = x + _multiply_each(step, direction), left - _multiply_each(step, image)
-        before, power, done = power, torch.where(step > 0, sum_squares(left), 0), done + 1
-        if done % 50 == 0 and until(x):
-            break
-        direction = left + _multiply_each(torch.where(before > 0, power / before, 0), direction)
-    return x, done
 
 
 def _build_normal_operator(tangent: Tangent) -> Curvature:

@@ -3,15 +3,13 @@
 Each is differentiable, and gives at every x a quadratic function that touches it at x and is nowhere below it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Curvature = Callable[[Tensor], Tensor]
-"""A symmetric positive semidefinite linear map of batches (N, *shape), such as a Hessian."""
+from attacker.attacks.optimisers.conjugate_gradients import Curvature
 
 
 class SmoothnessPrior(Protocol):

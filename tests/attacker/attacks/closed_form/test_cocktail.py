@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from generators import seeded
+from observations import make_observation
 from scipy.optimize import linear_sum_assignment
 from sklearn.decomposition import FastICA
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, cocktail_party, find_unmet
 from attacker.attacks.closed_form.cocktail.attack import join_bias
@@ -19,19 +21,13 @@ from attacker.attacks.closed_form.linear.low_rank import factorise
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.observations import observe
 from attacker.scoring.metrics import psnr
-from defenses import DefenseSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = DataSpec(shape=(3, 16, 16), num_classes=5, mean=(0.4,) * 3, std=(0.25,) * 3)
 WIDE = ModelSpec(name="mlp", arguments={"hidden": [192]})
-
-
-def seeded(seed: int = 0) -> Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def draw_images(count: int, seed: int = 0) -> Tensor:
@@ -57,11 +53,7 @@ def make_case(x: Tensor, y: Tensor, *, model: ModelSpec = WIDE, steps: int = 1, 
     batches = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
     update = train(network, weights, batches, training, DATA).update
     update = {name: change * u if name == "1.bias" else u for name, u in update.items()}
-    observation = Observation(
-        round=1, client="a", cohort=("a",), num_examples=len(x), model=model, data=DATA, training=training,
-        defenses=DefenseSpec(), weights=weights, payload=encode(update),
-    )  # fmt: skip
-    return Case((observation,))
+    return Case((make_observation(update, weights, model=model, data=DATA, training=training),))
 
 
 def measure(found: Tensor, x: Tensor) -> Tensor:

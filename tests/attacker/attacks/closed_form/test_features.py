@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import Case, cpl, exact
@@ -14,10 +15,6 @@ from fedsim.recording import DataSpec, ModelSpec, Observation
 
 Observe = Callable[..., Observation]
 DATA = DataSpec(shape=(1, 16, 16), num_classes=12)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def smooth_images(count: int, data: DataSpec = DATA) -> Tensor:

@@ -3,16 +3,12 @@
 from collections.abc import Callable
 
 import pytest
-import torch
+from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import Case, hgap, rgap
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 @pytest.mark.parametrize("criterion", ["roughness", "total_variation", "outside", "gradient"])

@@ -2,25 +2,21 @@
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from generators import seeded
+from observations import make_observation
+from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, find_unmet, robbing_the_fed
 from attacker.attacks.base import list_oracles
 from attacker.attacks.closed_form.imprint import CERTIFIED_CONFIDENCE
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import is_recovered
-from defenses import DefenseSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.training.local import train
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=5, mean=(0.5,), std=(0.25,))
 SPEC = ModelSpec(name="imprint", arguments={"base": "mlp", "bins": 64, "spread": 0.5})
-
-
-def seeded(seed: int = 0) -> Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def make_images(brightness: Tensor, seed: int = 0) -> Tensor:
@@ -37,19 +33,7 @@ def make_case(x: Tensor, y: Tensor, *, steps: int = 1, model: ModelSpec = SPEC, 
     batches = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
     update = train(network, weights, batches, training, DATA).update
     update = {name: u + noise * torch.randn(u.shape, generator=seeded(i)) for i, (name, u) in enumerate(update.items())}
-    observation = Observation(
-        round=1,
-        client="a",
-        cohort=("a",),
-        num_examples=len(x),
-        model=model,
-        data=DATA,
-        training=training,
-        defenses=DefenseSpec(),
-        weights=weights,
-        payload=encode(update),
-    )
-    return Case((observation,))
+    return Case((make_observation(update, weights, model=model, data=DATA, training=training),))
 
 
 def attack(case: Case) -> Reconstruction:

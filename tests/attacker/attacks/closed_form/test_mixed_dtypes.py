@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -60,10 +61,6 @@ def make_case(observe: Observe, build: Callable[[], nn.Module], rounds: int = 1)
     x, y = torch.rand(2, *DATA.shape, generator=torch.Generator().manual_seed(4)), torch.tensor([1, 3])
     seen = observe((x, y), model=ModelSpec(name=name), data=DATA)
     return Case(tuple(replace(seen, round=i + 1) for i in range(rounds))), x
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 @pytest.mark.parametrize(("build", "most"), [(build_double, 1e-6), (build_half, 1e-3)])

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from attacker.attacks.closed_form.peeling.assembly import compose
 from attacker.attacks.closed_form.peeling.equations import Composed, EquationSides, Tangent
-from attacker.attacks.closed_form.peeling.peeled import PEELING, Peeled, Peeling, conjugate_gradients, peel
+from attacker.attacks.closed_form.peeling.peeled import PEELING, Peeled, Peeling, peel
 from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
 from attacker.attacks.closed_form.rgap.system import EquationValues
 from attacker.attacks.closed_form.rgap.walk import Point, solve_last_layer, solve_layer, solve_layers
@@ -259,13 +259,3 @@ def test_table_rows_are_recovered() -> None:
     found = peeled(see(model, x, at=1))
     assert found.exact.all()
     assert errors(found.x, x).max() < 1e-8
-
-
-def test_conjugate_gradients_solve_each_problem() -> None:
-    rng = torch.Generator().manual_seed(0)
-    roots = torch.randn(3, 8, 8, generator=rng, dtype=torch.float64)
-    matrices, target = roots @ roots.mT, torch.randn(3, 8, generator=rng, dtype=torch.float64)
-    target[2] = 0
-    x, done = conjugate_gradients(lambda v: (matrices @ v[..., None])[..., 0], target, iterations=100, tolerance=1e-12)
-    torch.testing.assert_close(x, torch.linalg.solve(matrices, target), rtol=1e-6, atol=1e-9)
-    assert 8 <= done < 100

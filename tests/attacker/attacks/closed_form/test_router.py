@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
+from observations import make_observation
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, cpl, exact, find_unmet, inverting_gradients, rgap
@@ -15,16 +17,11 @@ from attacker.attacks.closed_form.rgap.inversion import run_rgap
 from attacker.attacks.closed_form.router import EXACT_DISTANCE
 from attacker.attacks.closed_form.routes import _REQUIREMENTS, ROUTES
 from attacker.reconstruction import Reconstruction
-from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def altered(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **fields: Any) -> Case:
@@ -41,22 +38,9 @@ def two_classes(model: nn.Module, x: Tensor, y: Tensor, name: str, **arguments: 
     models.find_loss("logistic")(model(x), y).backward()
     update = {key: -p.grad for key, p in model.named_parameters() if p.grad is not None}
     training = Training(learning_rate=1.0, batch_size=1, steps=1, loss="logistic")
-    return Case(
-        (
-            Observation(
-                round=1,
-                client="c",
-                cohort=("c",),
-                num_examples=1,
-                model=ModelSpec(name=name, arguments=arguments),
-                data=data,
-                training=training,
-                defenses=DefenseSpec(),
-                weights={key: p.detach() for key, p in model.named_parameters()},
-                payload=encode(update),
-            ),
-        )
-    )
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    spec = ModelSpec(name=name, arguments=arguments)
+    return Case((make_observation(update, weights, model=spec, data=data, training=training),))
 
 
 def test_undefended_lenet_is_solved_layer_by_layer(image_case: Make) -> None:
@@ -198,18 +182,6 @@ def test_optimisation_attacks_may_start_from_the_closed_form(attack: Callable[..
     case, x, _ = image_case()
     (plain,), (started,) = (attack(steps=2, closed_form_start=given)([case], rng=seeded()) for given in (False, True))
     assert float((started.x - x).square().mean()) < 0.1 * float((plain.x - x).square().mean())
-
-
-def test_null_does_not_use_the_gradient(image_case: Make) -> None:
-    (case, _, _), (other, _, _) = image_case(0), image_case(0, learning_rate=0.05)
-    for attack in (exact(steps=1), rgap()):
-        null = attack.null()
-        (first,), (second,) = null([case], rng=seeded()), null([other], rng=seeded())
-        assert torch.equal(first.x, second.x)
-        assert torch.equal(first.y, second.y)
-        assert first.route == "prior alone"
-        assert float(first.explained.max()) == 0
-        assert float(first.confidence.max()) < 0.05
 
 
 def test_a_route_can_be_forced_and_must_exist(image_case: Make) -> None:

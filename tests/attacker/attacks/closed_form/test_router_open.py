@@ -7,23 +7,20 @@ from types import ModuleType
 
 import pytest
 import torch
+from generators import seeded
+from observations import make_observation
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact, rgap
 from attacker.attacks.closed_form import router
 from attacker.attacks.closed_form.router import EXACT_DISTANCE
 from attacker.attacks.optimisers.lbfgs import LBFGSStepper
-from defenses import DefenseSpec
 from fedsim import models
 from fedsim.models.building import _ADMITTED
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def thin(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
@@ -63,11 +60,9 @@ def case_on(network: str) -> tuple[Case, Tensor]:
     x = (0.5 + 0.4 * torch.sin(3 * grid[:, None]) * torch.cos(2 * grid[None]))[None, None]
     model = models.build(spec, data)
     nn.functional.cross_entropy(model(x), torch.tensor([2])).backward()
-    observation = Observation(
-        round=1, client="c", cohort=("c",), num_examples=1, model=spec, data=data, training=training, defenses=DefenseSpec(),
-        weights={key: p.detach() for key, p in model.named_parameters()},
-        payload=encode({key: -p.grad for key, p in model.named_parameters() if p.grad is not None}),
-    )  # fmt: skip
+    update = {key: -p.grad for key, p in model.named_parameters() if p.grad is not None}
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    observation = make_observation(update, weights, model=spec, data=data, training=training)
     return Case((observation,)), x
 
 
@@ -137,7 +132,7 @@ def test_failed_case_does_not_discard_the_answers_of_an_interrupted_search(
 ) -> None:
     """The network has no closed form, the second case has no answer, and the search for the first is interrupted."""
     attack = replace(exact(steps=1), routes=("linear", "layers", "peeled"))
-    data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name="resnet20_4")
+    data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name="lenet_dlg", arguments={"pooling": "max"})
     x = torch.rand(1, *data.shape, generator=seeded(3))
     first, second = (Case((observe((x, torch.tensor([1])), model=model, data=data, client=name),)) for name in "ab")
     monkeypatch.setattr(router, "find_unmet", lambda attack, case: ["it cannot"] if case is second else [])

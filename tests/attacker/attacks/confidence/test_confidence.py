@@ -8,24 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from generators import seeded
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients, rgap
+from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
 from attacker.attacks.confidence import estimate_probabilities, evidence, find_curve
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, Curve
 from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
-from fedsim.recording.codec import Payload
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 LOW_CONFIDENCE = 0.2
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def smooth_images(count: int, side: int = 16) -> tuple[Tensor, Tensor]:
@@ -97,20 +93,6 @@ def test_evidence_does_not_depend_on_the_scale_of_the_gradient(image_case: Make)
     assert first.evidence.keys() == second.evidence.keys()
     for name, values in first.evidence.items():
         assert values == pytest.approx(second.evidence[name], rel=1e-2, abs=1e-2)
-
-
-@pytest.mark.parametrize("attack", [cpl(steps=3), inverting_gradients(steps=5), exact(steps=2), rgap()])
-def test_confidence_of_a_null_does_not_depend_on_the_update(attack: object, image_case: Make) -> None:
-    case, _, _ = image_case()
-    observation = case.observations[0]
-    noise = {name: torch.randn_like(t) for name, t in observation.payload.tensors.items()}
-    other = Case((replace(observation, payload=Payload(tensors=noise)),))
-    (first,), (second,) = (attack.null()([one], rng=seeded()) for one in (case, other))
-    assert torch.equal(first.confidence, second.confidence)
-    assert 0 <= float(first.confidence.max()) < 0.05
-    assert first.explained is not None
-    assert float(first.explained.max()) == 0
-    assert first.evidence == second.evidence == {}
 
 
 class Gate(nn.Module):

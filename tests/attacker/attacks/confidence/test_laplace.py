@@ -2,13 +2,10 @@
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 
 from attacker.attacks.confidence.laplace import PRIOR_VARIANCE, Posterior
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def linear(rows: int, columns: int = 12) -> tuple[Tensor, Tensor]:

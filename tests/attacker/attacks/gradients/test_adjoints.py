@@ -34,9 +34,6 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def built(name: str) -> tuple[nn.Module, DataSpec, str, Weights]:
     """Return a model with its data, its loss, and weights in double precision."""
     kind, arguments, shape, classes = NETWORKS[name]

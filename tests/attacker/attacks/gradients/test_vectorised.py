@@ -31,9 +31,6 @@ NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def built(name: str, arguments: dict[str, Any], shape: tuple[int, ...], classes: int) -> tuple[nn.Module, DataSpec, str]:
     """Return the model, its data and its loss."""
     channels = shape[0] if len(shape) == 3 else 1

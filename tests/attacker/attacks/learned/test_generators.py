@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -28,10 +29,6 @@ from fedsim.recording.codec import encode
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=4)
 LABELS = torch.tensor([1, 3])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def write(path: Path, kind: PriorKind, **settings: int) -> Path:

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from generators import seeded
+from observations import make_observation
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case
@@ -15,16 +17,11 @@ from attacker.attacks.simulation.client import build_network
 from defenses import DefenseSpec
 from defenses.gradients import GradientSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.training.local import train
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.4,), std=(0.3,))
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [16]})
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def draw_images(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -43,20 +40,8 @@ def observe(x: Tensor, y: Tensor, client: str = "c", defense: str = "", rule: st
     update = train(model, weights, [(x, y)] * (settings.steps or 1), settings, DATA).update
     built = spec.build()
     sent, _ = built.apply(update, built.init(update), seeded(7))
-    seen = Observation(
-        round=1,
-        client=client,
-        cohort=("c",),
-        num_examples=len(x),
-        model=MODEL,
-        data=DATA,
-        training=settings,
-        defenses=spec,
-        gradient=GradientSpec.parse(rule),
-        weights=weights,
-        payload=encode(sent, spec.choose_codec()),
-    )
-    return Case((seen,))
+    facts = {"num_examples": len(x), "defense": defense, "gradient": GradientSpec.parse(rule)}
+    return Case((make_observation(sent, weights, model=MODEL, data=DATA, training=settings, client=client, **facts),))
 
 
 @pytest.fixture(scope="module")

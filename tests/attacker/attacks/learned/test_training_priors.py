@@ -5,22 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor, nn
 
 from attacker.attacks.learned.degradation import degrade
 from attacker.attacks.learned.networks import Autoencoder, PatchCritic, UNet
 from attacker.attacks.learned.prior_file import PriorFacts, build_network, read_prior, write_prior
-from attacker.attacks.learned.training import PriorTraining, Trainer, draw_batch
+from attacker.attacks.learned.training import PriorTraining, Trainer, crop_at_random, draw_rows
 
 ENHANCER = PriorFacts(kind="enhancer", size=16, settings={"width": 4}, data="stripes")
 AUTOENCODER = PriorFacts(kind="autoencoder", size=16, settings={"width": 4, "factor": 4}, data="stripes")
 GENERATOR = PriorFacts(kind="generator", size=16, settings={"width": 4, "latents": 6, "side": 16, "classes": 3}, data="stripes")
 DENOISER = PriorFacts(kind="denoiser", size=16, settings={"width": 4}, data="stripes")
 SHORT = PriorTraining(steps=8, batch=2)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +37,11 @@ def test_degraded_image_is_smoother_and_depends_on_the_seed() -> None:
 
 
 def test_a_batch_of_crops_has_the_size_and_the_values_of_its_images(stripes: Tensor) -> None:
-    batch = draw_batch(stripes, 20, 16, seeded())
+    batch = crop_at_random(stripes, draw_rows(stripes, 20, seeded()), 16, seeded())
     assert batch.shape == (20, 3, 16, 16)
     assert float(batch.min()) >= 0
     assert float(batch.max()) <= 1
-    whole = draw_batch(stripes[:1], 8, 24, seeded())
+    whole = crop_at_random(stripes, torch.zeros(8, dtype=torch.long), 24, seeded())
     image = stripes[0].float() / 255
     assert all(torch.equal(one, image) or torch.equal(one, image.flip(-1)) for one in whole)
     assert {bool(torch.equal(one, image)) for one in whole} == {True, False}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 from torch.func import vmap
 
@@ -28,10 +29,6 @@ def darker():
 def smaller():
     return lambda x: x[..., 1:]
 """
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

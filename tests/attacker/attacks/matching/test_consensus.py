@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import Case, Stop, cpl, inverting_gradients
@@ -16,10 +17,6 @@ from attacker.attacks.optimisers.first_order import SGD, Adam
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 STARTS = 3
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def grouped(weight: float, steps: int = 12, **arguments: Any) -> GradientMatching:

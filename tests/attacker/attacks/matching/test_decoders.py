@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 from torch.func import vmap
 
@@ -26,10 +27,6 @@ def flipped(data):
 
 nothing = 3
 """
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("name", BUILT_IN_DECODERS)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, inverting_gradients
@@ -13,10 +14,6 @@ from attacker.attacks.optimisers.descent import EARLY_LIMITS, Stop
 from attacker.scoring.metrics import mse
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def given(start: Tensor, **arguments: Any) -> GradientMatching:

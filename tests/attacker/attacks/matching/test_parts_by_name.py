@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
 
 from attacker.attacks import AttackSpec, Case, GradientMatching, Need, cpl
 from attacker.attacks.matching.case_batch import CaseBatch
@@ -18,10 +19,6 @@ from fedsim.recording import DataSpec, ModelSpec
 
 A = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}
 B = {"b": torch.tensor(0.0), "w": torch.tensor([0.0, -2.0])}
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_absolute_distance_by_hand() -> None:

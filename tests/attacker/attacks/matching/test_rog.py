@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -19,10 +20,6 @@ DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
 LABELS = torch.tensor([0, 3])
 BICUBIC_A = -0.75
 """Coefficient of PyTorch's bicubic kernel."""
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def draw_images(seed: int = 0) -> Tensor:

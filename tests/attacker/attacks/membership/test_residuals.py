@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Generator, Tensor
 
 from attacker.attacks import Case
@@ -15,7 +16,6 @@ from attacker.attacks.membership.residuals import keeps_values
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
@@ -38,20 +38,7 @@ def record(defense: str, x: Tensor, y: Tensor, rounds: int) -> Case:
     for number in range(1, rounds + 1):
         update = train(network, weights, [(x, y)], TRAINING, DATA).update
         sent, state = built.apply(update, state, Generator().manual_seed(number))
-        found.append(
-            Observation(
-                round=number,
-                client="c",
-                cohort=("c",),
-                num_examples=len(y),
-                model=MODEL,
-                data=DATA,
-                training=TRAINING,
-                defenses=spec,
-                weights=weights,
-                payload=encode(sent, spec.choose_codec()),
-            )
-        )
+        found.append(make_observation(sent, weights, model=MODEL, data=DATA, training=TRAINING, defense=defense, round=number))
         weights = {name: w + sent[name] for name, w in weights.items()}
     return Case(tuple(found))
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, find_unmet
@@ -21,10 +22,6 @@ ORDER = ((0, 3), (1, 4), (2, 5), (4, 2), (0, 1), (5, 3))
 """Two epochs of six examples, one label each."""
 
 Client = Callable[..., tuple[Case, Tensor]]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from generators import seeded
+from torch import Tensor
 
 from attacker.attacks import Case, accumulate, exact
 from attacker.attacks.closed_form.router import ClosedForm
@@ -24,10 +25,6 @@ MIXED = ((0,), (1,), (1, 0), (2, 3), (4, 1))
 """Rounds 1 and 2 are solved by closed forms, round 3 has their examples, and 4 and 5 have unknown ones (and 5 a known one)."""
 
 Client = Callable[..., Case]
-
-
-def seeded(seed: int = 0) -> Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def make_images() -> Tensor:

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
+from observations import make_observation
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, Need, cohort_spans, find_unmet
@@ -12,10 +14,8 @@ from attacker.attacks.multi_round.spans.cohort_attack import count_most_examples
 from attacker.attacks.multi_round.spans.cohorts import isolate_clients, name_owner
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.reconstruction import Reconstruction
-from defenses import DefenseSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.training.local import train
 
@@ -23,10 +23,6 @@ DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 COHORTS = (("a", "b"), ("a", "c"), ("b", "c"), ("a", "b"))
 FIXED = (("a", "b"), ("c", "d"), ("a", "b"), ("c", "d"))
 EXAMPLES = 3
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def hold(*names: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -52,20 +48,8 @@ def make_sums(
         batches = {name: [(x[None], y[None]) for x, y in zip(*holdings[name], strict=True)] for name in cohort}
         updates = [train(network, weights, own, training, data).update for own in batches.values()]
         update = {name: torch.stack([one[name] for one in updates]).mean(dim=0) for name in weights}
-        rounds.append(
-            Observation(
-                round=number,
-                client=client,
-                cohort=cohort,
-                num_examples=EXAMPLES * len(cohort),
-                model=model,
-                data=data,
-                training=training,
-                defenses=DefenseSpec(),
-                weights=weights,
-                payload=encode(update),
-            )
-        )
+        facts = {"round": number, "client": client, "cohort": cohort, "num_examples": EXAMPLES * len(cohort)}
+        rounds.append(make_observation(update, weights, model=model, data=data, training=training, **facts))
         weights = {name: w + update[name] for name, w in weights.items()}
     return Case(tuple(rounds))
 

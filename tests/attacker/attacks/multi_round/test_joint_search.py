@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -21,10 +22,6 @@ from fedsim.recording import DataSpec, ModelSpec, Observation
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 LENET = ModelSpec(name="lenet_dlg")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

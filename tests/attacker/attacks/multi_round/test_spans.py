@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
+from observations import make_observation
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
@@ -16,7 +18,7 @@ from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace,
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
 from defenses import DefenseSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
@@ -25,10 +27,6 @@ MLP = ModelSpec(name="mlp", arguments={"hidden": [64]})
 LAYER = InputLayer("1.weight", "1.bias")
 TWO_EPOCHS = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8))
 """Two epochs of nine examples; batches of different epochs share exactly one example."""
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def make_client(
@@ -50,20 +48,8 @@ def make_client(
         update = train(network, weights, batches, settings, data).update
         built = spec.build()
         sent, _ = built.apply(update, built.init(update), seeded(number))
-        rounds.append(
-            Observation(
-                round=number,
-                client="c",
-                cohort=("c",),
-                num_examples=len(rows),
-                model=model,
-                data=data,
-                training=settings,
-                defenses=spec,
-                weights=weights,
-                payload=encode(sent),
-            )
-        )
+        facts = {"round": number, "num_examples": len(rows), "defense": defense}
+        rounds.append(make_observation(sent, weights, model=model, data=data, training=settings, **facts))
         weights = {name: w + update[name] for name, w in weights.items()}
     return Case(tuple(rounds)), x, y
 

@@ -12,23 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from federations import federate
 from safetensors.torch import load_file, save_file
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.reconstruction import Reconstruction, list_slots
 from attacker.replay.replay import Replay, Replayed
-from fedsim.config.experiment import validate
-from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.recording import DataSpec, ModelSpec, Recording
 
-EXPERIMENT = {
-    "rounds": 3,
-    "model": {"name": "mlp", "hidden": [4]},
-    "data": "digits",
-    "clients": {"count": 2},
-    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
-}
 SEEN: list[list[Case]] = []
 
 
@@ -70,9 +61,7 @@ def _grey(case: Case, seed: int) -> Reconstruction:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
-    return folder
+    return federate(tmp_path_factory.mktemp("runs") / "digits", rounds=3, model={"name": "mlp", "hidden": [4]}, batch_size=2)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attacker.attacks.optimisers.conjugate_gradients import conjugate_gradients
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, Stepper
 from attacker.attacks.optimisers.lbfgs import LBFGS, LBFGSStepper
 
@@ -188,3 +189,13 @@ def test_lbfgs_discards_a_history_that_points_uphill() -> None:
     after = stepper.step(z, up, torch.ones(1), 0.0)
     assert stepper.history.count.item() == 0
     assert after[0, 0] < z[0, 0]
+
+
+def test_conjugate_gradients_solve_each_problem() -> None:
+    rng = torch.Generator().manual_seed(0)
+    roots = torch.randn(3, 8, 8, generator=rng, dtype=torch.float64)
+    matrices, target = roots @ roots.mT, torch.randn(3, 8, generator=rng, dtype=torch.float64)
+    target[2] = 0
+    x, done = conjugate_gradients(lambda v: (matrices @ v[..., None])[..., 0], target, iterations=100, tolerance=1e-12)
+    torch.testing.assert_close(x, torch.linalg.solve(matrices, target), rtol=1e-6, atol=1e-9)
+    assert 8 <= done < 100

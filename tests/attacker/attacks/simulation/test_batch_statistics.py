@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -12,10 +13,8 @@ from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.simulation.batch_statistics import Statistics, compute_statistics, measure_mismatch, read_statistics
 from attacker.attacks.simulation.client import build_network
-from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=4, mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -49,20 +48,8 @@ def observe(batches: list[tuple[Tensor, Tensor]], rate: float = 0.1, **settings:
     own = {name: b.detach().clone() for name, b in network.named_buffers()}
     before = {name: b + 0.3 if b.is_floating_point() else b for name, b in own.items()}
     trained = train(network, weights, batches, training, DATA, buffers=before)
-    return Observation(
-        round=1,
-        client="c",
-        cohort=("c",),
-        num_examples=SIZE * len(batches),
-        model=MODEL,
-        data=DATA,
-        training=training,
-        defenses=DefenseSpec(),
-        weights=weights,
-        buffers=before,
-        payload=encode(trained.update),
-        buffers_after=trained.buffers,
-    )
+    facts = {"model": MODEL, "data": DATA, "training": training, "buffers": before, "buffers_after": trained.buffers}
+    return make_observation(trained.update, weights, **facts)
 
 
 def measure_by_hand(observation: Observation, x: Tensor) -> Statistics:

@@ -1,11 +1,11 @@
 """Tests that the simulated gradient at the true examples is the client's, also with batch norm, a single logit or dropout."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -13,11 +13,9 @@ from attacker.attacks import Case, cpl, dlg, find_unmet, inverting_gradients
 from attacker.attacks.base import Need
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.simulation.client import build_gradient, build_network, convert_to_gradient, get_buffers
-from defenses import DefenseSpec
 from fedsim import models
 from fedsim.models import building
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
@@ -31,12 +29,8 @@ def normed(shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) -> nn
 
 
 @pytest.fixture(autouse=True)
-def _normed_is_a_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _normed_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(building._ADMITTED, "normed", normed)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these models are too small for more
-    yield
-    torch.set_num_threads(threads)
 
 
 def statistics(model: nn.Module, seed: int) -> dict[str, Tensor]:
@@ -71,19 +65,8 @@ def observed(
     size = len(batch[1])
     training = Training(learning_rate=0.1, batch_size=size, steps=1, loss=loss, mode=mode, buffers="shared")
     trained = train(model, weights, [batch], training, data, buffers=buffers or {})
-    return Observation(
-        round=1,
-        client=client,
-        cohort=(client,),
-        num_examples=size,
-        model=spec,
-        data=data,
-        training=training,
-        defenses=DefenseSpec.parse(""),
-        weights=weights,
-        buffers=buffers or {},
-        payload=encode(trained.update),
-    )
+    facts = {"model": spec, "data": data, "training": training, "buffers": buffers or {}}
+    return make_observation(trained.update, weights, client=client, **facts)
 
 
 def simulated(observation: Observation, x: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Tensor
 from torch.func import vmap
 
@@ -24,13 +25,9 @@ from defenses.gradients import GradientSpec
 from defenses.networks import Bottleneck
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
 from fedsim.training.local import _SGD, train
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def examples(count: int = 4, seed: int = 5) -> tuple[Tensor, Tensor]:
@@ -54,19 +51,8 @@ def observed(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         trained = train(model, weights, [(x, y)] * (training.steps or 1), training, DATA, rule=rule, rng=rng)
-    return Observation(
-        round=1,
-        client="c",
-        cohort=("c",),
-        num_examples=4 * (training.steps or 1),
-        model=spec,
-        data=DATA,
-        training=training,
-        defenses=DefenseSpec.parse(defense),
-        gradient=GradientSpec.parse(gradient),
-        weights=weights,
-        payload=encode(trained.update),
-    )
+    facts = {"model": spec, "data": DATA, "training": training, "gradient": GradientSpec.parse(gradient)}
+    return make_observation(trained.update, weights, defense=defense, **facts)
 
 
 def seen(o: Observation) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from observations import make_observation
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -18,7 +19,7 @@ from attacker.attacks.simulation.client import (
 )
 from attacker.attacks.simulation.local_steps import build_stepped_gradient, simulate_one_step
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Payload, Training
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.training import MAX_FLOAT, MIN_FLOAT
 from fedsim.training.local import train
 
@@ -122,14 +123,9 @@ def test_one_simulated_step_includes_the_optimiser_and_has_a_slope(name: str) ->
 
 
 def observation(training: Training, num_examples: int = 5) -> Observation:
-    from defenses.spec import DefenseSpec
-
     spec = ModelSpec(name="mlp", arguments={"hidden": [5]})
     weights = {name: p.detach() for name, p in models.build(spec, DATA).named_parameters()}
-    return Observation(
-        round=1, client="c", cohort=("c",), num_examples=num_examples, model=spec, data=DATA, training=training,
-        defenses=DefenseSpec.parse(""), weights=weights, payload=Payload(tensors=weights, codec="dense"),
-    )  # fmt: skip
+    return make_observation(weights, weights, model=spec, data=DATA, training=training, num_examples=num_examples)
 
 
 def test_frozen_parameters_are_left_out_of_the_comparison() -> None:

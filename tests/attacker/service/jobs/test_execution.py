@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,15 +34,6 @@ from fedsim.recording.files import hold_lock, read_json_lines
 
 JOB = "0123456789abcdef"
 SEARCH = {"steps": 4, "tv": 0.0}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """One thread for PyTorch, as in workers, since rounding depends on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
