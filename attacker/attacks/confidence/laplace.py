@@ -57,7 +57,10 @@ class Posterior:
         return bent + self.share * v
 
     def _solve(self, target: Tensor) -> Tensor:
-        """Return an approximate solution v of `_apply_curvature(v) = target` by a few conjugate gradient iterations."""
+        """Return the product of `target` (N, *shape) with the covariance, divided by `variance`, approximately.
+
+        It is the solution v of `_apply_curvature(v) = target`, found by at most `iterations` conjugate gradient iterations.
+        """
         found, _ = conjugate_gradients(
             lambda v: self._apply_curvature(v[0])[None], target[None], iterations=self.iterations, tolerance=0.0
         )
