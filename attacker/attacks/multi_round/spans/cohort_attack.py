@@ -16,21 +16,23 @@ from attacker.attacks.multi_round.spans.attack import (
     find_limits,
     judge_certainty,
     label_examples,
+    list_forwards,
     precedes_relu,
     require_input_layer,
 )
 from attacker.attacks.multi_round.spans.cohorts import (
     IsolatedClient,
+    find_common,
     isolate_clients,
     name_owner,
     separate_by_zeros,
     split_sums,
 )
+from attacker.attacks.multi_round.spans.doubts import review
 from attacker.attacks.multi_round.spans.grouping import group_by_client
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, join_parameters
 from attacker.attacks.multi_round.spans.lone_rows import (
     PARALLEL_CLEARANCE,
-    doubt_dependent,
     find_lone_rows,
     has_independent_errors,
 )
@@ -106,7 +108,8 @@ class CohortSpans:
         merged, clearance = merge_equal(
             torch.stack([vector for vector, _ in kept]), torch.tensor([clear for _, clear in kept], dtype=torch.float64)
         )
-        found = doubt_dependent(FoundExamples(merged, clearance, find_holders(merged, spaces)), spaces)
+        found = FoundExamples(merged, clearance, find_holders(merged, spaces))
+        found = review(found, spaces, list_forwards(case, layer), first.data)
         owners = [name_owner(own, cohorts) for own in found.holders]
         groups = _group(case, layer, found, spaces)
         numbers = [0] * len(owners)
@@ -172,15 +175,21 @@ def list_groups(found: Reconstruction) -> list[int]:
 
 
 def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
-    """Return groups of certain examples of one client each; none unless clients take several steps and ReLU follows the layer."""
+    """Return groups of certain examples of one client each; none unless clients take several steps and ReLU follows the layer.
+
+    An example that several clients hold would join theirs. If no client took part in all sums of an example, it is left out, and
+    so is a group if none took part in the sums of all its examples.
+    """
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []
-    sure = (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist()
+    common = [find_common(own, [one.cohort for one in case.observations]) for own in found.holders]
+    sure = [i for i in (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist() if common[i]]
     known = FoundExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
     sent = [join_parameters(one.weights, layer) for one in case.observations]
     groups = group_by_client(known, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
-    return [[sure[i] for i in group] for group in groups]
+    named = [[sure[i] for i in group] for group in groups]
+    return [group for group in named if set.intersection(*(common[i] for i in group))]
 
 
 def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:
