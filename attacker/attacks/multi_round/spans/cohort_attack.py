@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction
+from attacker.attacks.multi_round.solved_sums import attack_solved_sums
 from attacker.attacks.multi_round.spans.attack import (
     CERTAIN,
     build_grey,
@@ -44,7 +45,8 @@ from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 
-COHORT_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM, Need.INPUT_LAYER})
+SUM_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM})
+COHORT_NEEDS = SUM_NEEDS | {Need.INPUT_LAYER}
 UNKNOWN_OWNER = SUM_CLIENT
 """Client that is named in the slots (positions) of an example whose owner is not known."""
 
@@ -54,11 +56,13 @@ class CohortSpans:
     """An attack that isolates the spans of single clients' examples in secure sums, and separates the examples in a span.
 
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
+    repeated: whether to solve sums for updates that clients repeat instead (`attack_solved_sums`).
     sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "cohort_spans"
     lone_rows: bool = True
+    repeated: bool = False
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=COHORT_NEEDS)
     device: str = "cpu"
@@ -75,6 +79,8 @@ class CohortSpans:
         """
         if not self.sees_gradient:
             return [build_grey(case, self.name, rng) for case in cases]
+        if self.repeated:
+            return [attack_solved_sums(case, self.name, rng, progress, self.device) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]
 
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
@@ -138,15 +144,17 @@ class CohortSpans:
         )
 
 
-def cohort_spans(*, lone_rows: bool = True) -> CohortSpans:
+def cohort_spans(*, lone_rows: bool = True, repeated: bool = False) -> CohortSpans:
     """Recover examples and their owners from secure sums, given which clients took part in each sum.
 
     The span of a client's examples is isolated by intersecting the row spaces of the sums in which it took part. Its examples are
     then separated by the zeros that ReLU causes in the update.
     lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does: several neurons, or a single one if
                the values in its row are those of an 8-bit image.
+    repeated: for any network: solve the sums for the updates of single clients, which are taken to repeat theirs in every round,
+               and attack these by the closed forms of `exact`. It fails unless the weights hardly change.
     """
-    return CohortSpans(lone_rows=lone_rows)
+    return CohortSpans(lone_rows=lone_rows, repeated=repeated, needs=SUM_NEEDS if repeated else COHORT_NEEDS)
 
 
 def count_most_examples(observation: Observation) -> int | None:
