@@ -55,10 +55,13 @@ def review(
     for i, holders in enumerate(found.holders):
         if not MIN_CLEARANCE <= float(clearance[i]) < torch.inf:
             continue
-        tests = []
+        tests: list[bool | None] = []
         for t in (t for t in holders if t in forwards):
-            sent.setdefault(t, forwards[t]())
+            if t not in sent:
+                sent[t] = forwards[t]()
             tests.append(shows_example(spaces[t], sent[t], found.vectors[i]))
+            if tests[-1]:
+                break
         if any(tests):
             continue
         own = [spaces[t] for t in holders]
