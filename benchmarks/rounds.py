@@ -11,7 +11,7 @@ B. `certain_and_wrong` counts answers with a confidence above 0.9 that are not r
 share of clients for which the span of their own images was separated from that of the others, `exact` the share of images above
 60 dB, `exact_with_owner` the share that is also assigned to the right client. Counter-measures stand beside it: fixed groups of
 clients that are never summed with others, a layer with fewer neurons than a sum has images, noise, and rounding as in our secure
-aggregation and in Flower's.
+aggregation and in Flower's. In SRATTA's configuration an implementation of SRATTA attacks the same sums.
 
 `isolation`: the same secure sums with four local steps, client by client: the rounds in which it takes part, and after how many
 recorded rounds its span is isolated. With `--picture` it is drawn into `docs/cohorts.png`.
@@ -19,7 +19,8 @@ recorded rounds its span is isolated. With `--picture` it is drawn into `docs/co
 `disaggregation`: secure sums over random cohorts of a LeNet's clients, each with one image, which are solved for the updates of
 single clients at several learning rates.
 
-`anonymous`: the updates of six clients in two epochs, without their names, grouped by the examples that they share.
+`anonymous`: the updates of six clients in three epochs, without their names, attacked together by `spans` and grouped by the
+examples that they share.
 
 `feedback`: top-k of 1 % with and without error feedback, and DGC, attacked by `accumulate` over up to 100 rounds. A gap is the
 PSNR of the uncompressed reconstruction of one round minus that of the attack. `stochastic`: stochastic signs and
@@ -133,7 +134,8 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
 
     `secagg_isolated` and `secagg_examples` are the smallest values of the columns `isolated` and `exact_with_owner`, in the rows
     of random cohorts with the largest number of rounds. `wrong_owner` is the largest value, in all rows, of the column of the
-    same name: the share of examples that are exact, but only under the name of another client.
+    same name: the share of examples that are exact, but only under the name of another client. `sratta_ratio` is the share of
+    exact examples divided by that of SRATTA on the same sums of 20 trainings, and `sratta_grouped_ratio` that of grouped ones.
     """
     rows = [make_cohort_row(asked, setting) for setting in list_cohort_settings(quick=asked.quick)]
     random = [row for row in rows if row["federation"] == "random cohorts"]
@@ -144,6 +146,10 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
         "wrong_owner": max(row["wrong_owner"] for row in rows),
         "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
     }
+    if compared := [row for row in rows if row["sratta_exact"]]:
+        last = compared[-1]
+        summary["sratta_ratio"] = last["exact"] / last["sratta_exact"]
+        summary["sratta_grouped_ratio"] = last["grouped"] / last["sratta_grouped"] if last["sratta_grouped"] else None
     return rows, summary
 
 

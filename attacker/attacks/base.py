@@ -20,6 +20,8 @@ from fedsim.models.tampering import find_imprint
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 
+UNNAMED_CLIENT = "anonymous"
+"""Client of observations whose senders are hidden from the attack."""
 MAX_EXAMPLES = 100_000
 """Largest number of examples per update that is attacked. An attack allocates as many examples as the client reports, and a
 client could report any number."""
@@ -28,6 +30,9 @@ client could report any number."""
 @dataclass(frozen=True)
 class Case:
     """The observations that an attack uses together: one or more rounds of one client, ordered by round.
+
+    For an attack with `Need.UNNAMED` they are those of all clients, each under the name `UNNAMED_CLIENT`, in an order within a
+    round that says nothing about the clients.
 
     known_labels: the true labels, (N,); those of several observations are concatenated in their order. No server knows them: they
                   are set only if the user asked for it.
@@ -64,6 +69,7 @@ class Need(Enum):
 
     ONE_OBSERVATION = "it attacks one round of one client at a time"
     SAME_CLIENT = "it attacks rounds of one client together"
+    UNNAMED = "it attacks the updates of single clients whose names are hidden, and this is a secure sum"
     NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
     FEW_EXAMPLES = f"it reconstructs every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
     SINGLE_EXAMPLE = "it works for one example only"
@@ -99,6 +105,8 @@ class Need(Enum):
             return len(case.observations) == 1
         if self is Need.SAME_CLIENT:
             return len({observation.client for observation in case.observations}) == 1
+        if self is Need.UNNAMED:
+            return all(one.client == UNNAMED_CLIENT and not one.cohort for one in case.observations)
         if self is Need.NUM_EXAMPLES:
             return bool(first.num_examples)
         if self is Need.FEW_EXAMPLES:
@@ -205,8 +213,9 @@ class Attack(Protocol):
     The registry maps a name to a factory (a function or the class itself) that takes the arguments and returns the attack.
 
     needs:  conditions that a case must meet. A case that does not is refused with the reason, and not passed to the
-            attack. With `Need.SAME_CLIENT` all usable observations of a client form one case, otherwise each observation is
-            a case. Needs for information that no server has, such as `Need.OWN_IMAGES`, are listed here as well.
+            attack. With `Need.SAME_CLIENT` all usable observations of a client form one case, with `Need.UNNAMED` those of all
+            clients, otherwise each observation is a case. Needs for information that no server has, such as `Need.OWN_IMAGES`,
+            are listed here as well.
     device: PyTorch device on which the attack computes; `AttackSpec.build` sets it.
     """
 

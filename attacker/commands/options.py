@@ -40,14 +40,14 @@ def resolve_device(wanted: str) -> str:
     return wanted
 
 
-def check_takes_route(attack: str) -> None:
-    """Raise ValueError if the attack with the name `attack` has no argument `route`, the choice of its method."""
+def check_takes(attack: str, argument: str, why: str) -> None:
+    """Raise ValueError if the attack has no such argument. why: the beginning of the message, which says what has."""
     from inspect import signature
 
     from attacker.attacks import ATTACKS
 
-    if "route" not in signature(ATTACKS[attack]).parameters:
-        raise ValueError(f"--route is an option of the attack exact; {attack} has no routes, so leave it out")
+    if argument not in signature(ATTACKS[attack]).parameters:
+        raise ValueError(f"{why}; {attack} has no argument {argument}, so leave it out")
 
 
 def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:

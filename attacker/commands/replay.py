@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attacker.commands.options import AttackArguments, Device, OwnModel, check_takes_route, resolve_device, resolve_truth
+from attacker.commands.options import AttackArguments, Device, OwnModel, check_takes, resolve_device, resolve_truth
 from fedsim.commands.console import ALLOW_FAILURES, EXIT_FAILURES, Json, parse_assignment, print_json, report_errors
 
 if TYPE_CHECKING:
@@ -46,6 +46,14 @@ def replay(
             "features or layer_input), or optimisation."
         ),
     ] = None,
+    anonymous: Annotated[
+        bool,
+        typer.Option(
+            "--anonymous",
+            help="Hide from the attack which client sent an update: only with --attack spans, which then attacks all updates "
+            "together and groups them by the examples that they share. Stands for --set anonymous=true.",
+        ),
+    ] = False,
     null: Annotated[
         bool, typer.Option(help="Also run the attack's null, the same attack without the gradient, as a baseline.")
     ] = True,
@@ -110,8 +118,13 @@ def replay(
                 references.admit(str(given[name]))
         arguments = _resolve_preset(attack, preset, opened) | given
         if route is not None:
-            check_takes_route(attack)
+            check_takes(attack, "route", "--route is an option of the attack exact")
             arguments["route"] = route
+        if anonymous:
+            check_takes(
+                attack, "anonymous", "--anonymous is an option of the attack spans, which links updates by their examples"
+            )
+            arguments["anonymous"] = True
         if ray is not None and workers is not None:
             raise ValueError("--workers starts processes on this machine and --ray uses a cluster: give only one of them")
         if verbose and (ray is not None or (workers or 1) > 1):

@@ -107,8 +107,12 @@ class CaseFootprint:
     def choose_chunk_size(self, sizes: Sequence[int], count: int) -> int:
         """Return how many of `count` similar cases to attack at once, so that they fit into memory.
 
+        It is 1 for cases of several rounds of an attack without an optimiser: it attacks them one after the other, and more would
+        only be read into memory at once.
         sizes: number of examples of each observation of one case, as in `estimate_bytes`; the same for all cases.
         """
+        if len(sizes) > 1 and not self.latents:
+            return 1
         room, workers = divide_memory(self.device)
         fitting = max(1, min(MAX_CASES_AT_ONCE, int(room // self.estimate_bytes(sizes))))
         worthwhile = max(1, min(16, MAX_BATCHED_PARAMETERS // max(1, self.parameters)))  # fewer would cost as much

@@ -1,5 +1,6 @@
 """Cases (observations that are attacked together) of a replay, planned from the rows of a recording before any is attacked."""
 
+import hashlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, Case
-from attacker.attacks.base import Need, build_case_key, explain_refusal
+from attacker.attacks.base import UNNAMED_CLIENT, Need, build_case_key, explain_refusal
 from attacker.attacks.nulls import Blinded
 from attacker.replay.example_counts import add_estimate
 from fedsim.recording import Observation, Recording, Row
@@ -23,12 +24,14 @@ class Planned:
     rows:     rows of its observations in the order of rounds; never empty.
     left_out: pairs of a round of its client that is omitted, and the reason.
     reason:   why the case cannot be attacked; "" if it can.
+    unnamed:  whether the names of the rows' clients are hidden from the attack.
     """
 
     key: str
     rows: tuple[Row, ...]
     left_out: tuple[tuple[int, str], ...] = ()
     reason: str = ""
+    unnamed: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -42,7 +45,8 @@ class Plan:
 
     idle:  chosen rows of the recording that belong to no case: the client failed or was late, or its update is hidden in the sum
            of secure aggregation.
-    whole: whether each case holds all usable rounds of one client, see `plan_cases`; otherwise each case is one row.
+    whole: whether each case holds all usable rounds of one client, or of all clients without their names, see `plan_cases`;
+           otherwise each case is one row.
     """
 
     cases: tuple[Planned, ...]
@@ -65,14 +69,17 @@ class _Client:
 def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
     """Return the cases of `attack` on rows of the recording (one row per client and round), and the rows that give no case.
 
-    A row is complete if its update was recorded. There is one case per complete row or, if the attack uses all rounds of a client
-    together, one per client with a complete row. In the second case all updates are read here, and unusable rounds are omitted
-    with a reason: no update, damaged files, NaN, infinite or huge values (`find_bad_numbers`), or a condition of the attack that
-    is not met. Numbers of examples that clients did not report are estimated where possible.
+    A row is complete if its update was recorded. There is one case per complete row; one per client with a complete row if the
+    attack uses all rounds of a client together; or a single case if it uses the updates of all clients without their names. In
+    the last two cases all updates are read here, and unusable rounds are omitted with a reason: no update, damaged files, NaN,
+    infinite or huge values (`find_bad_numbers`), or a condition of the attack that is not met. Numbers of examples that clients
+    did not report are estimated where possible.
     """
     reads_update = not isinstance(attack, Blinded)
     complete = [_estimate_count(recording, row, reads_update) for row in rows if row.status == "complete"]
     idle = tuple(row for row in rows if row.status != "complete")
+    if Need.UNNAMED in attack.needs:
+        return Plan(cases=_plan_unnamed(recording, complete, attack), idle=idle, whole=True)
     if Need.SAME_CLIENT not in attack.needs:
         return Plan(cases=tuple(Planned(key=row.key, rows=(row,)) for row in complete), idle=idle)
     clients: dict[str, _Client] = {row.client: _Client() for row in complete}
@@ -90,6 +97,26 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
         else:
             client.used.append(row)
     return Plan(cases=tuple(_plan_client(name, client) for name, client in sorted(clients.items())), idle=idle, whole=True)
+
+
+def _plan_unnamed(recording: Recording, complete: Sequence[Row], attack: Attack) -> tuple[Planned, ...]:
+    """Return the case of all complete rows for an attack that sees no names of clients; none if there are no rows.
+
+    The order within a round is that of a hash, so that it is another one in every round.
+    """
+    ordered = sorted(complete, key=lambda row: (row.round, hashlib.sha256(row.key.encode()).digest()))
+    reasons = [_explain_unusable(recording, row, attack) for row in ordered]
+    used = _Client(
+        used=[row for row, reason in zip(ordered, reasons, strict=True) if not reason],
+        complete=list(ordered),
+        left_out=[(row.round, f"{row.client}: {reason}") for row, reason in zip(ordered, reasons, strict=True) if reason],
+    )
+    return (replace(_plan_client(UNNAMED_CLIENT, used), unnamed=True),) if ordered else ()
+
+
+def hide_client(observation: Observation) -> Observation:
+    """Return the observation of a single client without the client's name; a secure sum is returned unchanged."""
+    return observation if observation.client == SUM_CLIENT else replace(observation, client=UNNAMED_CLIENT, cohort=())
 
 
 def _estimate_count(recording: Recording, row: Row, reads_update: bool) -> Row:
@@ -127,7 +154,8 @@ def _explain_unusable(recording: Recording, row: Row, attack: Attack) -> str:
         observation = recording.read_observation(row)
     except ValueError as error:
         return str(error)
-    return find_bad_numbers(observation) or explain_refusal(attack, Case((observation,)))
+    seen = hide_client(observation) if Need.UNNAMED in attack.needs else observation
+    return find_bad_numbers(observation) or explain_refusal(attack, Case((seen,)))
 
 
 def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], required: Set[str]) -> str:
@@ -175,21 +203,26 @@ def _count_not_finite(tensor: Tensor) -> int:
 def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
     """Return the entry of a case in `attack.json`.
 
-    whole: whether the case holds the usable rounds of a client. Then the entry also lists pairs of round and attempt (a number
-    that increases if a resumed federation records the round again), the omitted rounds, and for each round the clients that its
-    update depends on.
+    whole: whether the case holds the usable rounds of a client, or of all clients. Then the entry also lists pairs of round and
+    attempt (a number that increases if a resumed federation records the round again), the omitted rounds, and for each round the
+    clients that its update depends on. If the attack does not see their names, only scoring reads these.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
     told = {**make_row_entry(recording, first), "key": case.key}
     if not whole:
         return told
+    if case.unnamed:
+        told["client"] = UNNAMED_CLIENT
+    cohorts: dict[tuple[int, int], list[str]] = {}
+    for row in case.rows:
+        cohorts.setdefault((row.round, row.attempt), []).extend(_list_cohort(recording, row))
     return {
         **told,
-        "rounds": [[row.round, row.attempt] for row in case.rows],
+        "rounds": [list(place) for place in cohorts],
         "num_examples": None if None in sizes else sum(size for size in sizes if size is not None),
         "codec": ", ".join(sorted({str(row.codec) for row in case.rows})),
         "left_out": [list(one) for one in case.left_out],
-        "cohorts": [_list_cohort(recording, row) for row in case.rows],
+        "cohorts": list(cohorts.values()),
     }
 
 

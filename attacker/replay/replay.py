@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec
-from attacker.attacks.base import MAX_EXAMPLES, Look, RoutePlan, estimate_effort, list_oracles
+from attacker.attacks.base import MAX_EXAMPLES, Look, Need, RoutePlan, estimate_effort, list_oracles
 from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, Planned, explain_misfit, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
@@ -155,9 +155,9 @@ class Replay:
     def plan(self) -> Plan:
         """Return all cases of the replay, finished or not, also those that cannot be attacked, each with the reason.
 
-        Raises ValueError if no chosen row has an update, a chosen client does not exist, none of the chosen rounds exists, or the
-        recorded weights do not fit the model; and DamagedFile, a ValueError, if no chosen row has an update and one cannot be
-        read, or if a folder contains links.
+        Raises ValueError if no chosen row has an update, a chosen client does not exist, none of the chosen rounds exists, the
+        recorded weights do not fit the model, or clients are chosen for an attack that does not see their names; and DamagedFile,
+        a ValueError, if no chosen row has an update and one cannot be read, or if a folder contains links.
         """
         recording = self.recording.folder
         check_run(recording.parent if recording.name == "recording" else recording)
@@ -172,6 +172,8 @@ class Replay:
             self._check_asked(rows)
             raise ValueError(f"{self.recording.folder} holds no update of the chosen clients in the chosen rounds; choose others")
         self._check_asked(rows)
+        if self._clients and Need.UNNAMED in self._attack.needs:
+            raise ValueError(f"{self.spec} does not see the names of clients, so that none can be chosen; leave out --client")
         self._check_weights(rows)
         found = plan_cases(self.recording, rows, self._attack)
         return replace(found, cases=tuple(map(self._check_memory, found.cases)))

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from attacker.attacks import AttackSpec, Case, Progress
+from attacker.attacks import AttackSpec, Case, Need, Progress
 from attacker.attacks.answers import find_problems
 from attacker.attacks.base import Look, explain_refusal
 from attacker.reconstruction import Reconstruction
-from attacker.replay.cases import find_bad_numbers
+from attacker.replay.cases import find_bad_numbers, hide_client
 from attacker.replay.checkpoints import FileMemory, Origin, run_of
 from attacker.replay.example_counts import add_estimate
 from fedsim import models
@@ -157,7 +157,10 @@ class TaskRunner:
                 self._record_failure(member.key, reason, outcome)
                 continue
             labels, logits = (None if told is None else torch.tensor(told) for told in (member.labels, member.logits))
-            case = Case(tuple(observations[row] for row in member.rows), known_labels=labels, known_logits=logits)
+            seen = tuple(observations[row] for row in member.rows)
+            if Need.UNNAMED in self.attack.needs:
+                seen = tuple(map(hide_client, seen))
+            case = Case(seen, known_labels=labels, known_logits=logits)
             if reason := explain_refusal(self.attack, case):
                 self._record_failure(member.key, f"the attack {self.job.attack} cannot be used: {reason}", outcome)
                 continue

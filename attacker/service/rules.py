@@ -238,7 +238,8 @@ class Rules:
 
 
 def _uses_all_rounds(rule: Rule) -> bool:
-    """Return whether the rule's attack reconstructs from all rounds of a client together."""
+    """Return whether the rule's attack reconstructs from all rounds of a client, or of all clients, together."""
     from attacker.attacks import AttackSpec, Need
 
-    return Need.SAME_CLIENT in AttackSpec(name=rule.attack, arguments=rule.arguments).build().needs
+    needs = AttackSpec(name=rule.attack, arguments=rule.arguments).build().needs
+    return bool({Need.SAME_CLIENT, Need.UNNAMED} & needs)

@@ -11,6 +11,7 @@ import torch
 from support.contract import Options, ResultRow, measure_cpu
 from support.rounds.federation import LocalBatch, make_network, record_sums
 from support.rounds.spans import EXACT_DB, count_exact, measure_best
+from support.rounds.sratta import run_sratta
 from support.splits import Images, load_images
 from torch import Generator, Tensor
 
@@ -23,6 +24,7 @@ MAX_OUTSIDE = 1e-3
 OUR_ROUNDING = 3.0 / ((2**31 - 1) // (4 * 8)) / 8
 """Step of `secure_aggregation = true` for cohorts of 4 clients of 8 examples: [-3, 3] is scaled to the largest range whose sum,
 weighted by the numbers of examples, fits into 32 bits."""
+SRATTA_COLUMNS = ("sratta_exact", "sratta_wrong", "sratta_grouped", "sratta_grouped_rightly", "sratta_seconds")
 FLOWER_ROUNDING = 2 * 8.0 / 2**22 * 1000 / 8
 """Step of Flower's SecAgg+ workflow with its defaults: [-8, 8] is divided into 2^22 steps after multiplication by the number of
 examples, 8, over max_weight, 1000."""
@@ -38,7 +40,7 @@ class CohortSetting:
     trainings: number of times that the same clients train from other random weights, for `rounds` rounds each.
     rounding: step to which clients round the values of their updates before they are summed; 0 for none.
     hidden: width of the first layer. defense: of the sum, as in an experiment; "" for none. data: name of the data set.
-    what:  name of the federation in the table.
+    sratta: whether SRATTA attacks the same sums, for comparison. what: name of the federation in the table.
     """
 
     clients: int = 20
@@ -54,6 +56,7 @@ class CohortSetting:
     rounding: float = 0.0
     data: str = "cifar10"
     learning_rate: float = 0.02
+    sratta: bool = False
     what: str = ""
 
 
@@ -67,6 +70,7 @@ SRATTA = CohortSetting(
     hidden=1000,
     data="mnist",
     learning_rate=0.5,
+    sratta=True,
     what="SRATTA's configuration, MNIST",
 )
 """Settings of the paper's experiments, which use Fashion-MNIST. It attacks 20 trainings of the same clients together."""
@@ -106,7 +110,7 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
     examples to which a reconstruction has a PSNR above `EXACT_DB`; exact_with_owner, wrong_owner: share of all for which it also
     names the right client, or only a wrong one. grouped: answers that are put into a group of one client with others, as a share
     of all examples. grouped_rightly: share of the pairs within groups that are examples of one client. null: `exact` of the
-    null, the same attack without the sums.
+    null, the same attack without the sums. sratta_*: the same of SRATTA on the same sums; None where it was not run.
     """
     images = load_images(asked, setting.data, setting.clients * setting.examples)
     holdings = {
@@ -152,8 +156,32 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
         "candidates": found,
         "null": count_exact(grey, torch.cat([own.x for own in holdings.values()])) / total,
         "cpu_seconds": clock.seconds,
+        **(_attack_by_sratta(case, holdings) if setting.sratta else dict.fromkeys(SRATTA_COLUMNS)),
         "part": images.part,
     }
+
+
+def _attack_by_sratta(case: Case, holdings: Mapping[str, Images]) -> ResultRow:
+    """Return the columns SRATTA_COLUMNS of a row, of SRATTA on the sums of `case`."""
+    with measure_cpu() as clock:
+        found = run_sratta(case)
+    x, names = torch.cat([own.x for own in holdings.values()]), [name for name, own in holdings.items() for _ in range(len(own))]
+    hit = torch.zeros(0, len(x), dtype=torch.bool)
+    if len(found.x):
+        hit = measure_best(found.x.float().reshape(-1, *x.shape[1:]), x) > EXACT_DB
+    numbers = [0] * len(found.x)
+    for number, group in enumerate(found.groups, start=1):
+        for i in group:
+            numbers[i] = number
+    right, pairs = _count_grouped_pairs(numbers, hit, names)
+    values = (
+        int(hit.any(dim=0).sum()) / len(x),
+        int((~hit.any(dim=1)).sum()),
+        sum(number > 0 for number in numbers) / len(x),
+        right / pairs if pairs else None,
+        clock.seconds,
+    )
+    return dict(zip(SRATTA_COLUMNS, values, strict=True))
 
 
 def record(asked: Options, setting: CohortSetting, images: Images, holdings: Mapping[str, Images]) -> Case:

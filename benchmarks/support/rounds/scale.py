@@ -107,11 +107,16 @@ def _record(folder: Path, network: RecordedNetwork, images: list[Images], batche
 
 
 def _replay(run: Path, seed: int) -> tuple[float, float]:
-    """Run `attacker replay --attack spans` on a run with one worker, and return its CPU-seconds and its peak memory in MB."""
+    """Run `attacker replay --attack spans` on a run with one worker, and return its CPU-seconds and its peak memory in MB.
+
+    The process writes its peak at its end, since the peak that the system reports includes that of this process before the start.
+    """
+    status_file = run / "status"
+    told = f"lambda: Path({str(status_file)!r}).write_text(Path('/proc/self/status').read_text())"
     command = [
         sys.executable,
         "-c",
-        "from attacker.cli import main; main()",
+        f"import atexit; from pathlib import Path; atexit.register({told}); from attacker.cli import main; main()",
         "replay",
         str(run),
         "--attack",
@@ -125,7 +130,8 @@ def _replay(run: Path, seed: int) -> tuple[float, float]:
     started.returncode = os.waitstatus_to_exitcode(status)
     if started.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with status {started.returncode}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    (peak,) = (line.split()[1] for line in status_file.read_text().splitlines() if line.startswith("VmHWM"))
+    return used.ru_utime + used.ru_stime, int(peak) / 1024
 
 
 def _count_first(run: Path, first: Images) -> float:

@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "agic without links": {"name": "agic", "compare": "none"},
     "agic by squared distances": {"name": "agic", "distance": "euclidean", "optimiser": "lbfgs"},
     "cocktail_party without zeros of ReLU": {"name": "cocktail_party", "refine": False},
+    "cohort_spans of repeated updates": {"name": "cohort_spans", "repeated": True},
     "cohort_spans without lone rows": {"name": "cohort_spans", "lone_rows": False},
     "cpl from a closed form": {"name": "cpl", "closed_form_start": True, "tv": 1e-3},
     "cpl from features": {"name": "cpl", "features": True},
@@ -54,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rog in pixels": {"name": "rog", "decoder": "pixels", "init": "uniform", "tv": 1e-3, "distance": "cosine"},
     "rog enhanced": {"name": "rog", "enhancer": "small"},
     "rog by simulation": {"name": "rog", "local_steps": "simulated", "boxed": True},
+    "spans without names": {"name": "spans", "anonymous": True},
     "spans without zeros of ReLU": {"name": "spans", "relu": False},
     "without knowing the defense": {"name": "cpl", "knows_defense": False},
 }
@@ -114,7 +116,7 @@ def null_of(spec: AttackSpec, observations: list[Observation]) -> list[Reconstru
     """Return the results of a null with few steps."""
     few = {key: 3 for key in ("steps", "pre_steps") if key in signature(ATTACKS[spec.name]).parameters}
     attack = replace(spec, arguments={**few, **spec.arguments}).build()
-    whole = Need.SAME_CLIENT in attack.needs
+    whole = bool({Need.SAME_CLIENT, Need.UNNAMED} & attack.needs)
     cases = [Case(tuple(observations))] if whole else [Case((one,)) for one in observations]
     return attack(cases, rng=torch.Generator().manual_seed(3))
 

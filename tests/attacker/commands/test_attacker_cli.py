@@ -186,7 +186,7 @@ def test_forced_route_is_shown_and_stored(run: Path) -> None:
 def test_route_is_refused_for_attacks_without_routes(run: Path) -> None:
     refused = replay(run, "--route", "layers")
     assert refused.exit_code == 2
-    assert "--route is an option of the attack exact; cpl has no routes" in refused.output
+    assert "--route is an option of the attack exact; cpl has no argument route" in refused.output
     unknown = call("replay", run, "--attack", "exact", "--route", "magic")
     assert unknown.exit_code == 2
     assert "unknown route 'magic'. Known: auto, " in unknown.output

@@ -298,6 +298,8 @@ class _Problem(NamedTuple):
         value far above the scale has a weight near 0. At scales above `MAX_FREE_SCALE`, only neurons count that z turns off.
         z: results of the descent, (N, R). label: the class of each, (N,).
         """
+        if not len(z):
+            return z
         u = self.u[label]
         strong = u.abs() >= u.abs().quantile(MIN_STRENGTH, dim=1, keepdim=True)
         off = ((z @ self.rows.T) / torch.where(u == 0, 1, u) < 0.5) & strong

@@ -7,28 +7,19 @@ The numbers of shared examples follow from the row spaces of the first layer's u
 from collections.abc import Sequence
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from attacker.attacks.base import Case
-from attacker.attacks.multi_round.spans.attack import compute_spaces, require_input_layer
-from attacker.attacks.multi_round.spans.recovery import count_all_shared
-from fedsim.recording.observation import Observation
+from attacker.attacks.multi_round.spans.row_space import RowSpace
 
 
-def group_observations(observations: Sequence[Observation], rng: Generator, device: str = "cpu") -> list[tuple[Observation, ...]]:
-    """Return groups of observations that appear to be of one client each, every group sorted by round, the largest first.
+def group_updates(spaces: Sequence[RowSpace], shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
+    """Return groups of updates that appear to be of one client each, as indices in the order of rounds, the largest first.
 
-    The names of their clients are not used. An observation that shares no example with another one is a group of its own.
-    Raises ValueError if the model has no linear layer that sees the examples, or if clients do not train it by SGD, so that the
-    rows of its updates are not linear combinations of its inputs.
+    An update that shares no example with another one is a group of its own, and so is one of full rank, which shares dimensions
+    with any other. shared: as `recovery.count_all_shared` returns it. rounds: the round of each update.
     """
-    if not observations:
-        return []
-    spaces = compute_spaces(Case(tuple(observations)), require_input_layer(observations[0]), rng, device=device)
     saturated = torch.tensor([space.saturated for space in spaces])
-    shared = count_all_shared(spaces, rng).masked_fill(saturated[:, None] | saturated[None], 0)
-    groups = group_rounds(shared, [observation.round for observation in observations])
-    return [tuple(observations[i] for i in group) for group in groups]
+    return group_rounds(shared.masked_fill(saturated[:, None] | saturated[None], 0), rounds)
 
 
 def group_rounds(shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:

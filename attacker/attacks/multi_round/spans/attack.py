@@ -15,9 +15,18 @@ from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruc
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.confidence import judge_prior
+from attacker.attacks.multi_round.spans.anonymous import group_updates
+from attacker.attacks.multi_round.spans.doubts import review
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, explain_unlinear, join_parameters, read_rows
 from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
-from attacker.attacks.multi_round.spans.recovery import MIN_CLEARANCE, FoundExamples, add_separated, count_all_shared, recover
+from attacker.attacks.multi_round.spans.recovery import (
+    MAX_CERTAIN_ERROR,
+    MIN_CLEARANCE,
+    FoundExamples,
+    add_separated,
+    count_all_shared,
+    recover,
+)
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
@@ -29,17 +38,17 @@ from fedsim.recording import codec
 from fedsim.recording.observation import Observation
 
 SPAN_NEEDS = frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.INPUT_LAYER})
+UNNAMED_NEEDS = SPAN_NEEDS - {Need.SAME_CLIENT} | {Need.UNNAMED}
 CERTAIN = 0.99
 """Confidence in an example that is clear of noise and known up to rounding. On the validation part of CIFAR-10 none of 128 such
 examples was wrong (benchmarks/rounds.py)."""
-MAX_CERTAIN_ERROR = 1e-4
-"""Largest estimated error of the values of an example that counts as certain. Errors by rounding are far smaller, errors by noise
-at a signal-to-noise ratio of 40 dB larger. At that noise two of 41 examples that met MIN_CLEARANCE were mixtures of examples."""
 
 
 @dataclass(kw_only=True)
 class Spans:
     """An attack that intersects the row spaces of a client's updates of the linear layer whose input is the example itself.
+
+    With `UNNAMED_NEEDS`, a case holds the updates of all clients without their names. The attack then also groups them by client.
 
     relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
              by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
@@ -73,17 +82,22 @@ class Spans:
         shared = count_all_shared(spaces, seed_generator(rng, case, "projection"))
         low, high = find_limits(first)
         found = recover(spaces, shared, low, high)
-        isolated = len(found.vectors)
+        isolated, forwards = len(found.vectors), list_forwards(case, layer)
         if self.relu:
             parallel = has_independent_errors(first, find_chain(first))
             found = add_lone_rows(found, spaces, low, high, parallel=parallel, images=first.data.is_image)
-            if forwards := _list_forwards(case, layer):
+            if forwards:
                 found = add_separated(found, spaces, forwards, low, high)
                 own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
                 found = add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
         words = _describe(spaces, shared, isolated, len(found.vectors))
+        groups: list[list[int]] = []
+        if Need.UNNAMED in self.needs:
+            groups = group_updates(spaces, shared, [one.round for one in case.observations])
+            words = (*words, _describe_groups(groups))
         if not len(found.vectors):
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
+        found = review(found, spaces, forwards, first.data)
         return build_reconstruction(
             case,
             convert_to_examples(found.vectors, first.data),
@@ -92,17 +106,18 @@ class Spans:
             rng=rng,
             route="spans",
             confidence=judge_certainty(found),
-            slots=list_found_slots(case, found.holders),
+            slots=list_found_slots(case, found.holders, groups),
             seconds=perf_counter() - started,
             evidence={
                 "clearance": tuple(found.clearance.clamp(max=1e9).tolist()),
                 "error": tuple(found.error.tolist()),
+                **({"group": _number_groups(found.holders, groups)} if groups else {}),
             },
             notes=words,
         )
 
 
-def spans(*, relu: bool = True) -> Spans:
+def spans(*, relu: bool = True, anonymous: bool = False) -> Spans:
     """Recover examples x as intersections of row spaces of first-layer updates over rounds.
 
     Where two batches share exactly one example, their row spaces in general share only the multiples of [x, 1].
@@ -111,8 +126,10 @@ def spans(*, relu: bool = True) -> Spans:
 
     relu: also look for examples that alone turn on neurons, and for the remaining examples of batches of one local step by the
           zeros that ReLU causes in the update.
+    anonymous: whether the server does not see which client sent an update, a weaker attacker. All updates are then attacked
+          together, and grouped by the examples that they share.
     """
-    return Spans(relu=relu)
+    return Spans(relu=relu, needs=UNNAMED_NEEDS if anonymous else SPAN_NEEDS)
 
 
 def require_input_layer(observation: Observation) -> InputLayer:
@@ -151,7 +168,7 @@ def find_limits(observation: Observation) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Tensor]]:
+def list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Tensor]]:
     """Return a dict from the index of each observation of one local step to a function that loads the [W, b] sent for the layer.
 
     The result is empty if the layer is not the network's first one, or is not followed by ReLU.
@@ -243,13 +260,16 @@ def judge_certainty(found: FoundExamples) -> Tensor:
     return torch.where(sure, CERTAIN, torch.nan).float()
 
 
-def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
+def list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]] = ()) -> tuple[Slot, ...]:
     """Return slots (positions in batches) for examples in the observations that contain them, as far as positions suffice.
 
     Which free position an example gets within an observation is arbitrary. holders: indices of the observations of each example.
+    groups: groups of observations without names; the client of a slot is then "group-1" for the first group, and so on.
     """
+    names = {t: f"group-{number}" for number, group in enumerate(groups, start=1) for t in group}
     places = [
-        iter(list_slots(one.round, one.client, find_schedule(one)[0], one.num_examples or None)) for one in case.observations
+        iter(list_slots(one.round, names.get(t, one.client), find_schedule(one)[0], one.num_examples or None))
+        for t, one in enumerate(case.observations)
     ]
     slots = []
     for example, own in enumerate(holders):
@@ -257,6 +277,19 @@ def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot
             if (slot := next(places[t], None)) is not None:
                 slots.append(replace(slot, example=example))
     return tuple(slots)
+
+
+def _number_groups(holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    """Return the number, from 1, of the group of observations that holds each example; 0 if several groups hold it, or none."""
+    number = {t: n for n, group in enumerate(groups, start=1) for t in group}
+    own = [{number[t] for t in held} for held in holders]
+    return tuple(float(next(iter(one))) if len(one) == 1 else 0.0 for one in own)
+
+
+def _describe_groups(groups: Sequence[Sequence[int]]) -> str:
+    several = [len(group) for group in groups if len(group) > 1]
+    told = f"{several[-1]} to {several[0]} updates each" if several else "none of several updates"
+    return f"{sum(map(len, groups))} updates without names form {len(groups)} groups by shared examples, {len(several)} of {told}"
 
 
 def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction
+from attacker.attacks.multi_round.solved_sums import attack_solved_sums
 from attacker.attacks.multi_round.spans.attack import (
     CERTAIN,
     build_grey,
@@ -16,21 +17,23 @@ from attacker.attacks.multi_round.spans.attack import (
     find_limits,
     judge_certainty,
     label_examples,
+    list_forwards,
     precedes_relu,
     require_input_layer,
 )
 from attacker.attacks.multi_round.spans.cohorts import (
     IsolatedClient,
+    find_common,
     isolate_clients,
     name_owner,
     separate_by_zeros,
     split_sums,
 )
+from attacker.attacks.multi_round.spans.doubts import review
 from attacker.attacks.multi_round.spans.grouping import group_by_client
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, join_parameters
 from attacker.attacks.multi_round.spans.lone_rows import (
     PARALLEL_CLEARANCE,
-    doubt_dependent,
     find_lone_rows,
     has_independent_errors,
 )
@@ -42,7 +45,8 @@ from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 
-COHORT_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM, Need.INPUT_LAYER})
+SUM_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM})
+COHORT_NEEDS = SUM_NEEDS | {Need.INPUT_LAYER}
 UNKNOWN_OWNER = SUM_CLIENT
 """Client that is named in the slots (positions) of an example whose owner is not known."""
 
@@ -53,11 +57,13 @@ class CohortSpans:
 
     The span of examples x is the set of all linear combinations of their vectors [x, 1].
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
+    repeated: whether to solve sums for updates that clients repeat instead (`attack_solved_sums`).
     sees_gradient: False gives the null, the attack without the sums, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "cohort_spans"
     lone_rows: bool = True
+    repeated: bool = False
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=COHORT_NEEDS)
     device: str = "cpu"
@@ -74,6 +80,8 @@ class CohortSpans:
         """
         if not self.sees_gradient:
             return [build_grey(case, self.name, rng) for case in cases]
+        if self.repeated:
+            return [attack_solved_sums(case, self.name, rng, progress, self.device) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]
 
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
@@ -107,7 +115,8 @@ class CohortSpans:
         merged, clearance = merge_equal(
             torch.stack([vector for vector, _ in kept]), torch.tensor([clear for _, clear in kept], dtype=torch.float64)
         )
-        found = doubt_dependent(FoundExamples(merged, clearance, find_holders(merged, spaces)), spaces)
+        found = FoundExamples(merged, clearance, find_holders(merged, spaces))
+        found = review(found, spaces, list_forwards(case, layer), first.data)
         owners = [name_owner(own, cohorts) for own in found.holders]
         groups = _group(case, layer, found, spaces)
         numbers = [0] * len(owners)
@@ -136,15 +145,17 @@ class CohortSpans:
         )
 
 
-def cohort_spans(*, lone_rows: bool = True) -> CohortSpans:
+def cohort_spans(*, lone_rows: bool = True, repeated: bool = False) -> CohortSpans:
     """Recover examples and their owners from secure sums, given which clients took part in each sum.
 
     The span of a client's examples, all linear combinations of their vectors [x, 1], is the intersection of the row spaces of the
     sums in which it took part. Its examples are then separated by the zeros that ReLU causes in the update.
     lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does: several neurons, or a single one if
                the values in its row are those of an 8-bit image.
+    repeated: for any network: solve the sums for the updates of single clients, which are taken to repeat theirs in every round,
+               and attack these by the closed forms of `exact`. It fails unless the weights hardly change.
     """
-    return CohortSpans(lone_rows=lone_rows)
+    return CohortSpans(lone_rows=lone_rows, repeated=repeated, needs=SUM_NEEDS if repeated else COHORT_NEEDS)
 
 
 def count_most_examples(observation: Observation) -> int | None:
@@ -173,18 +184,22 @@ def list_groups(found: Reconstruction) -> list[int]:
 
 
 def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
-    """Return groups of examples of one client each, as lists of indices in `found`; only certain examples are grouped.
+    """Return groups of certain examples of one client each, as lists of indices in `found`.
 
-    There are no groups unless clients take several local steps without weight decay, and ReLU follows the first layer.
+    There are no groups unless clients take several local steps without weight decay, and ReLU follows the first layer. An example
+    that several clients hold would join theirs. If no client took part in all sums of an example, it is left out, and so is a
+    group if none took part in the sums of all its examples.
     """
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []
-    sure = (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist()
+    common = [find_common(own, [one.cohort for one in case.observations]) for own in found.holders]
+    sure = [i for i in (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist() if common[i]]
     known = FoundExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
     sent = [join_parameters(one.weights, layer) for one in case.observations]
     groups = group_by_client(known, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
-    return [[sure[i] for i in group] for group in groups]
+    named = [[sure[i] for i in group] for group in groups]
+    return [group for group in named if set.intersection(*(common[i] for i in group))]
 
 
 def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:

@@ -129,9 +129,14 @@ def separate_by_zeros(space: RowSpace) -> Tensor:
     return scaled
 
 
+def find_common(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> set[str]:
+    """Return the clients that took part in all sums that contain an example. holders: indices of these sums."""
+    return set.intersection(*(set(cohorts[t]) for t in holders)) if holders else set()
+
+
 def name_owner(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> str:
     """Return the only client that took part in all sums that contain an example, or "" if there are several or none."""
-    common = set.intersection(*(set(cohorts[t]) for t in holders)) if holders else set()
+    common = find_common(holders, cohorts)
     return next(iter(common)) if len(common) == 1 else ""
 
 

@@ -5,13 +5,12 @@ neurons rarely mix examples in equal proportions, or if its values are those of 
 recognise examples by such knowledge about the data). Parallel rows are no evidence if the errors of all examples are multiples of
 each other, as in tasks of two classes, where all neurons that are on for the same examples have parallel rows. Two examples that
 a confident network takes for each other's class have such errors as well. Their mixture is a combination of examples that are
-also found, so that parallel rows do not make such examples certain (`doubt_dependent`).
+also found, so that parallel rows do not make such examples certain (`doubts.doubt_dependent`).
 
 Units of noise are those of `row_space`: the entries of a vector have noise of standard deviation 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,17 +18,13 @@ from torch import Tensor
 from attacker.attacks.closed_form.linear.isolation import group_parallel_rows
 from attacker.attacks.confidence.eight_bit import LEVELS, is_eight_bit
 from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
-from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
+from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, ZERO_LEVEL
 from attacker.attacks.networks.chain import Chain
 from fedsim.recording.observation import Observation
 
 PARALLEL_CLEARANCE = 1e6
 """`FoundExamples.clearance` of examples that rest on parallel rows."""
-DEPENDENCE_RANGE = (1e-6, 1e-3)
-"""Range of the largest singular value of unit vectors that counts as zero; within it, it is their noise."""
-MIN_SHARE = 1e-3
-"""Smallest coefficient of a vector in a combination of norm 1 from which the vector counts as part of it."""
 MIN_GRID_CLEARANCE = 20.0
 """Smallest distance of two 8-bit values, in standard deviations of the noise of a row's values, at which they are compared."""
 
@@ -66,28 +61,7 @@ def add_lone_rows(
         torch.cat([found.vectors, torch.stack([vector for vector, _ in new])]),
         torch.cat([found.clearance, torch.tensor([clear for _, clear in new]).double()]),
     )
-    return doubt_dependent(FoundExamples(vectors, clearance, find_holders(vectors, spaces)), spaces)
-
-
-def doubt_dependent(found: FoundExamples, spaces: Sequence[RowSpace]) -> FoundExamples:
-    """Return the examples found, with the clearance of doubtful ones set to 0, so that they do not count as certain.
-
-    An example is doubtful if it was found by parallel rows and is a linear combination of other examples found in the same row
-    space. Examples of a space are independent in general, so that one of those in such a combination is a mixture.
-    """
-    doubtful = torch.zeros(len(found.vectors), dtype=torch.bool)
-    for t, space in enumerate(spaces):
-        held = [i for i, holders in enumerate(found.holders) if t in holders]
-        if len(held) < 3 or space.saturated:
-            continue
-        length = found.vectors[held].norm(dim=1, keepdim=True)
-        noise = (compute_threshold(found.vectors.shape[1]) / length.min()).clamp(*DEPENDENCE_RANGE)
-        left, values, _ = torch.linalg.svd(found.vectors[held] / length, full_matrices=False)
-        shares = left[:, values <= noise].abs()
-        if shares.shape[1]:
-            doubtful[torch.tensor(held)[shares.amax(dim=1) > MIN_SHARE]] = True
-    doubtful &= found.clearance == PARALLEL_CLEARANCE
-    return replace(found, clearance=found.clearance.masked_fill(doubtful, 0.0))
+    return FoundExamples(vectors, clearance, find_holders(vectors, spaces))
 
 
 def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool, images: bool = True) -> tuple[Tensor, Tensor]:

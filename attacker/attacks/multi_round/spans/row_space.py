@@ -36,6 +36,8 @@ class RowSpace:
     gap:         length of the shortest row of y divided by the threshold below which it would count as noise; 0 if there is none.
     saturated:   whether the matrix has full rank, that is as many dimensions as nonzero rows or as columns, so that there may be
                  more examples than dimensions.
+    complete:    whether there are as many dimensions as examples, so that the space is their whole span. A smaller space may hold
+                 a mixture of two examples in place of both.
     In results of `split_sums`, rows of y are not orthogonal, `coordinates` refer to another basis, and gap is 0.
     """
 
@@ -44,6 +46,7 @@ class RowSpace:
     noise: Tensor
     gap: float
     saturated: bool
+    complete: bool = False
 
     @property
     def rank(self) -> int:
@@ -79,7 +82,7 @@ def compute_row_space(rows: Tensor, noise: Tensor, most: int | None, rng: Genera
     whole[live] = level
     basis = vectors[:rank]
     gap = float(values[rank - 1]) / threshold if rank else 0.0
-    return RowSpace(values[:rank, None] * basis, rows @ basis.T, whole, gap, rank == largest)
+    return RowSpace(values[:rank, None] * basis, rows @ basis.T, whole, gap, saturated=rank == largest, complete=rank == most)
 
 
 def _measure_noise(rows: Tensor, basis: Tensor) -> Tensor:
@@ -131,6 +134,7 @@ def intersect(first: Tensor, second: Tensor) -> Intersection:
     stack = torch.cat([first, second])
     r = torch.linalg.qr(stack.T).R
     left, values, _ = torch.linalg.svd(r.T)
+    values = torch.cat([values, values.new_zeros(len(left) - len(values))])  # more rows than columns
     threshold = compute_threshold(stack.shape[1])
     shared = values <= threshold
     a, b = left[: len(first), shared].T, left[len(first) :, shared].T

@@ -157,3 +157,21 @@ def test_mixture_of_examples_with_parallel_errors_is_not_certain() -> None:
     assert float(errors.max()) > 0.1
     assert float(errors[found.confidence >= 0.9].max()) < 1e-3
     assert int((found.confidence >= 0.9).sum()) >= 3
+
+
+def test_examples_of_two_clients_are_not_joined_by_one_that_both_hold() -> None:
+    holdings = hold("a", "b", "c", "d")
+    both = {name: (torch.cat([holdings["a"][0][:1], x[1:]]), y) for name, (x, y) in holdings.items() if name in "ab"}
+    holdings |= both
+    cohorts = (("a", "c"), ("b", "d"), ("a", "d"), ("b", "c")) * 2
+    (found,) = cohort_spans()([make_sums(cohorts, holdings, hidden=384, rate=0.3)], rng=seeded())
+    names = [name for name in holdings for _ in range(EXAMPLES)]
+    errors, _ = measure_answers(found, torch.cat([own for own, _ in holdings.values()]))
+    x = torch.cat([own for own, _ in holdings.values()])
+    near = (found.x[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2) < 1e-3
+    holders = [{names[j] for j in row.nonzero()[:, 0].tolist()} for row in near]
+    groups = list_groups(found)
+    assert float(errors[found.confidence >= 0.9].max()) < 1e-3
+    assert {"a", "b"} in holders
+    assert sum(number > 0 for number in groups) >= 4
+    assert all(set.intersection(*(holders[i] for i, own in enumerate(groups) if own == number)) for number in set(groups) - {0})

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from attacker.attacks import Case, cohort_spans, find_unmet
 from attacker.attacks.multi_round.disaggregation import disaggregate
 from defenses import DefenseSpec
+from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
+from fedsim.training.local import train
 
 UPDATES = {name: torch.randn(2, 3, generator=torch.Generator().manual_seed(i)) for i, name in enumerate("abcd")}
 
@@ -61,3 +64,56 @@ def test_updates_that_change_leave_a_residual() -> None:
 def test_no_sums_are_refused() -> None:
     with pytest.raises(ValueError, match="got none"):
         disaggregate([])
+
+
+def make_lenet_sums(cohorts: Sequence[str], rate: float = 1e-5) -> tuple[Case, Tensor]:
+    """Return secure sums of clients with one image each, which train one step on a LeNet, and the images."""
+    data, model = DataSpec(shape=(1, 16, 16), num_classes=4), ModelSpec(name="lenet_cpl")
+    names = sorted({name for cohort in cohorts for name in cohort})
+    x = torch.rand(len(names), *data.shape, generator=torch.Generator().manual_seed(3))
+    network, rounds = models.build(model, data, seed=1), []
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    training = Training(learning_rate=rate, batch_size=1, steps=1)
+    for number, cohort in enumerate(cohorts, start=1):
+        each = [
+            train(network, weights, [(x[i : i + 1], torch.tensor([i % 4]))], training, data).update
+            for i, name in enumerate(names)
+            if name in cohort
+        ]
+        update = {name: torch.stack([one[name] for one in each]).mean(dim=0) for name in weights}
+        rounds.append(
+            Observation(
+                round=number,
+                client="sum",
+                cohort=tuple(cohort),
+                num_examples=len(cohort),
+                model=model,
+                data=data,
+                training=training,
+                defenses=DefenseSpec(),
+                weights=weights,
+                payload=encode(update),
+            )
+        )
+        weights = {name: w + update[name] for name, w in weights.items()}
+    return Case(tuple(rounds)), x
+
+
+def test_attack_on_solved_sums_names_the_owner_of_each_image() -> None:
+    case, x = make_lenet_sums(["ab", "bc", "ac"])
+    assert find_unmet(cohort_spans(), case)
+    attack = cohort_spans(repeated=True)
+    assert not find_unmet(attack, case)
+    (found,) = attack([case], rng=torch.Generator().manual_seed(0))
+    assert [slot.client for slot in found.slots] == ["a", "a", "b", "b", "c", "c"]
+    assert [slot.round for slot in found.slots] == [1, 3, 1, 2, 2, 3]
+    error = (found.x - x).square().flatten(1).mean(dim=1)
+    assert float(error.max()) < 0.01 < float((found.x - x.flip(0)).square().mean())
+    assert bool(found.confidence.isnan().all())
+    assert "3 of 3 clients" in found.notes[0]
+
+
+def test_sums_of_one_cohort_are_refused_with_the_reason() -> None:
+    case, _ = make_lenet_sums(["ab", "ab"])
+    with pytest.raises(ValueError, match="the updates of 0 of 2 clients"):
+        cohort_spans(repeated=True)([case], rng=torch.Generator().manual_seed(0))

@@ -9,8 +9,9 @@ from observations import make_observation
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
+from attacker.attacks.base import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans import recovery
-from attacker.attacks.multi_round.spans.anonymous import group_observations, group_rounds
+from attacker.attacks.multi_round.spans.anonymous import group_rounds, group_updates
 from attacker.attacks.multi_round.spans.attack import find_limits
 from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, convert_to_examples, explain_unlinear, read_rows
 from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
@@ -275,20 +276,52 @@ def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: 
     assert calls[0] <= int((shared.triu(1) > 0).sum())
 
 
-def test_updates_without_names_are_grouped_by_their_examples() -> None:
-    """Three clients in two epochs each; the fourth uses every example once, so that nothing connects its updates."""
-    rounds = []
+def make_unnamed() -> tuple[Case, list[int], Tensor]:
+    """Return the updates of four clients without names in a random order, the client of each, and all examples.
+
+    Three clients train for two epochs. The fourth uses every example once, so that nothing connects its two updates.
+    """
+    owned = []
     for client in range(3):
-        case, _, _ = make_client(tuple(tuple(9 * client + i for i in rows) for rows in TWO_EPOCHS), examples=36)
-        rounds += [(client, replace(one, client=f"r{one.round}c{client}")) for one in case.observations]
+        case, x, _ = make_client(tuple(tuple(9 * client + i for i in rows) for rows in TWO_EPOCHS), examples=36)
+        owned += [(client, one) for one in case.observations]
     case, _, _ = make_client(((27, 28, 29), (30, 31, 32)), examples=36)
-    rounds += [(3 + one.round, one) for one in case.observations]
-    shuffled = [rounds[i] for i in torch.randperm(len(rounds), generator=seeded()).tolist()]
-    owner = {id(one): client for client, one in shuffled}
-    groups = group_observations([one for _, one in shuffled], seeded())
+    owned += [(3 + one.round, one) for one in case.observations]
+    owned = [owned[i] for i in torch.randperm(len(owned), generator=seeded()).tolist()]
+    owned.sort(key=lambda pair: pair[1].round)
+    hidden = tuple(replace(one, client=UNNAMED_CLIENT, cohort=()) for _, one in owned)
+    return Case(hidden), [client for client, _ in owned], x[:33]
+
+
+def test_updates_without_names_are_grouped_by_their_examples() -> None:
+    case, owner, _ = make_unnamed()
+    spaces, rounds = find_spaces(case), [one.round for one in case.observations]
+    groups = group_updates(spaces, count_all_shared(spaces, seeded()), rounds)
     assert [len(group) for group in groups] == [6, 6, 6, 1, 1]
-    assert all(len({owner[id(one)] for one in group}) == 1 for group in groups)
-    assert all([one.round for one in group] == sorted(one.round for one in group) for group in groups)
+    assert all(len({owner[i] for i in group}) == 1 for group in groups)
+    assert all([rounds[i] for i in group] == [1, 2, 3, 4, 5, 6] for group in groups[:3])
+
+
+def test_examples_of_updates_without_names_are_exact_and_in_groups_of_one_client() -> None:
+    case, _, x = make_unnamed()
+    attack = spans(relu=False, anonymous=True)
+    assert not find_unmet(attack, case)
+    (found,) = attack([case], rng=seeded())
+    assert len(found.x) == 27
+    assert float(measure_errors(found.x, x[:27]).max()) < 1e-4
+    own = (found.x[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2).argmin(dim=1)
+    pairs = set(zip((own // 9).tolist(), found.evidence["group"], strict=True))
+    assert len(pairs) == 3
+    assert {group for _, group in pairs} == {1.0, 2.0, 3.0}
+    assert {slot.client for slot in found.slots} == {"group-1", "group-2", "group-3"}
+    assert len({(slot.round, slot.client, slot.position) for slot in found.slots}) == len(found.slots) == 54
+
+
+def test_names_are_refused_where_they_must_be_hidden_and_the_reverse() -> None:
+    case, _, _ = make_unnamed()
+    named, *_ = make_client(TWO_EPOCHS)
+    assert find_unmet(spans(anonymous=True), named) == [Need.UNNAMED.value]
+    assert find_unmet(spans(anonymous=True).null(), case) == []
 
 
 def test_two_updates_of_one_round_are_not_of_one_client() -> None:

@@ -115,7 +115,7 @@ def seen_rounds() -> dict[str, list[int]]:
 
 
 def test_every_client_is_one_case_of_all_its_rounds_in_order(run: Path) -> None:
-    done = replay(run).run()
+    done = replay(run, chunk=2).run()
     assert seen_rounds() == {client: [1, 2, 3] for client in clients(run)}
     assert all(len({o.client for o in case.observations}) == 1 for case in SEEN[0])
     assert (done.done, done.skipped, done.failed, done.left_out) == (2, 0, {}, {})
@@ -155,8 +155,13 @@ def test_selected_rounds_are_separate_cases_in_the_same_folder(run: Path) -> Non
     assert f"00002-{clients(run)[0]}" in entries(one)
 
 
-def test_cases_share_the_weights_of_a_round_in_memory(run: Path) -> None:
+def test_attack_without_an_optimiser_gets_one_client_at_a_time(run: Path) -> None:
     replay(run).run()
+    assert [len(cases) for cases in SEEN] == [1, 1]
+
+
+def test_cases_share_the_weights_of_a_round_in_memory(run: Path) -> None:
+    replay(run, chunk=2).run()
     (first, second) = SEEN[0]
     for mine, theirs in zip(first.observations, second.observations, strict=True):
         assert mine.weights is theirs.weights  # so that searches store shared weights once
@@ -277,7 +282,8 @@ def test_a_client_without_a_usable_round_fails_with_all_reasons(run: Path) -> No
 def test_labels_of_an_oracle_are_concatenated_by_round(run: Path) -> None:
     with_labels = replay(run, oracle_labels=lambda row: torch.tensor([row.round, row.round + 3]))
     with_labels.run()
-    for case in SEEN[0]:
+    assert len(SEEN) == 2
+    for (case,) in SEEN:
         assert case.known_labels is not None
         assert case.known_labels.tolist() == [1, 4, 2, 5, 3, 6]
 

@@ -1,0 +1,62 @@
+"""Examples of single clients from secure sums that are solved for the clients' updates, if clients repeat these.
+
+The weights change between rounds, so that clients' updates do as well, and the solved ones are approximate. No answer is certain.
+"""
+
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+from torch import Generator
+
+from attacker.attacks.base import Case, Progress, build_reconstruction, find_unmet
+from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.multi_round.certified import DIRECT_ROUTES
+from attacker.attacks.multi_round.disaggregation import disaggregate
+from attacker.reconstruction import Reconstruction, Slot
+
+
+def attack_solved_sums(
+    case: Case, attack: str, rng: Generator, progress: Progress | None = None, device: str = "cpu"
+) -> Reconstruction:
+    """Return the examples that closed forms find in the updates of single clients which explain a case's sums by least squares.
+
+    The slots of an example name its client and all rounds in which that took part. attack: name of the attack.
+    Raises ValueError with the reason if the sums determine no client's update, or if closed forms find nothing in any.
+    """
+    started, found = perf_counter(), disaggregate(case.observations)
+    closed = ClosedForm(name="exact", routes=DIRECT_ROUTES)
+    closed.device = device
+    clients = sorted({name for one in case.observations for name in one.cohort})
+    answers, reasons = {}, dict[str, str]()
+    for number, (name, observation) in enumerate(found.clients.items(), start=1):
+        single = Case((observation,))
+        try:
+            if unmet := find_unmet(closed, single):
+                raise ValueError("; ".join(unmet))
+            (answers[name],) = closed([single], rng=rng)
+        except ValueError as error:
+            reasons[name] = str(error)
+        if progress is not None:
+            progress(number, len(found.clients), f"closed forms: {len(answers)} of {len(clients)} clients")
+    words = (
+        f"the sums determine the updates of {len(found.clients)} of {len(clients)} clients",
+        f"the least squares leave {found.residual:.1e} of the sums' norm",
+        f"closed forms found examples in {len(answers)} of them",
+    )
+    if not answers:
+        told = "; ".join(dict.fromkeys(reasons.values()))
+        raise ValueError(f"no example could be recovered: {'; '.join(words)}{': ' if told else ''}{told}")
+    x, y = (torch.cat([getattr(answer, field) for answer in answers.values()]) for field in ("x", "y"))
+    slots, start = [], 0
+    for name, answer in answers.items():
+        for one in (one for one in case.observations if name in one.cohort):
+            slots += [Slot(one.round, name, 1, position, start + position) for position in range(len(answer.x))]
+        start += len(answer.x)
+    return replace(
+        build_reconstruction(
+            case, x, y, attack=attack, rng=rng, route="solved sums", slots=tuple(slots), seconds=perf_counter() - started
+        ),
+        evaluations=sum(answer.evaluations for answer in answers.values()),
+        notes=words,
+    )

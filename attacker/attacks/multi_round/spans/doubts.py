@@ -1,0 +1,143 @@
+"""Doubts about recovered examples: which of them may be mixtures of examples, so that they must not count as certain.
+
+A one-dimensional intersection, or a direction that several rows have, is an example only if nothing else explains it. Four facts
+decide. An answer whose values are those of an 8-bit image is an image; if some answers are, one that is not is a mixture. Behind
+one step on a layer with ReLU, the neurons that an example turns off have rows of the other examples only, so that their rank is
+smaller by one. An intersection of two spaces says something only if both are the whole span of their examples, and together have
+room among all examples. And of examples that depend linearly on each other, one is a mixture.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.confidence.eight_bit import is_eight_bit
+from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
+from attacker.attacks.multi_round.spans.lone_rows import PARALLEL_CLEARANCE
+from attacker.attacks.multi_round.spans.recovery import MAX_CERTAIN_ERROR, MIN_CLEARANCE, FoundExamples
+from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
+from attacker.attacks.multi_round.spans.separation import ZERO_LEVEL
+from fedsim.recording.observation import DataSpec
+
+DEPENDENCE_RANGE = (1e-6, 1e-3)
+"""Range of the largest singular value of unit vectors that counts as zero; within it, it is their noise."""
+MIN_SHARE = 1e-3
+"""Smallest coefficient of a vector in a combination of norm 1 from which the vector counts as part of it."""
+SPARE_ROWS = 8
+"""Number of rows beyond the rank of a space from which a missing dimension among them is no coincidence."""
+MIN_COSINE = 1e-4
+"""Smallest cosine between an example and a neuron's weights, in magnitude, from which the neuron's state is known."""
+MIN_DUAL = 1e-3
+"""Smallest cosine between an example and the direction that rows of neurons lack which it turns off."""
+MAX_UNION_SPACES = 64
+"""Number of row spaces from which the dimension of all examples is estimated."""
+
+
+def review(
+    found: FoundExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], data: DataSpec
+) -> FoundExamples:
+    """Return the examples, with clearance 0 for those that may be mixtures, and infinite for those that are 8-bit images.
+
+    forwards: dict from the index of the space of each update of one step on a layer with ReLU to a function that returns the
+    [W, b] that was sent.
+    """
+    if not len(found.vectors):
+        return found
+    found = doubt_dependent(found, spaces)
+    stored = find_stored(found, data)
+    clearance = torch.where(stored, torch.inf, found.clearance)
+    if bool(stored.any()):
+        clearance = clearance.masked_fill(~stored, 0.0)
+    room = found.vectors.shape[1] if data.is_image else measure_room(spaces)
+    sent: dict[int, Tensor] = {}
+    for i, holders in enumerate(found.holders):
+        if not MIN_CLEARANCE <= float(clearance[i]) < torch.inf:
+            continue
+        tests: list[bool | None] = []
+        for t in (t for t in holders if t in forwards):
+            if t not in sent:
+                sent[t] = forwards[t]()
+            tests.append(shows_example(spaces[t], sent[t], found.vectors[i]))
+            if tests[-1]:
+                break
+        if any(tests):
+            continue
+        own = [spaces[t] for t in holders]
+        by_rows = float(clearance[i]) == PARALLEL_CLEARANCE and any(space.complete for space in own)
+        if any(test is not None for test in tests) or not (by_rows or _has_room(own, room)):
+            clearance[i] = 0.0
+    return replace(found, clearance=clearance)
+
+
+def find_stored(found: FoundExamples, data: DataSpec) -> Tensor:
+    """Return a mask (N,) of the examples that are 8-bit images, see `is_eight_bit`; False for all if the data are no images."""
+    if not data.is_image:
+        return torch.zeros(len(found.vectors), dtype=torch.bool)
+    return is_eight_bit(convert_to_examples(found.vectors, data)) & _is_precise(found)
+
+
+def _is_precise(found: FoundExamples) -> Tensor:
+    return found.error <= MAX_CERTAIN_ERROR
+
+
+def shows_example(space: RowSpace, forward: Tensor, vector: Tensor) -> bool | None:
+    """Return whether a batch has an example that turns on the same neurons as a given one; None if that cannot be told.
+
+    The rows of neurons that an example turns off are combinations of the batch's other examples: their rank is smaller than that
+    of the space by one. The vector that is orthogonal to them is not orthogonal to the example, nor to the rows of the neurons
+    that it turns on. A mixture of examples turns off neurons that some of them turn on, or the reverse. Too few rows, and a
+    space that is not the whole span of its examples, tell nothing. False also stands for several examples with the same neurons.
+    space: of an update of one step. forward: [W, b] (width, F) that was sent. vector: a multiple of [x, 1] in the space.
+    """
+    point = vector / vector[-1]
+    cosine = (forward @ point) / (forward.norm(dim=1).clamp(min=torch.finfo(forward.dtype).tiny) * point.norm())
+    level = space.noise.clamp(min=torch.finfo(forward.dtype).tiny)
+    live = space.coordinates.norm(dim=1) > ZERO_LEVEL * level
+    rows = space.coordinates / level[:, None]
+    off, on = rows[live & (cosine < -MIN_COSINE)], rows[live & (cosine > MIN_COSINE)]
+    if not space.complete or len(off) < space.rank + SPARE_ROWS:
+        return None
+    values, right = torch.linalg.svd(off, full_matrices=False)[1:]
+    missing = values <= ZERO_LEVEL * len(off) ** 0.5
+    inside = space.basis @ point
+    if int(missing.sum()) != 1 or float((right[-1] @ inside).abs() / inside.norm()) <= MIN_DUAL:
+        return False
+    return bool(((on @ right[-1]).abs() > ZERO_LEVEL).all())
+
+
+def _has_room(spaces: Sequence[RowSpace], room: int) -> bool:
+    """Return whether two of the spaces are the whole span of their examples, and have no more dimensions together than `room`."""
+    ranks = sorted(space.rank for space in spaces if space.complete)
+    return len(ranks) > 1 and sum(ranks[:2]) <= room
+
+
+def measure_room(spaces: Sequence[RowSpace]) -> int:
+    """Return the dimension of the span of at most MAX_UNION_SPACES row spaces, in which two of them intersect by chance."""
+    kept = [space.y for space in spaces if space.rank and not space.saturated][:MAX_UNION_SPACES]
+    if not kept:
+        return 0
+    stack = torch.cat(kept)
+    return int((torch.linalg.svdvals(stack) > compute_threshold(stack.shape[1])).sum())
+
+
+def doubt_dependent(found: FoundExamples, spaces: Sequence[RowSpace]) -> FoundExamples:
+    """Return the examples, of which those have clearance 0 that are a linear combination of others of a space.
+
+    Examples of a space are independent in general, so that one of the examples in such a combination is a mixture. Examples with
+    infinite clearance keep it.
+    """
+    doubtful = torch.zeros(len(found.vectors), dtype=torch.bool)
+    for t, space in enumerate(spaces):
+        held = [i for i, holders in enumerate(found.holders) if t in holders]
+        if len(held) < 3 or space.saturated:
+            continue
+        length = found.vectors[held].norm(dim=1, keepdim=True)
+        noise = (compute_threshold(found.vectors.shape[1]) / length.min()).clamp(*DEPENDENCE_RANGE)
+        left, values, _ = torch.linalg.svd(found.vectors[held] / length, full_matrices=len(held) > found.vectors.shape[1])
+        values = torch.cat([values, values.new_zeros(left.shape[1] - len(values))])
+        shares = left[:, values <= noise].abs()
+        if shares.shape[1]:
+            doubtful[torch.tensor(held)[shares.amax(dim=1) > MIN_SHARE]] = True
+    return replace(found, clearance=found.clearance.masked_fill(doubtful & found.clearance.isfinite(), 0.0))
