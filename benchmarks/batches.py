@@ -10,8 +10,8 @@ Table `cocktail`: what `cocktail_party` separates, without (`refine` false) and 
 the images of a batch (a PSNR above 100 dB counts as 100), the shares of images with a higher PSNR than grey (`above_null`), above
 20 dB and above 60 dB (`exact`). No answer is assigned to two images. `null` is here the mean PSNR of grey images.
 
-Table `learned`: mean PSNR of `learning_to_invert` and of `inverting_gradients`, which both know the defense, on one image behind
-an untrained LeNet, beside that of their nulls (support/learned_inversion.py).
+Table `learned`: mean PSNR of `learning_to_invert` and of `inverting_gradients`, which both know the defense, on batches of one to
+four images behind an untrained LeNet, beside that of their nulls (support/learned_inversion.py).
 """
 
 import tempfile
@@ -33,7 +33,7 @@ def main() -> None:
     if asked.table == "learned":
         with tempfile.TemporaryDirectory() as folder:
             settings = list_learned_settings(quick=asked.quick)
-            learned = [make_learned_row(asked, defense, Path(folder)) for defense in settings]
+            learned = [make_learned_row(asked, *one, Path(folder)) for one in settings]
         print_results("batches learned", learned, {"worst_gain": min(r["learned"] - r["learned_null"] for r in learned)}, asked)
         return
     rows = [make_batch_row(asked, setting) for setting in list_batch_settings(quick=asked.quick)]

@@ -73,7 +73,7 @@ def make_separated_row(asked: Options, setting: SeparatedBatch, part: Part = "re
     with measure_cpu() as clock:
         answers["attack"] = _attack(case, arguments, asked, null=False)
     answers["null"] = _attack(case, arguments, asked, null=True)
-    best = {name: _measure_assigned(x, images.x) for name, x in answers.items()}
+    best = {name: measure_assigned(x, images.x) for name, x in answers.items()}
     return {
         "batch": setting.batch,
         "width": setting.width,
@@ -96,7 +96,7 @@ def _attack(case: Case, arguments: dict[str, Any], asked: Options, *, null: bool
     return attack([case], rng=Generator().manual_seed(asked.seed))[0].x.clamp(0, 1)
 
 
-def _measure_assigned(found: Tensor, x: Tensor) -> Tensor:
+def measure_assigned(found: Tensor, x: Tensor) -> Tensor:
     """Return the PSNR (N,) of each original to the answer assigned to it, at most 100 dB; 0 for an original without an answer.
 
     No answer is assigned to two originals. Of all assignments, the one with the largest sum of these values is taken.

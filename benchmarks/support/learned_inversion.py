@@ -8,35 +8,40 @@ from torch import Generator, Tensor
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.presets import get_arguments
-from attacker.scoring.metrics import psnr
+from support.cocktail import measure_assigned
 from support.contract import Options, ResultRow, measure_cpu
 from support.single_cases import make_client
 from support.splits import Part, load_images
 
 PUBLIC_IMAGES, ATTACKED = 2000, 8
-"""Number of public images, which are of the tuning part, and of clients with one image each."""
+"""Number of public images, which are of the tuning part, and of attacked images, in batches of one client each."""
 DEFENSES = ("", "sign", "qsgd(levels=1)", "gaussian(snr_db=0)", "prune(ratio=0.99)")
+BATCHES = (2, 4)
+"""Batch sizes of further rows, without a defense and with the last two."""
 SETTINGS = {"simulations": 2000, "epochs": 10}
 MODEL = "lenet_cpl"
 
 
-def list_learned_settings(*, quick: bool) -> tuple[str, ...]:
-    """Return the defenses of the table, one for each row, as in an experiment; "" is none. With `quick`, only the first two."""
-    return DEFENSES[:2] if quick else DEFENSES
+def list_learned_settings(*, quick: bool) -> list[tuple[str, int]]:
+    """Return the defense, as in an experiment ("" for none), and the batch size of each row. With `quick`, two rows."""
+    alone = [(defense, 1) for defense in DEFENSES]
+    return alone[:2] if quick else [*alone, *((defense, batch) for defense in ("", *DEFENSES[-2:]) for batch in BATCHES)]
 
 
-def make_learned_row(asked: Options, defense: str, folder: Path, part: Part = "report") -> ResultRow:
-    """Return one row: the mean PSNR of both attacks and their nulls over clients of one step on one image, in dB.
+def make_learned_row(asked: Options, defense: str, batch: int, folder: Path, part: Part = "report") -> ResultRow:
+    """Return one row: the mean PSNR of both attacks and their nulls over images of clients with one step each, in dB.
 
-    better: number of clients whose image Learning to Invert recovers with a higher PSNR than its null, the mean public image.
-    folder: for the archive of public images. part: split of the data that the attacked images are from.
+    better: number of images that Learning to Invert recovers with a higher PSNR than its null, the mean public image.
+    batch: number of images of a client, whose answers are assigned to them. folder: for the archive of public images. part: split
+    of the data that the attacked images are from.
     """
     few = asked.quick
     count, public = (2, 200) if few else (ATTACKED, PUBLIC_IMAGES)
     archive = _write_public(asked, public, folder)
     images = load_images(asked, "cifar10", count, part=part)
     client = make_client(MODEL, images.data, seed=asked.seed)
-    cases = [client.make_case([(images.x[i : i + 1], images.y[i : i + 1])], f"c{i}", defense, noise_seed=i) for i in range(count)]
+    batches = zip(images.x.split(batch), images.y.split(batch), strict=True)
+    cases = [client.make_case([one], f"c{i}", defense, noise_seed=i) for i, one in enumerate(batches)]
     settings = {**SETTINGS, **({"simulations": 200, "epochs": 2} if few else {}), "images": str(archive)}
     tuned = get_arguments("inverting_gradients", "tuned", client.model, client.data) | ({"steps": 50} if few else {})
     with measure_cpu() as learned_clock:
@@ -47,6 +52,7 @@ def make_learned_row(asked: Options, defense: str, folder: Path, part: Part = "r
     blind = _attack(AttackSpec(name="inverting_gradients", arguments=tuned, null=True), cases, asked, images.x)
     return {
         "defense": defense or "none",
+        "batch": batch,
         "n": count,
         "learned": float(learned.mean()),
         "learned_null": float(mean.mean()),
@@ -70,7 +76,9 @@ def _write_public(asked: Options, count: int, folder: Path) -> Path:
 
 
 def _attack(spec: AttackSpec, cases: list[Case], asked: Options, x: Tensor) -> Tensor:
-    """Return the PSNR (N,) in dB of the answers to N cases of one image each. x: the images (N, *shape)."""
-    found = spec.build(device=asked.device)(cases, rng=Generator().manual_seed(asked.seed))
-    by_key = {one.case: one.x[:1].clamp(0, 1) for one in found}
-    return psnr(torch.cat([by_key[case.key] for case in cases]), x)
+    """Return the PSNR (N,) in dB of the answers to the images x (N, *shape) of all cases, each compared with the answer to it."""
+    found = {
+        one.case: one.x.clamp(0, 1) for one in spec.build(device=asked.device)(cases, rng=Generator().manual_seed(asked.seed))
+    }
+    own = zip(cases, x.split(len(x) // len(cases)), strict=True)
+    return torch.cat([measure_assigned(found[case.key], batch) for case, batch in own])

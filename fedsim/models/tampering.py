@@ -3,7 +3,7 @@
 Clients can check the weights that a server sends before they train. Random and trained weights usually show no such pattern.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,15 @@ MAX_INPUT = 3.0
 """Largest absolute input of a neuron that is assumed: three standard deviations of normalised data."""
 SUSPICIOUS_SHARE = 0.9
 """Share of a layer's rows above which trap weights or dead neurons, which are recognised row by row, are reported."""
+MIN_NEURONS_PER_FEATURE = 4
+"""Smallest number of neurons per input of a wide layer; the error of features that are recovered behind it falls with the root of
+this number."""
+MAX_KURTOSIS_ERROR = 0.3
+"""Largest difference of the kurtosis of weights from 3, that of a normal distribution; a uniform one has 1.8."""
+MAX_MEAN = 0.1
+"""Largest absolute mean of normally distributed weights, relative to their standard deviation."""
+MIN_COMPARED = 512
+"""Smallest number of weights of another linear layer that tells whether the network's own weights are normally distributed."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,8 @@ def inspect_model(model: nn.Module) -> list[Tampering]:
     The patterns: layers whose rows are mostly parallel, as in imprint layers (Fowl et al. 2022, "Robbing the Fed"); rows that
     hold the same values positive and negative (Boenisch et al. 2023, "When the curious abandon honesty"); biases so negative that
     neurons never react (Pasquini et al. 2022, "Eluding secure aggregation"); a last linear layer in which the row of one class
-    dominates (Wen et al. 2022, "Fishing for user data"); and convolutions that only copy their input (Zhao et al. 2024, "LOKI").
+    dominates (Wen et al. 2022, "Fishing for user data"); convolutions that only copy their input (Zhao et al. 2024, "LOKI"); and
+    a wide layer of random Gaussian weights before the last one (Liu et al. 2024, "Data reconstruction attacks and defenses").
     An empty list does not prove that the server is honest.
     """
     return list(inspect_weights({name: p.detach() for name, p in model.named_parameters()}))
@@ -82,6 +92,8 @@ def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
     heads = [name for name, w in matrices.items() if w.ndim == 2]
     if heads:
         yield from _inspect_head(heads[-1], matrices[heads[-1]].double())
+    if len(heads) > 1 and heads[-2] != next(iter(matrices)) and f"{heads[-2].removesuffix('weight')}bias" not in weights:
+        yield from _inspect_wide_layer(heads[-2], [matrices[name] for name in heads])
 
 
 def is_large(weight: Tensor) -> bool:
@@ -160,6 +172,29 @@ def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
     if float(rest) < 1e-3 * float(norms.max()):
         words = f"the norm of the row of class {int(norms.argmax())} is over 1,000 times that of every other row"
         yield Tampering(name, "head of a single class", words)
+
+
+def _inspect_wide_layer(name: str, matrices: Sequence[Tensor]) -> Iterator[Tampering]:
+    """Yield a sign of tampering if the last but one linear layer is wide and random, and no other linear layer is like it.
+
+    Its weights are normally distributed, and those of the other linear layers are not; a network whose weights are all drawn from
+    a normal distribution therefore shows no sign.
+    name: of the layer, which has no bias and is not the network's first layer. matrices: weights of all linear layers, in order.
+    """
+    *others, wide, head = matrices
+    fits = is_large(wide) and len(wide) == head.shape[1] and len(wide) >= MIN_NEURONS_PER_FEATURE * wide.shape[1]
+    if fits and is_gaussian(wide) and not any(is_gaussian(w) for w in (*others, head) if w.numel() >= MIN_COMPARED):
+        words = f"{len(wide)} neurons without bias, with normally distributed weights, for {wide.shape[1]} features"
+        yield Tampering(name, "wide Gaussian layer", f"{words}, which the last layer's gradient then reveals")
+
+
+def is_gaussian(weight: Tensor) -> bool:
+    """Return whether the values of a weight look normally distributed with a mean near 0, by their mean and kurtosis."""
+    w = weight.detach().double()
+    std = w.std()
+    if not float(std) > 0 or float(w.mean().abs()) > MAX_MEAN * float(std):
+        return False
+    return abs(float(((w - w.mean()) / std).pow(4).mean()) - 3) <= MAX_KURTOSIS_ERROR
 
 
 def find_imprint(weights: Mapping[str, Tensor], inputs: int) -> ImprintLayer | None:

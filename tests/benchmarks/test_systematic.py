@@ -81,9 +81,11 @@ def test_summary_counts_rows_in_which_another_attack_is_stronger() -> None:
         {"rmse": 0.1, "rmse_papers": 0.2, "published": 0.16},
         {"rmse": 0.2, "rmse_papers": 0.2, "published": 0.16},
         {"rmse": 0.2, "rmse_papers": 0.3, "published": None},
+        {"rmse": 1e-10, "rmse_papers": 2e-10, "published": None},  # nothing is left to gain
     ]
     assert systematic.summarise(rows) == {
         "strongest_beats_papers_four": pytest.approx(2 / 3),
+        "rows_with_an_error": 3,
         "below_published": pytest.approx(1 / 2),
-        "rows": 3,
+        "rows": 4,
     }

@@ -160,13 +160,16 @@ def recover_features(
 def _estimate_slopes(bias_gradient: Tensor | None, classes: Tensor, counts: Tensor, logits: int) -> Tensor:
     """Return the sum over the examples of each class of the derivatives of the mean loss by each logit, (classes, K).
 
-    All examples are taken to have the same probabilities.
+    All examples are taken to have the same probabilities. Entries of the bias gradient that are 0 were not sent; what the others
+    leave of the sum of the probabilities is divided equally among them.
     """
     one_hot = torch.nn.functional.one_hot(classes, logits).double()
     shares = counts.double()[:, None] / counts.sum()
     p = torch.full((logits,), 1 / logits, dtype=torch.float64)
     if bias_gradient is not None:
-        read = (bias_gradient.double() + (shares * one_hot).sum(dim=0)).clamp(min=0)
+        read, unsent = (bias_gradient.double() + (shares * one_hot).sum(dim=0)).clamp(min=0), bias_gradient == 0
+        rest = (1 - read[~unsent].sum()).clamp(min=0) / unsent.sum().clamp(min=1)
+        read = torch.where(unsent, rest, read)
         p = read / read.sum() if float(read.sum()) > 0 else p
     return shares * (p - one_hot)
 

@@ -1,13 +1,14 @@
-"""Weights of the layers in the distance between gradients (AGIC, section IV-C)."""
+"""Weights of layers, or of single entries, in the distance between gradients (AGIC, section IV-C; FedLeak)."""
 
 from collections.abc import Callable, Mapping
-from math import exp, log
+from math import ceil, exp, log
 
 import torch
 from torch import Tensor, nn
 
 LayerWeights = Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Tensor]]
-"""Maps the model and the observed gradient to a dict from the name of each of its tensors to a weight, a 0-d tensor."""
+"""Maps the model and the observed gradient to a dict from the name of each of its tensors to a weight, 0-d, or to weights of its
+entries, in the tensor's shape."""
 
 MODIFIER_CAP = 1e3
 """Largest factor by which zeros in a layer's gradient increase its weight, which would be infinite for a layer of zeros."""
@@ -46,6 +47,25 @@ def weigh_by_norm(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     relative = weigh_relatively(observed)
     count = sum(g.numel() for g in observed.values())
     return {name: w * count / (len(observed) * observed[name].numel()) for name, w in relative.items()}
+
+
+def keep_largest(share: float) -> LayerWeights:
+    """Return a function that gives the largest entries of each observed tensor the weight 1, and all others 0.
+
+    This is partial gradient matching (FedLeak, Fan et al. 2025, arXiv 2506.08435). The copies of the paper that were used lack
+    its rule for the choice of entries. Here the largest by magnitude are compared, in which noise is relatively small.
+    share: of the entries of each tensor, above 0 and at most 1, rounded up; entries equal to the smallest of them are kept too.
+    Raises ValueError for another share.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"the share of compared entries must be above 0 and at most 1, got {share}")
+
+    def weigh(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        sizes = {name: g.abs() for name, g in observed.items()}
+        least = {name: size.flatten().sort().values[-ceil(size.numel() * share)] for name, size in sizes.items()}
+        return {name: (size >= least[name]).to(size.dtype) for name, size in sizes.items()}
+
+    return weigh
 
 
 def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:

@@ -96,7 +96,8 @@ class FeatureTerm:
 class Objective:
     """The objective of a search without priors: the sum over observations o of `get_weight(o) * apply_robust_loss(distance(o))`.
 
-    distance: between simulated and observed gradient. layers: weights of the layers in it; None for equal weights.
+    distance: between simulated and observed gradient. layers: weights of the layers, or of entries, in it; None
+              for equal weights.
     unit:     what each tensor is divided by before it is compared; None for nothing. Its root mean square, since rounding errors
               are proportional to a tensor's values, or its norm, so that all have equal parts of a cosine (Liu et al. 2024). It
               has no effect if the gradient has noise of known variance, which is the same in all tensors.

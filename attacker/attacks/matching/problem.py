@@ -144,17 +144,27 @@ class View(ObservedGradients):
     def _estimate_power(self) -> Tensor:
         """Return the expected squared norm (cases,) of known noise in the compared gradient, with layer weights applied."""
         scale = self.rows["scale"]
-        counted = [(g[0].numel(), scale[name].square() if name in scale else 1.0) for name, g in self.rows["observed"].items()]
+        weights = {name: s.square().flatten(1).mean(dim=1) if s.ndim > 1 else s.square() for name, s in scale.items()}
+        counted = [(g[0].numel(), weights.get(name, 1.0)) for name, g in self.rows["observed"].items()]
         share: Tensor = self.variance * sum(count * weight for count, weight in counted)
         return share
 
     @property
     def coordinates(self) -> int:
-        """Number of gradient entries of one case that enter the distance."""
-        return sum(g[0].numel() for g in self.rows["observed"].values())
+        """Number of gradient entries of the first case that enter the distance with a weight above 0."""
+        scale = {name: s[0] for name, s in self.rows["scale"].items() if s.ndim > 1}
+        return sum(int((scale[name] > 0).sum()) if name in scale else g[0].numel() for name, g in self.rows["observed"].items())
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether entries of the observed gradient have weights of their own, such as 0, in the distance."""
+        return any(s.ndim > 1 for s in self.rows["scale"].values())
 
     def _compute_scale(self, observed: GradientTensors) -> dict[str, Tensor]:
-        """Return a dict from a tensor's name to the square root of its weight in squared distances; empty without weights."""
+        """Return a dict from a tensor's name to the square root of its weight, or of its entries' weights, in squared distances.
+
+        It is empty without weights.
+        """
         layers = self.objective.layers
         weights = layers(self.model, observed) if layers else {}
         if observed and not self.noisy and self.objective.unit:

@@ -4,12 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-MIN_NEURONS_PER_FEATURE = 4
-"""Smallest number of neurons per input of the layer; the error of recovered features falls with the root of this number."""
-MAX_KURTOSIS_ERROR = 0.3
-"""Largest difference of the kurtosis of the weights from 3, that of a normal distribution; a uniform one has 1.8."""
-MAX_MEAN = 0.1
-"""Largest absolute mean of the weights, relative to their standard deviation."""
+from fedsim.models.tampering import MIN_NEURONS_PER_FEATURE, is_gaussian
 
 
 def find_gaussian_layer(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
@@ -18,7 +13,7 @@ def find_gaussian_layer(model: nn.Module, weights: Mapping[str, Tensor]) -> str 
     weights: those that the server sent, by name.
     """
     name = find_wide_layer(model)
-    return name if name is not None and _is_gaussian(weights[f"{name}.weight"]) else None
+    return name if name is not None and is_gaussian(weights[f"{name}.weight"]) else None
 
 
 def find_wide_layer(model: nn.Module) -> str | None:
@@ -36,11 +31,3 @@ def find_wide_layer(model: nn.Module) -> str | None:
         return None
     fits = "bias" not in dict(wide.named_parameters()) and head.in_features == wide.out_features
     return name if fits and wide.out_features >= MIN_NEURONS_PER_FEATURE * wide.in_features else None
-
-
-def _is_gaussian(weight: Tensor) -> bool:
-    w = weight.detach().double()
-    std = w.std()
-    if not float(std) > 0 or float(w.mean().abs()) > MAX_MEAN * float(std):
-        return False
-    return abs(float(((w - w.mean()) / std).pow(4).mean()) - 3) <= MAX_KURTOSIS_ERROR

@@ -38,7 +38,7 @@ PUBLISHED = {
 
 FEATURE_DEFENSES = (
     "none",
-    *(f"prune({share})" for share in (0.5, 0.9, 0.99)),
+    *(f"prune({share})" for share in (0.9, 0.99, 0.999)),
     *(f"clip({norm})" for norm in (2, 4, 8)),
     *(f"gaussian({std})" for std in (0.001, 0.01, 0.1)),
     *(f"{steps} local steps" for steps in (3, 5)),

@@ -1,5 +1,7 @@
 """Tests of signs that a malicious server changed the weights: published patterns are found, and ordinary networks have none."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -69,6 +71,56 @@ def test_convolutions_that_copy_their_input_are_found() -> None:
     nn.init.dirac_(copying.weight)
     assert name_patterns({"conv.weight": copying.weight}) == {"copying convolution"}
     assert name_patterns({"conv.weight": random_weights(8, 3, 3, 3)}) == set()
+
+
+def wide_network(
+    *, features: int = 32, neurons: int = 256, bias: bool = False, gaussian: tuple[int, ...] = (2,)
+) -> nn.Sequential:
+    """Return an MLP of three linear layers, of which those with the given indices are drawn from a normal distribution."""
+    layers = nn.Sequential(
+        nn.Linear(64, features), nn.ReLU(), nn.Linear(features, neurons, bias=bias), nn.ReLU(), nn.Linear(neurons, 10)
+    )
+    for number, index in enumerate(gaussian):
+        weight = layers[index].weight
+        assert isinstance(weight, nn.Parameter)
+        weight.data = random_weights(*weight.shape, seed=number) * (2 / weight.shape[1]) ** 0.5
+    return layers
+
+
+@pytest.mark.parametrize("base", ["lenet_cpl", "resnet20_4"])
+def test_a_wide_gaussian_layer_that_a_server_added_is_found(base: str) -> None:
+    spec = ModelSpec(name="wide_head", arguments={"base": base, "features": 64, "neurons": 512})
+    (sign,) = inspect_model(models.build(spec, DATA))
+    assert (sign.layer, sign.pattern) == ("1.widen.weight", "wide Gaussian layer")
+    assert "512 neurons" in sign.evidence
+    assert "64 features" in sign.evidence
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [
+        (wide_network(), 1),
+        (wide_network(gaussian=()), 0),  # PyTorch's uniform initialisation
+        (wide_network(gaussian=(0, 2)), 0),  # another layer is drawn alike
+        (wide_network(gaussian=(2, 4)), 0),
+        (wide_network(bias=True), 0),  # the attack needs a layer without a bias
+        (wide_network(neurons=64), 0),  # two neurons per feature
+        (nn.Sequential(*wide_network()[2:]), 0),  # its inputs are the examples, no features of a network
+    ],
+)
+def test_ordinary_wide_layers_show_no_sign(network: nn.Sequential, count: int) -> None:
+    assert len(inspect_model(network)) == count
+
+
+@pytest.mark.parametrize("initialise", [nn.init.kaiming_normal_, nn.init.xavier_normal_, nn.init.orthogonal_])
+@pytest.mark.parametrize("widths", [(784, 64, 512, 10), (30, 64, 256, 2), (3072, 128, 1024, 100)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_common_mlps_show_no_sign(initialise, widths: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b, bias=bias) for a, b in pairwise(widths)]
+    for layer in layers:
+        initialise(layer.weight)
+    assert inspect_model(nn.Sequential(*layers)) == []
 
 
 def test_an_imprint_layer_is_described_by_its_thresholds_in_order() -> None:

@@ -18,10 +18,11 @@ from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates, find_directions
 from attacker.attacks.closed_form.linear.isolation import Groups, estimate_rounding, group_parallel_rows, select_independent
+from attacker.attacks.closed_form.linear.known_examples import find_beside
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, polish
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
 from attacker.attacks.closed_form.linear.zeros import find_pattern, match_kinks, measure_agreement
-from attacker.attacks.confidence.eight_bit import is_eight_bit
+from attacker.attacks.confidence.eight_bit import LEVELS, is_eight_bit
 from attacker.attacks.networks.chain import Chain, Layer
 from defenses.base import Tensors
 
@@ -171,6 +172,10 @@ class _Task:
         whole = None if found is None else self._recover_all(factors, found, examples, "sparse directions")
         if whole is not None and whole.found == factors.rank:
             return whole
+        if (beside := self._search_beside(groups, factors, forward, rng, samples, constant)) is not None:
+            joined = self._recover_all(factors, beside, examples, "sparse directions")
+            if joined.found == factors.rank:
+                return joined
         alone = self._recover_some(
             groups.directions @ factors.basis, groups, factors.rank, examples, _note_fewer(factors.rank, examples)
         )
@@ -193,6 +198,30 @@ class _Task:
         if found is not None or factors.rank > MAX_SAMPLED_BATCH:
             return found
         return search(factors, forward, rng, samples=samples, constant=constant)
+
+    def _search_beside(
+        self, groups: Groups, factors: Factors, forward: Tensor, rng: Generator, samples: int, constant: Tensor | None
+    ) -> Directions | None:
+        """Search for the directions of all examples, given those that are recovered from groups of parallel rows alone.
+
+        None if there are none of these, or if the others are not found. Only examples count whose values are those of an 8-bit
+        image, or whose group has several rows. groups: in the coordinates of the basis; other arguments as for `_search`.
+        """
+        if constant is None:
+            return None
+        directions = groups.directions @ factors.basis
+        x, fits = self._compute_inputs(directions)
+        stored = fits & self._is_eight_bit(x)
+        sure = stored | (groups.confirmed & fits & (not self.uniform))
+        if self.bounds is not None and bool(stored.any()):
+            low, high = self.bounds
+            x = torch.where(stored[:, None], low + (LEVELS * (x - low) / (high - low)).round() / LEVELS * (high - low), x)
+        known = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)[sure] @ factors.basis.T
+
+        def find(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
+            return self._search(factors, forward, rng, samples, constant)
+
+        return find_beside(factors, known, forward, constant, find)
 
     def recover_isolated(self, examples: int | None, note: str) -> LinearAnswer:
         """Recover the examples that are the only ones to activate some neuron. The gradient's rank need not be known.

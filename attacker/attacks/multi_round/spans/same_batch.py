@@ -12,8 +12,9 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.constant_modulus import find_directions
+from attacker.attacks.closed_form.linear.known_examples import find_beside
 from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors, polish
-from attacker.attacks.closed_form.linear.sparse import search
+from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
 from attacker.attacks.closed_form.linear.zeros import MAX_KINK, find_pattern
 from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
@@ -21,6 +22,8 @@ from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESI
 
 MAX_SAMPLES, MAX_SAMPLED_BATCH = 2**13, 40
 """Largest number of samples of the search without known values of the gradient, and largest batch in which it is tried."""
+MIN_MODULUS_BATCH = 25
+"""Smallest number of examples beside known ones that are not searched by samples first, as in `linear.first_layer`."""
 MAX_ALTERNATIONS = 4
 """Largest number of alternations between fitting zeros to examples and examples to zeros."""
 
@@ -49,6 +52,7 @@ def add_same_batches(
             [forwards[t]() for t in group],
             known if len(known) == len(values) else None,
             rng,
+            found.vectors[[group[0] in holders for holders in found.holders]],
         )
         if not len(new) or not all(is_plausible(vector, *limits) for vector in new):
             continue
@@ -79,24 +83,53 @@ def group_same_batches(spaces: Sequence[RowSpace], shared: Tensor, rounds: Seque
 
 
 def separate_same_batch(
-    spaces: Sequence[RowSpace], forwards: Sequence[Tensor], templates: Sequence[Tensor] | None, rng: Generator
+    spaces: Sequence[RowSpace],
+    forwards: Sequence[Tensor],
+    templates: Sequence[Tensor] | None,
+    rng: Generator,
+    known: Tensor | None = None,
 ) -> Tensor:
     """Return vectors (R, F) of all R examples of a batch from the row spaces of its rounds; none, (0, F), if that fails.
 
     A vector is [x, 1] times a factor, in units of the noise's standard deviation, as in `separation.separate`. Examples are
     returned only if, with the zeros that they cause, they explain the updates of all rounds up to noise.
     forwards: [W, b] (width, F) of each round. templates: known values of the gradient (`build_templates`) of each round, or None.
+    known: (K, F), vectors of examples of the batch that are known. If the directions of all examples are not found at once, their
+    parts are subtracted from the updates, and the directions of the others are looked for (`known_examples`).
     """
-    nothing = spaces[0].y.new_zeros(0, spaces[0].y.shape[1])
     factors = _stack(spaces)
     forward = torch.cat(list(forwards)) @ factors.basis.T
     constant = factors.basis[:, -1]
-    found = None
-    if templates is not None:
+
+    def find(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
+        if templates is None:
+            return sample(factors, forward, constant)
         values = torch.cat(list(templates), dim=1)
         found = find_directions(factors, values, forward, rng, constant=constant, parts=len(spaces))
-    if found is None and factors.rank <= MAX_SAMPLED_BATCH:
-        found = search(factors, forward, rng, samples=MAX_SAMPLES, constant=constant)
+        return sample(factors, forward, constant) if found is None else found
+
+    def sample(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
+        few = factors.rank <= MAX_SAMPLED_BATCH
+        return search(factors, forward, rng, samples=MAX_SAMPLES, constant=constant) if few else None
+
+    def find_others(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
+        found = sample(factors, forward, constant) if factors.rank < MIN_MODULUS_BATCH else None
+        sure = found is not None and bool((found.agreement >= MIN_AGREEMENT).all())
+        return found if sure else find(factors, forward, constant)
+
+    vectors = _fit_directions(find(factors, forward, constant), factors, forward)
+    if len(vectors) or known is None or not len(known):
+        return vectors
+    beside = find_beside(factors, known @ factors.basis.T, forward, constant, find_others)
+    return _fit_directions(beside, factors, forward)
+
+
+def _fit_directions(found: Directions | None, factors: Factors, forward: Tensor) -> Tensor:
+    """Return vectors (R, F) of the examples with these directions, fitted to the updates; none, (0, F), if they do not fit.
+
+    forward: (M, R), [W, b] of all rounds in the coordinates of the basis.
+    """
+    nothing, constant = factors.basis[:0], factors.basis[:, -1]
     p, failed = torch.linalg.inv_ex(found.q) if found is not None else (constant, torch.ones(()))
     if found is None or int(failed) or not bool(torch.isfinite(p).all()):
         return nothing

@@ -119,3 +119,14 @@ def test_without_a_bias_probabilities_are_taken_as_equal() -> None:
     found = recover_features(batch.gradient, None, batch.y, weight=batch.w, rng=Generator().manual_seed(0))
     cosine = torch.einsum("nfr,nf->nr", found.bases, torch.nn.functional.normalize(batch.z, dim=1))[:, 0]
     assert float(cosine.min()) > 0.95  # positive: the derivative by an example's own logit is negative
+
+
+@pytest.mark.parametrize("labels", [[3], [3, 5, 7]])
+def test_bias_entries_that_were_not_sent_count_as_unknown(labels: list[int]) -> None:
+    """Only the largest entry of the bias gradient is left, which alone would say that the prediction is certain."""
+    batch = Batch(labels, neurons=8192)
+    clean, _ = batch.measure_errors()
+    batch.bias = torch.where(batch.bias.abs() == batch.bias.abs().max(), batch.bias, 0)
+    errors, agreed = batch.measure_errors()
+    assert float(errors.max()) < float(clean.max()) + 0.05
+    assert float(agreed.min()) > 0.9

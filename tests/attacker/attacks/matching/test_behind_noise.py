@@ -151,3 +151,16 @@ def test_search_is_not_given_up_for_a_loss_that_the_noise_explains(image_case: M
     assert float(found.loss[-1]) > MIN_HOPELESS_LOSS
     (null,) = inverting_gradients(steps=120, tv=0.03).null()([case], rng=seeded())
     assert mse(found.x, x).item() < mse(null.x, x).item()
+
+
+def test_known_noise_adds_total_variation_to_inverting_gradients(image_case: Make) -> None:
+    """The weight grows with the ratio of noise to signal, up to 100 times 0.2, and only if the attacker knows the noise."""
+    weights = {}
+    for std in (0.0, 0.001, 0.002, 10.0):
+        case, _, _ = image_case(1, defense=f"gaussian({std})" if std else "")
+        weights[std] = CaseBatch(inverting_gradients(tv=0.0), [case]).smoothing.item()
+        assert CaseBatch(inverting_gradients(tv=0.0, denoised=False), [case]).smoothing.item() == 0
+        assert CaseBatch(inverting_gradients(tv=0.0, knows_defense=False), [case]).smoothing.item() == 0
+    assert weights[0.0] == 0
+    assert 0 < 3 * weights[0.001] < weights[0.002]  # four times the power, as far as the signal is estimated well
+    assert weights[10.0] == pytest.approx(20.0)

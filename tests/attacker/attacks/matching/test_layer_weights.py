@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from attacker.attacks import cpl
+from attacker.attacks import cpl, inverting_gradients
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.layer_weights import MODIFIER_CAP, weigh_by_depth, weigh_relatively
+from attacker.attacks.matching.layer_weights import MODIFIER_CAP, keep_largest, weigh_by_depth, weigh_relatively
 from attacker.attacks.matching.objectives import cosine
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -139,3 +139,54 @@ def test_relative_weights_are_not_used_with_known_noise(image_case) -> None:
     assert torch.equal(known, plain)
     ignored = CaseBatch(cpl(relative=True, knows_defense=False), [case]).views[0].worst
     assert ignored.item() == pytest.approx(1, rel=1e-5)
+
+
+def test_the_largest_entries_of_each_tensor_are_kept() -> None:
+    observed = {"w": torch.tensor([[0.1, -5.0], [2.0, 0.0], [3.0, -1.0]]), "b": torch.tensor([1.0, 1.0, -4.0])}
+    found = keep_largest(0.5)(nn.Identity(), observed)
+    assert found["w"].tolist() == [[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]
+    assert found["b"].tolist() == [1.0, 1.0, 1.0]  # two of three, and one that is as large
+    assert keep_largest(1e-9)(nn.Identity(), observed)["w"].sum() == 1
+    assert all(bool((mask == 1).all()) for mask in keep_largest(1.0)(nn.Identity(), observed).values())
+    for share in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"got {share}"):
+            keep_largest(share)
+
+
+def test_only_kept_entries_are_compared(image_case) -> None:
+    """The reference computes the cosine of the kept entries from a gradient of its own, for two cases with other masks."""
+    cases, _, labels = zip(*(image_case(i) for i in (1, 2)), strict=True)
+    search = CaseBatch(inverting_gradients(compared_share=0.2, tv=0.0), cases)
+    guess = torch.rand(2, *search.data.shape, generator=torch.Generator().manual_seed(1))
+    problem = {"labels": torch.stack(labels), "gain": torch.ones(2), "views": {"0": search.views[0].rows}}
+    _, found = search.evaluate(guess.flatten(1), problem)
+    for i, case in enumerate(cases):
+        (seen,) = case.observations
+        model = models.build(seen.model, seen.data)
+        weights = {name: w.clone().requires_grad_() for name, w in seen.weights.items()}
+        loss = nn.functional.cross_entropy(torch.func.functional_call(model, weights, (guess[i : i + 1],)), labels[i])
+        mine, told = [], []
+        for name, g in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+            observed = -seen.update[name] / 0.1
+            kept = observed.abs().flatten().topk(max(1, -(-observed.numel() // 5))).indices
+            mine.append(g.flatten()[kept])
+            told.append(observed.flatten()[kept])
+        expected = 1 - torch.cosine_similarity(torch.cat(mine), torch.cat(told), dim=0)
+        assert float(found[i]) == pytest.approx(float(expected), abs=1e-5)
+    assert search.views[0].is_partial
+    assert search.views[0].coordinates == sum(-(-w.numel() // 5) for w in cases[0].observations[0].weights.values())
+
+
+def test_power_of_known_noise_is_that_of_the_kept_entries(image_case) -> None:
+    case, _, _ = image_case(1, defense="gaussian(0.002)")
+    whole, part = (CaseBatch(inverting_gradients(compared_share=share), [case]).views[0] for share in (1.0, 0.2))
+    assert float(part.power) == pytest.approx(float(whole.power) * part.coordinates / whole.coordinates, rel=1e-5)
+
+
+def test_confidence_is_undecided_for_a_part_of_the_gradient(image_case) -> None:
+    case, _, _ = image_case(1)
+    (found,) = inverting_gradients(compared_share=0.5, gradient_penalty=0.5, steps=3)(
+        [case], rng=torch.Generator().manual_seed(0)
+    )
+    assert any("part of the gradient's entries" in note for note in found.notes)
+    assert found.evaluations == 6

@@ -1,0 +1,85 @@
+"""Recovery of the other examples of a batch of which some are known, such as 8-bit images that alone turn on a neuron.
+
+As in `sparse`, the gradient is L V with D^T = L Q and [X, 1] = P V, where P is the inverse of Q. A known example p_k tells which
+neurons it turns off. Its direction q_k, column k of Q, is orthogonal to their rows of L, which determine it. Its part of the
+gradient, L q_k p_k V, is then known as well. What is left when it is subtracted is the gradient of a smaller batch behind the
+same neurons, in which directions are found more easily.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.closed_form.linear.isolation import select_independent
+from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors
+from attacker.attacks.closed_form.linear.sparse import Directions
+from attacker.attacks.closed_form.linear.zeros import MAX_KINK, find_pattern, measure_agreement
+
+FindDirections = Callable[[Factors, Tensor, Tensor], Directions | None]
+"""Maps a factorised gradient, [W, b] in the coordinates of its basis (M, R), and the last column of the basis (R,) to the
+directions of all R examples; None if they are not found."""
+
+MAX_ZERO_DEVIATION = 20.0
+"""Largest root mean square, in standard deviations of noise, of the values along a known example's direction at the neurons that
+it turns off. A mixture of examples has far larger ones."""
+SPARE_ROWS = 4
+"""Number of rows beyond the rank that must be off for a known example, so that they determine its direction."""
+
+
+def find_beside(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor, find: FindDirections) -> Directions | None:
+    """Return the directions of all R examples, of which some are known; None if those of the others are not found.
+
+    known: (K, R), vectors [x, 1] up to a factor, in the coordinates of the basis; those that are no single example's are ignored.
+    forward: (M, R), [W, b] in these coordinates. constant: (R,), the last column of the basis. find: finds the directions of what
+    is left of the gradient.
+    """
+    p, q = _solve_directions(factors, known[select_independent(known)] if len(known) else known, forward, constant)
+    if not len(p):
+        return None
+    rest = torch.linalg.svd(q.T)[2][len(p) :].T  # orthonormal columns, orthogonal to all known directions
+    others, samples = p[:0], 0
+    if rest.shape[1]:
+        found = find(_subtract(factors, p, q, rest), forward @ rest, rest.T @ constant)
+        if found is None:
+            return None
+        inverse, failed = torch.linalg.inv_ex(found.q)
+        if int(failed):
+            return None
+        others, samples = inverse @ rest.T, found.samples
+    whole, failed = torch.linalg.inv_ex(torch.cat([p, others]))
+    if int(failed) or not bool(torch.isfinite(whole).all()):
+        return None
+    return Directions(whole, measure_agreement(whole, find_pattern(whole, factors), forward, constant), samples)
+
+
+def _solve_directions(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the known examples p (K', R), whose last entry is scaled to 1, and their directions q (R, K') with p q = 1.
+
+    Known vectors are left out that turn off too few neurons, or whose rows at these neurons are orthogonal to no direction.
+    """
+    p = known / (known @ constant)[:, None]
+    kept, directions = [], []
+    for i, z in enumerate(p @ forward.T):
+        off = factors.live & (z < -MAX_KINK * z.square().mean().sqrt())
+        if int(off.sum()) < factors.rank + SPARE_ROWS:
+            continue
+        _, values, right = torch.linalg.svd(factors.coordinates[off] / factors.noise[off, None], full_matrices=False)
+        size = p[i] @ right[-1]
+        if float(values[-1]) <= MAX_ZERO_DEVIATION * int(off.sum()) ** 0.5 and float(size.abs()) > 0:
+            kept.append(i)
+            directions.append(right[-1] / size)
+    p = p[kept]
+    q = torch.stack(directions, dim=1) if directions else p.T
+    inverse, failed = torch.linalg.inv_ex(p @ q)
+    return (p[:0], q[:, :0]) if int(failed) else (p, q @ inverse)
+
+
+def _subtract(factors: Factors, p: Tensor, q: Tensor, rest: Tensor) -> Factors:
+    """Return what is left of a gradient without the parts of known examples p (K, R) with directions q (R, K).
+
+    Its basis consists of the combinations `rest` (R, R - K) of the former one.
+    """
+    coordinates = (factors.coordinates - (factors.coordinates @ q) @ p) @ rest
+    live = factors.live & (coordinates.norm(dim=1) > NOISE_LEVEL * factors.noise * rest.shape[1] ** 0.5)
+    return factors._replace(coordinates=coordinates, basis=rest.T @ factors.basis, live=live)
