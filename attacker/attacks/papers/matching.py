@@ -8,7 +8,7 @@ from attacker.attacks.base import Need
 from attacker.attacks.closed_form.warm_start import add_closed_form_start, add_feature_start
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.labels.rules import infer_from_rows, infer_labels
-from attacker.attacks.learned.enhancer import NO_ENHANCER, find_denoiser
+from attacker.attacks.learned.enhancer import NO_ENHANCER
 from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -174,6 +174,8 @@ def inverting_gradients(
     latent: float = 0.0,
     denoiser: Annotated[str, OneOf((NO_ENHANCER,))] = NO_ENHANCER,
     denoiser_weight: float = 1.0,
+    denoiser_noise: float = 0.0,
+    draws: bool = False,
     consistency: float = 0.0,
     registered: bool = False,
     knows_defense: bool = True,
@@ -200,20 +202,24 @@ def inverting_gradients(
     denoiser: keeps the search near images that a denoiser leaves as they are (Romano et al. 2017, RED): the file of one that
               attacker train-prior wrote, or `module:function`, see `learned.enhancer`; none for none, as in the paper.
     denoiser_weight: weight of half the mean squared difference of images and denoised ones, relative to the same loss.
+    denoiser_noise: standard deviation of noise that is added before denoising at the first step, falling to 0 at the last one, as
+                    a diffusion prior does (Mardani et al. 2024, RED-diff); a value to try: 0.2.
+    draws: search with the images for what the client drew in its one step: the mixtures of MixUp (and of InstaHide without
+           flipped values or public images), and the masks of dropout(). By default, they are ignored.
     consistency: if above 0, all starts (`restarts`, at least 2) are made at once. It is the weight of the mean squared difference
                  between the images of each start and the mean over starts, relative to the same loss (Yin et al. 2021,
                  GradInversion, eq. 11). The images of the start with the lowest loss, without this term, are returned.
     registered: with consistency, shift the images of each start onto that mean, and take the mean of the shifted images instead.
     """
     is_calibrated = (learning_rate, signed, decoder, denoiser) == (INVERTING_RATE, False, "pixels", NO_ENHANCER)
-    is_calibrated = is_calibrated and not (batch_norm or feature_matching or latent or consistency)
+    is_calibrated = is_calibrated and not (batch_norm or feature_matching or latent or consistency or draws)
     image_needs = ({Need.IMAGE_PRIOR} if tv else set()) | (set() if denoiser == NO_ENHANCER else {Need.IMAGES})
     attack = GradientMatching(
         name="inverting_gradients",
         objective=Objective(distance=cosine, batch_norm=batch_norm, features=FeatureTerm(weight=feature_matching)),
-        simulation=Simulation(knows_defense=knows_defense),
+        simulation=Simulation(knows_defense=knows_defense, draws=draws),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
-        prior=Prior(tv=tv, latent=latent, denoiser=find_denoiser(denoiser), denoiser_weight=denoiser_weight),
+        prior=Prior(tv=tv, latent=latent, denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise)),
         labels=Labels(rule=infer_labels),
         search=Search(
             optimiser=Adam(learning_rate=learning_rate, signed=signed),
