@@ -9,6 +9,7 @@ columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh
     single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
     weights    train the enhancer that the project ships
+    esrgan     port the x4 network of the npm package @upscalerjs/esrgan-medium, which `unseen` then measures, too
     train      train the generator and the denoiser of the table `priors`
     priors     one step on CIFAR-10 images, labels inferred: searches with learned priors beside pixels, each with its null
     tradeoff   figure 9: accuracy of a federation of 100 clients beside LPIPS of two attacks for each defense, with a picture
@@ -22,6 +23,7 @@ import torch
 from support.attacked import run_attack
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe, resize
+from support.rog.esrgan import port_upscaler
 from support.rog.learned_priors import measure_priors, train_priors
 from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
 from support.rog.ready_prior import train_ready_enhancer
@@ -35,11 +37,13 @@ from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, read_enhance
 from attacker.scoring.metrics import psnr
 
 FOLDER = Path("runs/benchmark-rog")
+PORTED_FILE = FOLDER / "esrgan.safetensors"
 TABLES = (
     *(column.name.split(",")[0].split(" ")[0] for column in COLUMNS),
     "single",
     "unseen",
     "weights",
+    "esrgan",
     "train",
     "priors",
     "tradeoff",
@@ -93,6 +97,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if asked.table == "weights":
         found = train_ready_enhancer(asked, READY_FILE if not asked.quick else FOLDER / "enhancer.safetensors")
+    elif asked.table == "esrgan":
+        found = port_upscaler(asked, PORTED_FILE)
     elif asked.table == "train":
         found = train_priors(asked, FOLDER / ("quick" if asked.quick else "priors"))
     elif asked.table == "priors":
@@ -244,18 +250,21 @@ def measure_unseen(asked: Options) -> TableAndSummary:
     Images of --data are of the report part, on which neither the enhancer was trained nor any setting was chosen.
     LPIPS is only measured for images that are large enough for it.
     """
-    enhancer, rows = read_enhancer(READY_FILE), []
+    rows: list[ResultRow] = []
     count = 4 if asked.quick else 100
+    enhancers = {file.stem: read_enhancer(file) for file in (READY_FILE, PORTED_FILE) if file.exists()}
     for name, side in (("lfw", 32), ("cifar10", 32), ("imagenet", 64)):
         images = load_images(asked, name, count)
         x = resize(images, side)
         given = degrade(x, torch.Generator().manual_seed(asked.seed)).clamp(0, 1)
         perceptual = load_perceptual(asked, side)
-        before, after = (measure_similarity(made, x, perceptual) for made in (given, enhancer(given)))
-        rows.append(
-            {"data": images.name, "side": side, "images": len(x), "part": images.part, **_list_measures(before)}
-            | {f"enhanced_{key}": value for key, value in _list_measures(after).items()}
-        )
+        before = _list_measures(measure_similarity(given, x, perceptual))
+        for title, enhancer in enhancers.items():
+            after = _list_measures(measure_similarity(enhancer(given), x, perceptual))
+            rows.append(
+                {"data": images.name, "side": side, "images": len(x), "part": images.part, "enhancer": title, **before}
+                | {f"enhanced_{key}": value for key, value in after.items()}
+            )
     return rows, {}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.forward import record_inputs
 from fedsim import models
 from fedsim.recording.observation import DataSpec
 
@@ -46,11 +46,5 @@ def compute_head_inputs(
     state: weights and buffers by name. x: normalised, as the network takes it. layer: name of another module whose inputs are
     returned as features; None for the last linear layer, that of `models.find_head`.
     """
-    seen: list[Tensor] = []
-    module = model.get_submodule(models.find_head(model, data)[0].rpartition(".")[0] if layer is None else layer)
-    handle = module.register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
-    try:
-        logits = run_forward_pass(model, state, x)
-    finally:
-        handle.remove()
-    return seen[-1], logits
+    head = models.find_head(model, data)[0].rpartition(".")[0]
+    return record_inputs(model, state, x, layer=head if layer is None else layer)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attacker.attacks.learned.generator import ImageGenerator
-from attacker.attacks.learned.generator_search import match_images
+from attacker.attacks.learned.generator_search import SEARCH_OPTIMISERS, find_perceptual, match_images
+from attacker.attacks.learned.perceptual import load
 from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
 from defenses._registry import Registry
 
@@ -65,28 +66,42 @@ BUILT_IN_ENHANCERS: dict[str, SharpenFactory] = {"small": small}
 ENHANCERS: Registry[SharpenFactory] = Registry("attacker.enhancers", BUILT_IN_ENHANCERS)
 
 
-def find_enhancer(name: str) -> Enhancer | None:
+def find_enhancer(name: str, lpips_weights: str = "") -> Enhancer | None:
     """Return the enhancer with this name, in this file or of this `module:function`; None for "none".
 
+    After a file, @ and a name of `SEARCH_OPTIMISERS` may follow, for a generator. lpips_weights: as for `read_enhancer`.
     Raises ValueError for an unknown name, and for a file that holds no enhancer.
     """
     if name == NO_ENHANCER:
         return None
-    if name.endswith(FILE_ENDING):
-        return read_enhancer(Path(name))
+    path, _, optimiser = name.rpartition("@") if FILE_ENDING + "@" in name else (name, "", "adam")
+    if path.endswith(FILE_ENDING):
+        return read_enhancer(Path(path), optimiser=optimiser, lpips_weights=lpips_weights)
     factory = ENHANCERS[name]
     return read_enhancer(READY_FILE) if factory is small else Enhancer(name, factory())
 
 
-def read_enhancer(path: Path) -> Enhancer:
+def read_enhancer(path: Path, *, optimiser: str = "adam", lpips_weights: str = "") -> Enhancer:
     """Return the enhancer in a file that `attacker train-prior` wrote: a network that enhances, or a search with a generator.
 
-    Raises ValueError, naming the file, if it holds neither.
+    optimiser: of that search, as in `match_images`. lpips_weights: file of AlexNet's weights for its LPIPS, as in
+    `perceptual.load`; "" for those in torch's hub cache, and no LPIPS without them. The enhancer's name says which.
+    Raises ValueError, naming the file, if it holds neither, and for an optimiser other than "adam" without a generator.
     """
-    prior = read_prior(path, "enhancer", "generator")
+    prior = read_prior(path, "enhancer", "generator", "upscaler")
     if isinstance(prior.network, ImageGenerator):
-        generator = prior.network
-        return Enhancer(prior.name, lambda x, y: match_images(generator, x, y), uses_labels=True)
+        generator, shape = prior.network, (3, prior.network.side, prior.network.side)
+        metric = load("alex", Path(lpips_weights)) if lpips_weights else find_perceptual(shape)
+        name = f"{prior.name}, nearest images by {optimiser} {'without' if metric is None else 'with'} LPIPS"
+        if optimiser not in SEARCH_OPTIMISERS:
+            raise ValueError(f"unknown optimiser {optimiser!r} after {path}. Known: {', '.join(SEARCH_OPTIMISERS)}")
+
+        def match(x: Tensor, y: Tensor) -> Tensor:
+            return match_images(generator, x, y, perceptual=metric, optimiser=optimiser)
+
+        return Enhancer(name, match, uses_labels=True)
+    if optimiser != "adam":
+        raise ValueError(f"{path} holds no generator, the only prior that is searched; leave out @{optimiser}")
     return Enhancer(prior.name, lambda x: apply_network(prior.network, x))
 
 

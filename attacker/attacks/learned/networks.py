@@ -45,6 +45,41 @@ class UNet(nn.Module):
         return corrected
 
 
+class Upscaler(nn.Module):
+    """A residual dense network (Zhang et al. 2018, RDN) that shrinks images to a quarter of their sides and enlarges them again.
+
+    It has the layers of the network in the npm package @upscalerjs/esrgan-medium, whose blocks have one convolution each, and
+    which is meant for values from 0 to 255. blocks: number of residual blocks. width: channels in them. last: channels before the
+    nearest-neighbour enlargement.
+    """
+
+    stride = 4
+
+    def __init__(self, blocks: int = 10, width: int = 64, last: int = 48) -> None:
+        super().__init__()
+
+        def convolve(before: int, after: int, side: int = 3) -> nn.Conv2d:
+            return nn.Conv2d(before, after, side, padding=side // 2)
+
+        self.enter = nn.ModuleList([convolve(3, width), convolve(width, width)])
+        self.dense = nn.ModuleList(convolve(width, width) for _ in range(blocks))
+        self.fuse = nn.ModuleList(convolve(2 * width, width, 1) for _ in range(blocks))
+        self.join = nn.ModuleList([convolve(blocks * width, width, 1), convolve(width, width)])
+        self.grow = nn.ModuleList([convolve(width, width, 5), convolve(width, width // 2), convolve(width // 2, last)])
+        self.leave = convolve(last, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shallow = self.enter[0](255 * interpolate(x, scale_factor=1 / self.stride, mode="area"))
+        found, levels = self.enter[1](shallow), []
+        for dense, fuse in zip(self.dense, self.fuse, strict=True):
+            found = found + fuse(torch.cat([found, dense(found).relu()], dim=1))
+            levels.append(found)
+        found = shallow + self.join[1](self.join[0](torch.cat(levels, dim=1)))
+        found = self.grow[2](self.grow[1](self.grow[0](found).relu()).relu())
+        large: Tensor = self.leave(interpolate(found, scale_factor=self.stride, mode="nearest"))
+        return large / 255
+
+
 class Autoencoder(nn.Module):
     """A convolutional autoencoder: images (3, S, S) become latents (channels, S / factor, S / factor).
 

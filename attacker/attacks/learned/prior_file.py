@@ -12,16 +12,17 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from attacker.attacks.learned.generator import ImageGenerator
-from attacker.attacks.learned.networks import Autoencoder, UNet
+from attacker.attacks.learned.networks import Autoencoder, UNet, Upscaler
 from fedsim.recording.files import write_tensors
 from fedsim.recording.safe_files import DamagedFile, open_tensors, parse_json
 
-PriorKind = Literal["enhancer", "autoencoder", "generator", "denoiser"]
+PriorKind = Literal["enhancer", "autoencoder", "generator", "denoiser", "upscaler"]
 NETWORKS: Mapping[PriorKind, Callable[..., nn.Module]] = {
     "enhancer": UNet,
     "autoencoder": Autoencoder,
     "generator": ImageGenerator,
     "denoiser": UNet,
+    "upscaler": Upscaler,
 }
 FILE_ENDING = ".safetensors"
 """Suffix of the files of learned priors."""

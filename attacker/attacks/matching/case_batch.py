@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
@@ -36,8 +37,15 @@ from attacker.attacks.matching.rounds_in_order import RoundsInOrder
 from attacker.attacks.matching.warm_starts import Held
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import build_network
+from attacker.attacks.simulation.draws import Draws, find_draws
 from attacker.attacks.simulation.gradients import predict
 from fedsim import models
+from fedsim.recording.observation import Observation
+
+NOISE_SEED = 0
+"""Seed of the noise that is added before denoising (`DenoiserTerm.noise`). It is no secret, and equal for all searches."""
+NOISE_SHIFT = 997
+"""By how many times its length the noise is shifted over a whole search, so that each step has it at other places."""
 
 
 class CaseBatch:
@@ -61,6 +69,7 @@ class CaseBatch:
     held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
     coarse:    data type of large convolutions at the beginning of a search (`Search.coarse`); None for that of the weights, which
                comparisons in order have from the beginning.
+    draws:     variables of the client's random draws, which end the latent vectors; None without them.
     told:      whether the loss uses logits of the true examples from an oracle (information that no server has).
     """
 
@@ -80,7 +89,8 @@ class CaseBatch:
             attack.parametrisation, self.data, self.count, joint=joint, surrogate=attack.simulation.surrogate
         )
         if attack.prior.denoiser is not None:
-            check_denoiser(attack.prior.denoiser, torch.full((1, *self.data.shape), 0.5, device=attack.device))
+            check_denoiser(attack.prior.denoiser.denoise, torch.full((1, *self.data.shape), 0.5, device=attack.device))
+        self.draws = self._find_draws(first)
         self.held = self._stack_held()
         self.views = [self._build_view(o) for o in range(len(cases[0].observations))]
         self.defended = any(view.defended for view in self.views)
@@ -90,6 +100,21 @@ class CaseBatch:
         told = [o for o, view in enumerate(self.views) if "statistics" in view.rows]
         self.told_statistics = told if attack.sees_gradient else []
         self._set_thresholds()
+
+    def _find_draws(self, first: Observation) -> Draws | None:
+        """Return the variables of the client's random draws, and add their start to the latents; None if none are searched.
+
+        Raises ValueError for cases of several observations, and as `find_draws` does.
+        """
+        simulation = self.attack.simulation
+        if not (simulation.draws and simulation.knows_defense):
+            return None
+        if len(self.cases[0].observations) > 1:
+            raise ValueError(f"draws are searched for one observation, got {len(self.cases[0].observations)}; set draws=false")
+        own = dict(self.model.named_parameters())
+        found = find_draws(first, self.model, {name: first.weights[name].to(self.attack.device) for name in own})
+        self.space.drawn = None if found is None else found.start()
+        return found
 
     def _build_view(self, o: int) -> View:
         attack = self.attack
@@ -103,6 +128,7 @@ class CaseBatch:
             simulation=attack.simulation,
             device=attack.device,
             compiled=attack.search.compiled,
+            draws=self.draws,
         )
 
     def _stack_held(self) -> Held | None:
@@ -249,6 +275,9 @@ class CaseBatch:
             problem["features"] = features
         if self.attack.prior.in_units_of_loss:
             problem["unit"] = self._compute_unit()[rows]
+        if (term := self.attack.prior.denoiser) is not None and term.noise:
+            noise = torch.randn(self.count * self.data.size, generator=Generator().manual_seed(NOISE_SEED))
+            problem["noise"] = (term.noise * noise).to(z.device).expand(len(cases), -1)
         if consistency := self.attack.search.consistency:
             problem["group"] = {"case": rows, "weight": consistency.weight * self._compute_unit()[rows]}
         problem["gain"] = vmap(self._compute_gain, randomness="different")(z, problem)
@@ -296,7 +325,8 @@ class CaseBatch:
             or self.epochs > 1
             or own.keys() & {"smoothing", "statistics", "features", "unit"}
         ):
-            slope, loss = map_problems(grad_and_value(self._compute_prior_terms), z, per_problem)
+            terms = partial(self._compute_prior_terms, share=share)
+            slope, loss = map_problems(grad_and_value(terms), z, per_problem)
         if self.attack.sees_gradient and self.in_order is not None:
             more_slope, more_loss = self.in_order.evaluate(z, per_problem, self.decode)
             slope, loss = slope + more_slope, loss + more_loss
@@ -308,7 +338,7 @@ class CaseBatch:
             slope = slope + self._differentiate_consistency(z, per_problem)
         return slope.to(z), loss.to(z)  # a network with weights of several dtypes gives the loss the widest of them
 
-    def _compute_prior_terms(self, z: Tensor, problem: ProblemRow) -> Tensor:
+    def _compute_prior_terms(self, z: Tensor, problem: ProblemRow, *, share: float) -> Tensor:
         """Return the sum of one problem's loss terms other than the gradient distance, a 0-d tensor.
 
         They are the priors, the mismatches of batch norm's statistics and of features, the difference between the examples of
@@ -320,7 +350,7 @@ class CaseBatch:
         if "smoothing" in problem:
             value = value + problem["gain"] * problem["smoothing"] * total_variation(x)
         if "unit" in problem:
-            value = value + problem["gain"] * problem["unit"] * self._measure_prior(z, x)
+            value = value + problem["gain"] * problem["unit"] * self._measure_prior(z, x, problem, share)
         if "statistics" in problem:
             mismatch = [self.views[o].measure_statistics(problem["views"][str(o)], x) for o in self.told_statistics]
             value = value + problem["gain"] * problem["statistics"] * torch.stack(mismatch).sum()
@@ -345,11 +375,17 @@ class CaseBatch:
         slope: Tensor = differentiate(weight.view(-1, *(1,) * (x.ndim - 1)) * apart)[0]
         return slope
 
-    def _measure_prior(self, z: Tensor, x: Tensor) -> Tensor:
+    def _measure_prior(self, z: Tensor, x: Tensor, problem: ProblemRow, share: float) -> Tensor:
         """Return the weighted terms of the prior on latents and of the denoiser, 0-d, in units of the loss of a zero gradient."""
         prior = self.attack.prior
-        value = prior.latent * self.space.measure_latents(z)
-        return value if prior.denoiser is None else value + prior.denoiser_weight * measure_noise(x, prior.denoiser)
+        value, term = prior.latent * self.space.measure_latents(z), prior.denoiser
+        if term is None:
+            return value
+        noise = None
+        if "noise" in problem:  # the same values in each step, at other places
+            moved = problem["noise"].roll(round(NOISE_SHIFT * share * x.numel()))
+            noise = (1 - share) * moved.reshape(x.shape)
+        return value + term.weight * measure_noise(x, term.denoise, noise)
 
     def _measure_features(self, problem: ProblemRow, x: Tensor) -> Tensor:
         """Return how much the features of the first observation's examples differ from their targets, 0-d."""

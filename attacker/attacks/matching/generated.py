@@ -6,6 +6,7 @@ each example's own copy of the generator (Jeon et al. 2021, GIAS). `Decoder.phas
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,10 +16,13 @@ from torch.func import functional_call, vmap
 from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
 from attacker.attacks.matching.decoders import Decoder, DecoderFactory
+from attacker.attacks.optimisers.balls import project_onto_l1_ball
 from fedsim.recording.observation import DataSpec
 
 SEARCHED_STAGES = 2
 """Number of stages whose feature maps are displaced; those of later ones have more values than images."""
+FEATURE_RADIUS = 0.3
+"""Largest mean absolute displacement of the feature maps after one stage in a search with `boxed`, as GIFD limits its l1 norm."""
 WEIGHT_UNIT = 0.1
 """Change of a weight for a displacement of 1, relative to the root mean square of its tensor. Of 0.02 and 0.1, the latter found
 more on four images of the validation part of benchmarks/support/splits.py."""
@@ -55,6 +59,7 @@ def features(network: ImageGenerator, path: str) -> DecoderFactory:
 
     A factory returns the decoder for given data, and raises ValueError if the generator does not fit them. Displacements are
     added to the results of the first SEARCHED_STAGES stages. path: the generator's file, for messages.
+    Its box, for searches with `boxed`, is an l1 ball for the displacements of each stage (Fang et al. 2023, section 3.2).
     """
     shapes = network.feature_shapes[:SEARCHED_STAGES]
     phases = (network.latents, *(torch.Size(shape).numel() for shape in shapes))
@@ -69,7 +74,11 @@ def features(network: ImageGenerator, path: str) -> DecoderFactory:
                 found = found + moves[stage].reshape(-1, *shapes[stage])
         return found
 
-    return _start_at_encoded(network, path, phases, decode)
+    def project(z: Tensor) -> Tensor:
+        first, *moves = torch.split(z, list(phases), dim=1)
+        return torch.cat([first, *(project_onto_l1_ball(move, FEATURE_RADIUS * move.shape[1]) for move in moves)], dim=1)
+
+    return replace_box(_start_at_encoded(network, path, phases, decode), project)
 
 
 def weights(network: ImageGenerator, path: str) -> DecoderFactory:
@@ -121,6 +130,11 @@ def find_generated(name: str) -> DecoderFactory:
     factory = SEARCHES[word](read_generator(Path(path)), path)
     factory.__name__ = factory.__qualname__ = name  # for messages, and to tell searches apart
     return factory
+
+
+def replace_box(factory: DecoderFactory, project: Callable[[Tensor], Tensor]) -> DecoderFactory:
+    """Return the factory of the same decoders with another projection into the box of latents."""
+    return lambda data: replace(factory(data), project=project)
 
 
 def _start_at_encoded(

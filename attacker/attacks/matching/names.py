@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar, get_args
 
+from attacker.attacks.learned.enhancer import find_denoiser
 from attacker.attacks.learned.prior_file import FILE_ENDING
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, DecoderFactory, autoencoder
 from attacker.attacks.matching.generated import find_generated, is_generated
 from attacker.attacks.matching.objectives import Distance, absolute, cosine, euclidean
+from attacker.attacks.matching.priors import DenoiserTerm
 from attacker.attacks.matching.simulation import LocalSteps
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
@@ -62,6 +64,17 @@ def _look_up(what: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:
     if name not in parts:
         raise ValueError(f"unknown {what} {name!r}. Known: {', '.join(parts)}")
     return parts[name]
+
+
+def get_denoiser_term(name: str, weight: float, noise: float) -> DenoiserTerm | None:
+    """Return the term of the denoiser with this name (`find_denoiser`); None for "none" and for a weight of 0.
+
+    weight, noise: as in `DenoiserTerm`. Raises ValueError if one of them is negative, and for an unknown name.
+    """
+    if weight < 0 or noise < 0:
+        raise ValueError(f"denoiser_weight and denoiser_noise must not be negative, got {weight} and {noise}")
+    denoise = find_denoiser(name)
+    return None if denoise is None or not weight else DenoiserTerm(denoise=denoise, weight=weight, noise=noise)
 
 
 def check_local_steps(name: str) -> LocalSteps:

@@ -28,17 +28,21 @@ class Parametrisation:
 
 
 class LatentSpace:
-    """The layout of a latent vector: latents of all examples, then logits of labels if `joint`, then a number if `surrogate`.
+    """The layout of a latent vector: latents of all examples, then logits of labels if `joint`, then what a client drew.
+
+    Instead of the latter, there is one number at the end if `surrogate`.
 
     examples:  number V of examples per problem (one search for the examples of one case).
     joint:     whether soft labels are optimised together with the examples.
     surrogate: whether the weights at which the gradient is computed are optimised as well (SME), by this one number.
+    drawn:     start of the variables of a client's random draws (`simulation.draws`), (number of them,); None without them.
     """
 
     def __init__(
         self, parametrisation: Parametrisation, data: DataSpec, examples: int, *, joint: bool = False, surrogate: bool = False
     ) -> None:
         self.data, self.examples, self.joint, self.surrogate = data, examples, joint, surrogate
+        self.drawn: Tensor | None = None
         self.init, self.boxed = parametrisation.init, parametrisation.boxed
         self.decoder, self.decoder_name = build_decoder(parametrisation.decoder, data), get_decoder_name(parametrisation.decoder)
         self.size = examples * torch.Size(self.decoder.shape).numel()
@@ -69,6 +73,8 @@ class LatentSpace:
         if self.joint:
             shape = (self.examples * self.data.num_classes,)
             parts.append(torch.stack([torch.randn(shape, generator=g) for g in rngs]).to(device))
+        if self.drawn is not None:
+            parts.append(self.drawn.to(device).expand(len(starts), -1))
         if self.surrogate:
             parts.append(torch.zeros(len(starts), 1, device=device))
         return torch.cat(parts, dim=1)

@@ -25,6 +25,21 @@ MAX_NOISE_RATIO = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class DenoiserTerm:
+    """A term of the loss that keeps images near those that a denoiser returns.
+
+    denoise: map of images (N, C, H, W) to denoised ones. weight: of `measure_noise`, above 0.
+    noise: standard deviation of noise that is added to the images before they are denoised, at the first step of a search; it
+           falls linearly to 0 at the last one. A denoiser of every noise level is a diffusion model, and this is its prior
+           without the weights of noise levels (Mardani et al. 2024, RED-diff, eq. 12). 0 for RED.
+    """
+
+    denoise: Denoise
+    weight: float
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prior:
     """The prior of a search.
 
@@ -37,8 +52,7 @@ class Prior:
     belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
     latent:   weight of the mean square of the latents (`LatentSpace.measure_latents`), relative to the same loss as `tv`. For
               latents with a standard normal prior, this is the term of a MAP estimate, up to its scale.
-    denoiser: a map of images (N, C, H, W) to denoised ones, for the term `measure_noise`; None for none.
-    denoiser_weight: weight of that term, relative to the same loss as `tv`.
+    denoiser: the term of a denoiser, relative to the same loss as `tv`; None for none.
     """
 
     tv: float = 0.0
@@ -46,13 +60,12 @@ class Prior:
     tv_of_noise: float = 0.0
     belief: Belief | None = None
     latent: float = 0.0
-    denoiser: Denoise | None = None
-    denoiser_weight: float = 0.0
+    denoiser: DenoiserTerm | None = None
 
     @property
     def in_units_of_loss(self) -> bool:
         """Whether `latent` or the denoiser has a weight, which is relative to the loss of a zero gradient."""
-        return self.latent > 0 or (self.denoiser is not None and self.denoiser_weight > 0)
+        return self.latent > 0 or self.denoiser is not None
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -65,13 +78,15 @@ def total_variation(x: Tensor) -> Tensor:
     return torch.stack([t.abs().sum() / max(1, t.numel()) for t in (down, across)]).sum()
 
 
-def measure_noise(x: Tensor, denoiser: Denoise) -> Tensor:
+def measure_noise(x: Tensor, denoise: Denoise, noise: Tensor | None = None) -> Tensor:
     """Return half the mean squared difference of images x (N, C, H, W) and the denoised images D(x), a 0-d tensor.
 
     D(x) counts as constant when this is differentiated, so that the gradient is (x - D(x)) divided by the number of values, as in
     regularisation by denoising (Romano et al. 2017, RED, eq. 12).
+    noise: added to the images before they are denoised, (N, C, H, W); None for none.
     """
-    return (x - denoiser(x.detach()).detach()).square().mean() / 2
+    given = x.detach() if noise is None else x.detach() + noise
+    return (x - denoise(given).detach()).square().mean() / 2
 
 
 def check_denoiser(denoiser: Denoise, x: Tensor) -> None:

@@ -23,7 +23,9 @@ from attacker.attacks.matching.layer_weights import weigh_by_norm, weigh_relativ
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.simulation.batch_statistics import compute_statistics, measure_mismatch, read_statistics
+from attacker.attacks.simulation.bottleneck import SolvedBottleneck, find_solved_bottleneck
 from attacker.attacks.simulation.client import build_gradient, follow_channel, simulate_channel
+from attacker.attacks.simulation.draws import Draws
 from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import ChannelState, transparent
 from fedsim.recording.observation import Observation
@@ -41,7 +43,9 @@ class View(ObservedGradients):
     places:   (cases, N) index of the example at each of the N positions of the observation, among the V examples of the case.
     gamma:    (cases,) weight of the observation in the objective.
     examples: the number V.
+    draws:    variables of the client's random draws at the end of latent vectors; None if none are searched.
     compiled: whether to compile the evaluation by `torch.compile`.
+    bottleneck: the gradient before a variational bottleneck, which then replaces the simulation of its draws; None without one.
     rows:     the data that differ between cases, tensors with one row per case, in nested dicts. The argument `row` of the
               methods is one row of it, or a stack of rows, one per problem.
     """
@@ -58,20 +62,22 @@ class View(ObservedGradients):
         simulation: Simulation,
         device: str = "cpu",
         compiled: bool = False,
+        draws: Draws | None = None,
     ) -> None:
         keep_freed_memory()
         super().__init__(observations, model=model, device=device, knows_defense=simulation.knows_defense)
-        self.objective, self.simulation = objective, simulation
+        self.objective, self.simulation, self.draws = objective, simulation, draws
         loss = self.training.loss
         self.plain = simulation.build_gradient(build_gradient(model, self.data, loss), self.training, self.sizes)
         self.gradient = simulation.build_gradient(build_gradient(model, self.data, loss, self.rule), self.training, self.sizes)
         self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in self.seen.items()}) > 0)
+        self.bottleneck = self._find_bottleneck(places.shape[1])
         self._stack(places, gamma)
         if objective.batch_norm:
             self._add_statistics(observations)
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
-        own_way = self.own_rule or simulation.surrogate or simulation.local_steps == "simulated"
-        self.common = not own_way and self.shared and self.same_buffers
+        own_way = self.own_rule or draws is not None or simulation.surrogate or simulation.local_steps == "simulated"
+        self.common = not own_way and self.bottleneck is None and self.shared and self.same_buffers
         self.to_compile = compiled
         self.compiled: Compiled | None = None
 
@@ -94,13 +100,31 @@ class View(ObservedGradients):
         """
         return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
+    def _find_bottleneck(self, examples: int) -> SolvedBottleneck | None:
+        """Return the gradient before a known variational bottleneck, with solved errors; None if there is none.
+
+        examples: number N in the observation. The update must be the gradient of one batch, without a defense that changes it.
+        """
+        simulation, training = self.simulation, self.training
+        plain = simulation.local_steps == "one_batch" and not simulation.surrogate and training.is_linear
+        if not simulation.knows_defense or self.defended or not plain:
+            return None
+        one = self.weights if self.shared else {name: w[0] for name, w in self.weights.items()}
+        found = find_solved_bottleneck(self.model, self.data, one, examples, training.loss)
+        return None if found is None or any(training.is_frozen(name) for name in found.names) else found
+
+    def _is_compared(self, name: str) -> bool:
+        if self.bottleneck is None:
+            return name not in self.omitted
+        return name in self.bottleneck.compared and not self.training.is_frozen(name)
+
     def _stack(self, places: Tensor, gamma: Tensor) -> None:
         """Set `rows`, the data that differ between cases (see `View`), `worst` and `power`.
 
         worst: (cases,) distance of each observed gradient from a zero gradient. power: (cases,) expected squared norm of the
         known noise in it. places, gamma: see `View`.
         """
-        compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
+        compared = {name: g for name, g in self.gradients.items() if self._is_compared(name)}
         scale = [self._compute_scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
         scales = {name: torch.stack([s[name] for s in scale]) for name in scale[0]}
         self.rows: ProblemRow = {
@@ -112,6 +136,8 @@ class View(ObservedGradients):
         }
         if self.simulation.surrogate:
             self.rows["seen"] = self.seen
+        if self.bottleneck is not None:
+            self.rows["encoder"] = {name: self.gradients[name] for name in self.bottleneck.names}
         if not self.shared:
             self.rows["weights"] = self.weights
         if not self.same_buffers:
@@ -190,8 +216,20 @@ class View(ObservedGradients):
         Arguments as in `compute_distance`.
         """
         weights = row.get("weights", self.weights)
-        at = self._get_surrogate_weights(row, weights, z)
-        return self._observe(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
+        return self._observe(self._differentiate(weights, x, y, z, row), row)
+
+    def _differentiate(self, weights: GradientTensors, x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
+        """Return the gradient of one problem at these weights, by parameter name, before the defense changes an update.
+
+        Other arguments as in `compute_distance`. Behind a bottleneck, it has only the parameters that are compared.
+        """
+        buffers, places = row.get("buffers", self.buffers), row["places"]
+        if self.draws is not None:
+            mixed = self.draws.mix(z, x[places], y[places], self.data.num_classes)
+            return self.gradient(weights, *mixed, {**buffers, **self.draws.build_buffers(z)})
+        if self.bottleneck is not None:
+            return self.bottleneck(weights, x[places], y[places], row["encoder"], buffers)
+        return self.gradient(self._get_surrogate_weights(row, weights, z), x[places], y[places], buffers)
 
     def _get_surrogate_weights(self, row: ProblemRow, weights: GradientTensors, z: Tensor) -> GradientTensors:
         """Return the weights at which the gradient is computed.
@@ -310,9 +348,7 @@ class View(ObservedGradients):
             return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in found.items()}
 
         def compute(x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
-            weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
-            at = self._get_surrogate_weights(row, weights, z)
-            return self.gradient(at, x[row["places"]], y[row["places"]], buffers)
+            return self._differentiate(row.get("weights", self.weights), x, y, z, row)
 
         gradients: GradientTensors = map_problems(compute, x, y, z, row)
         return gradients

@@ -26,7 +26,9 @@ class RoundsInOrder:
         self.views = views
         first, size = views[0], sum(w.numel() for view in views for w in view.weights.values())
         alike = all(view.shared and view.same_buffers and view.sizes == first.sizes for view in views)
-        stacked = alike and not first.simulation.surrogate and size <= MAX_STACKED_WEIGHTS and len(views) > 1
+        stacked = (
+            alike and not (first.simulation.surrogate or first.bottleneck) and size <= MAX_STACKED_WEIGHTS and len(views) > 1
+        )
         self.weights = _stack([view.weights for view in views]) if stacked else None
         self.buffers = _stack([view.buffers for view in views]) if stacked else {}
 

@@ -26,6 +26,8 @@ class Simulation:
     knows_defense:   compute gradients as the defense does (for example clipped per example), simulate its effect on the update,
                      leave out parameters whose gradients it replaces by random or wrong ones, and, for squared distances, do not
                      restart searches whose final loss is at the level of its noise.
+    draws:           search for what the client drew at random in one step, with the examples: the mixtures of MixUp, and the
+                     masks of dropout (`simulation.draws`). If not set, examples are assumed to be unmixed, and features kept.
     """
 
     local_steps: LocalSteps = "one_batch"
@@ -33,12 +35,17 @@ class Simulation:
     order_invariant: float = 0.0
     in_order: bool = False
     knows_defense: bool = True
+    draws: bool = False
 
     def __post_init__(self) -> None:
         if self.order_invariant and self.local_steps != "simulated":
             raise ValueError("order_invariant needs simulated local epochs; set local_steps=simulated")
         if self.surrogate and self.local_steps == "simulated":
             raise ValueError("surrogate replaces the simulation of local steps; set local_steps=one_batch, or surrogate=false")
+        if self.draws and (self.surrogate or self.local_steps == "simulated" or self.in_order):
+            raise ValueError(
+                "draws are those of one step in one round; set local_steps=one_batch and no surrogate, or draws=false"
+            )
 
     def build_gradient(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
         """Return the function that computes a client's gradient: `gradient` itself for "one_batch", or one that simulates steps.

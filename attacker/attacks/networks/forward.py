@@ -26,6 +26,20 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
     return logits
 
 
+def record_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor, *, layer: str) -> tuple[Tensor, Tensor]:
+    """Return the inputs (N, F) of the last call of a module in a forward pass (`run_forward_pass`), and the logits (N, K).
+
+    layer: name of the module. Inputs with more axes are flattened.
+    """
+    seen: list[Tensor] = []
+    handle = model.get_submodule(layer).register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
+    try:
+        logits = run_forward_pass(model, state, x)
+    finally:
+        handle.remove()
+    return seen[-1], logits
+
+
 @contextmanager
 def allow_double_backward(model: nn.Module) -> Iterator[None]:
     """Switch off fused attention, and cuDNN if the model has recurrent layers, within a `with` statement.

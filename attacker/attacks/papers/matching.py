@@ -8,7 +8,7 @@ from attacker.attacks.base import Need
 from attacker.attacks.closed_form.warm_start import add_closed_form_start, add_feature_start
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.labels.rules import infer_from_rows, infer_labels
-from attacker.attacks.learned.enhancer import NO_ENHANCER, find_denoiser
+from attacker.attacks.learned.enhancer import NO_ENHANCER
 from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -182,6 +182,8 @@ def inverting_gradients(
     latent: float = 0.0,
     denoiser: Annotated[str, OneOf((NO_ENHANCER,))] = NO_ENHANCER,
     denoiser_weight: float = 1.0,
+    denoiser_noise: float = 0.0,
+    draws: bool = False,
     consistency: float = 0.0,
     registered: bool = False,
     denoised: bool = True,
@@ -211,6 +213,10 @@ def inverting_gradients(
     denoiser: keeps the search near images that a denoiser leaves as they are (Romano et al. 2017, RED): the file of one that
               attacker train-prior wrote, or `module:function`, see `learned.enhancer`; none for none, as in the paper.
     denoiser_weight: weight of half the mean squared difference of images and denoised ones, relative to the same loss.
+    denoiser_noise: standard deviation of noise that is added before denoising at the first step, falling to 0 at the last one, as
+                    a diffusion prior does (Mardani et al. 2024, RED-diff); a value to try: 0.2.
+    draws: search with the images for what the client drew in its one step: the mixtures of MixUp (and of InstaHide without
+           flipped values or public images), and the masks of dropout(). By default, they are ignored.
     consistency: if above 0, all starts (`restarts`, at least 2) are made at once. It is the weight of the mean squared difference
                  between the images of each start and the mean over starts, relative to the same loss (Yin et al. 2021,
                  GradInversion, eq. 11). The images of the start with the lowest loss, without this term, are returned.
@@ -223,7 +229,7 @@ def inverting_gradients(
                       gradient evaluations (FedLeak, "gradient regularization").
     """
     is_calibrated = (learning_rate, signed, decoder, denoiser) == (INVERTING_RATE, False, "pixels", NO_ENHANCER)
-    is_calibrated = is_calibrated and not (batch_norm or feature_matching or latent or consistency or gradient_penalty)
+    is_calibrated = is_calibrated and not (batch_norm or feature_matching or latent or consistency or gradient_penalty or draws)
     is_calibrated = is_calibrated and compared_share == 1
     optimiser: Optimiser = Adam(learning_rate=learning_rate, signed=signed)
     if gradient_penalty:
@@ -237,14 +243,13 @@ def inverting_gradients(
             batch_norm=batch_norm,
             features=FeatureTerm(weight=feature_matching),
         ),
-        simulation=Simulation(knows_defense=knows_defense),
+        simulation=Simulation(knows_defense=knows_defense, draws=draws),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(
             tv=tv,
             tv_of_noise=TV_OF_NOISE if denoised else 0.0,
             latent=latent,
-            denoiser=find_denoiser(denoiser),
-            denoiser_weight=denoiser_weight,
+            denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),
         ),
         labels=Labels(rule=infer_labels),
         search=Search(

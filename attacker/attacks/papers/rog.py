@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from attacker.attacks.arguments import OneOf
+from attacker.attacks.arguments import FilePath, OneOf
 from attacker.attacks.base import Need
 from attacker.attacks.labels.rules import infer_labels
-from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER, find_denoiser, find_enhancer
+from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER, find_enhancer
 from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -31,6 +31,7 @@ def rog(
     distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "euclidean",
     local_steps: LocalSteps = "one_batch",
     enhancer: Annotated[str, OneOf((NO_ENHANCER, *BUILT_IN_ENHANCERS))] = NO_ENHANCER,
+    lpips_weights: FilePath = "",
     learning_rate: float = 0.05,
     tv: float = 1e-2,
     boxed: bool = False,
@@ -38,6 +39,8 @@ def rog(
     latent: float = 0.0,
     denoiser: Annotated[str, OneOf((NO_ENHANCER,))] = NO_ENHANCER,
     denoiser_weight: float = 1.0,
+    denoiser_noise: float = 0.0,
+    draws: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Search by Adam with cosine annealing for images, by default of a quarter of height and width (Yue et al. 2022, ROG).
@@ -51,21 +54,26 @@ def rog(
     local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
     about n times as long for n local steps.
     enhancer: changes the images after the search, and those of the null: none, small (shipped), the file of an enhancer that
-    attacker train-prior wrote, that of a generator, which looks for the nearest images that it makes (ROGS), or
-    `module:function`, see `learned.enhancer`.
+    attacker train-prior wrote, that of a generator, which looks for the nearest images that it makes (ROGS) by Adam or, if
+    @frank_wolfe follows the file, by the method of Frank and Wolfe, or `module:function`, see `learned.enhancer`.
+    lpips_weights: file of AlexNet's weights, with which LPIPS is a part of that search's distance, as for attacker score; by
+    default those in torch's hub cache, and no LPIPS without them.
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
     the paper does not.
     tv, denoised: as in `cpl`; the paper uses no total variation (--preset published).
-    latent, denoiser, denoiser_weight: as in `inverting_gradients`; the paper has none of them.
+    latent, denoiser, denoiser_weight, denoiser_noise: as in `inverting_gradients`; the paper has none of them.
+    draws: as in `inverting_gradients`.
     knows_defense: as in `dlg`; simulated updates pass through the model of each defense (its channel) before they are compared.
     """
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD, Need.IMAGES}
     return GradientMatching(
         name="rog",
         objective=Objective(distance=named.get_distance(distance)),
-        simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense),
+        simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense, draws=draws),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init), boxed=boxed),
-        prior=Prior(tv=tv, denoised=denoised, latent=latent, denoiser=find_denoiser(denoiser), denoiser_weight=denoiser_weight),
+        prior=Prior(
+            tv=tv, denoised=denoised, latent=latent, denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise)
+        ),
         labels=Labels(rule=infer_labels),
         search=Search(
             optimiser=Adam(learning_rate=learning_rate, decay_at=(), cosine=LAST_RATE),
@@ -73,6 +81,6 @@ def rog(
             stop=Stop(patience=steps, decrease=0.0),
             restarts=restarts,
         ),
-        enhancer=find_enhancer(enhancer),
+        enhancer=find_enhancer(enhancer, lpips_weights),
         needs=frozenset(needs),
     )

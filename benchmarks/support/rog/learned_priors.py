@@ -10,7 +10,7 @@ from statistics import mean
 import torch
 from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
 from support.rog.columns import BatchSetting, DefendedColumn, observe
-from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
+from support.rog.outcomes import LPIPS_FILE, AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
 from support.rog.ready_prior import print_progress
 from support.splits import Images, Part, count_part, load_images
 
@@ -59,29 +59,34 @@ def train_priors(asked: Options, folder: Path) -> TableAndSummary:
     return rows, {}
 
 
-def make_attacks(folder: Path, steps: int) -> dict[str, GradientMatching]:
+def make_attacks(folder: Path, steps: int, lpips_weights: str = "") -> dict[str, GradientMatching]:
     """Return a dict of attacks by name, which differ in their priors only. Labels are inferred from the update.
 
-    folder: that of the trained priors. steps: iterations of each attack, in all its phases together.
+    folder: that of the trained priors. steps: iterations of each attack, in all its phases together. lpips_weights: file of
+    AlexNet's weights for ROGS; "" for none.
     """
     generator, denoiser = str(folder / "generator.safetensors"), str(folder / "denoiser.safetensors")
+    own = {"steps": steps, "decoder": "pixels", "init": "uniform", "tv": 0.0}
+    learned = {"denoiser": denoiser, "denoiser_weight": DENOISER_WEIGHT}
     return {
         "pixels": rog(steps=steps, decoder="pixels", init="uniform"),
         "bicubic4 (ROG)": rog(steps=steps),
-        "bicubic4, then nearest image (ROGS)": rog(steps=steps, enhancer=generator),
+        "bicubic4, then nearest image (ROGS)": rog(steps=steps, enhancer=generator, lpips_weights=lpips_weights),
+        "the same by Frank-Wolfe": rog(steps=steps, enhancer=f"{generator}@frank_wolfe", lpips_weights=lpips_weights),
         "latents (GGL)": rog(steps=steps, decoder=f"{generator}@latents", latent=LATENT_WEIGHT),
         "features (GIFD)": rog(steps=steps, decoder=f"{generator}@features", latent=LATENT_WEIGHT),
+        "features in l1 balls": rog(steps=steps, decoder=f"{generator}@features", latent=0.0, boxed=True),
         "weights (GIAS)": rog(steps=steps, decoder=f"{generator}@weights", latent=LATENT_WEIGHT),
-        "pixels, denoiser": rog(
-            steps=steps, decoder="pixels", init="uniform", denoiser=denoiser, denoiser_weight=DENOISER_WEIGHT, tv=0.0
-        ),
+        "pixels, no prior": rog(**own),
+        "pixels, denoiser (RED)": rog(**own, **learned),
+        "pixels, denoiser with noise (diffusion)": rog(**own, **learned, denoiser_noise=DENOISER_NOISE),
     }
 
 
 LATENT_WEIGHT = 1e-3
 """Weight of the prior on latents, relative to the loss of a zero gradient."""
-DENOISER_WEIGHT = 1.0
-"""Weight of the denoiser's term, relative to the same loss."""
+DENOISER_WEIGHT, DENOISER_NOISE = 1.0, 0.2
+"""Weight of the denoiser's term, relative to the same loss, and standard deviation of the noise at the first step."""
 
 
 def measure_priors(asked: Options, folder: Path, *, part: Part = "report", count: int = 8, batch: int = 4) -> TableAndSummary:
@@ -97,6 +102,7 @@ def measure_priors(asked: Options, folder: Path, *, part: Part = "report", count
     images = load_images(asked, "cifar10", batch if asked.quick else count, part=part)
     images = replace(images, y=images.y % CLASSES)
     perceptual = load_perceptual(asked, SIDE)
+    weights = "" if perceptual is None or asked.data is None else str(asked.data / LPIPS_FILE)
     network = read_prior(folder / "generator.safetensors", "generator").network
     assert isinstance(network, ImageGenerator)
     nearest = match_images(network, images.x, images.y, perceptual=perceptual, steps=4 if asked.quick else 0)
@@ -110,7 +116,7 @@ def measure_priors(asked: Options, folder: Path, *, part: Part = "report", count
         cases = [_observe_batch(column, images, part, asked) for part in parts]
         labels = mean(share_of_labels(case, images.y[part], asked) for case, part in zip(cases, parts, strict=True))
         found = {}
-        for name, attack in make_attacks(folder, steps).items():
+        for name, attack in make_attacks(folder, steps, weights).items():
             for title, one in ((name, attack), (f"{name}, null", attack.null())):
                 own = [answers.attack(one, case, images.x[part], asked) for case, part in zip(cases, parts, strict=True)]
                 found[title] = measure_similarity(torch.cat([answer.x for answer in own]), images.x, perceptual)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,15 +11,17 @@ from generators import seeded
 from torch import Tensor
 from torch.func import grad, vmap
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import AttackSpec, Case, rog
 from attacker.attacks.learned import generator_search
-from attacker.attacks.learned.enhancer import find_denoiser, read_enhancer
+from attacker.attacks.learned.enhancer import find_denoiser, find_enhancer, read_enhancer
 from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.generator_search import match_images, measure_distance
 from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, build_network, read_prior, write_prior
-from attacker.attacks.matching.generated import WEIGHT_UNIT, read_generator
-from attacker.attacks.matching.names import get_decoder
-from attacker.attacks.matching.priors import measure_noise
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.matching.generated import FEATURE_RADIUS, WEIGHT_UNIT, read_generator
+from attacker.attacks.matching.names import get_decoder, get_denoiser_term
+from attacker.attacks.matching.priors import DenoiserTerm, measure_noise
+from attacker.attacks.optimisers.balls import project_onto_ball
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.phases import Phased
 from attacker.reconstruction import Reconstruction
@@ -223,6 +225,81 @@ def test_denoiser_keeps_the_search_near_images_that_it_leaves(
     assert spread[1] < 0.2 * spread[0]
     with pytest.raises(ValueError, match="a denoiser must map images"):
         attack(case, denoiser="my_denoisers:none")
+
+
+def test_noise_before_denoising_falls_to_zero_over_a_search_and_is_moved(tmp_path: Path, case: Case) -> None:
+    """The denoiser sees the images alone at the end, and before that with other noise in each step."""
+    seen = []
+
+    def watch(x: Tensor) -> Tensor:
+        seen.append(x)
+        return x
+
+    base = rog(steps=4, decoder="pixels")
+    batch = CaseBatch(base.copy_with(denoiser=DenoiserTerm(denoise=watch, weight=1.0, noise=0.3)), [case])
+    z = torch.full((1, batch.space.size), 0.5)
+    problem = batch.build_problem([0], z, LABELS[None])
+    for share in (0.0, 0.5, 0.75, 1.0):
+        batch.evaluate(z, problem, share)
+    noise = [x - 0.5 for x in seen[-4:]]
+    for x, wanted in zip(noise, (0.3, 0.15, 0.075, 0.0), strict=True):
+        assert float(x.std()) == pytest.approx(wanted, rel=0.1)
+    assert float(torch.corrcoef(torch.stack([noise[0].flatten(), noise[1].flatten()]))[0, 1].abs()) < 0.2
+    x = torch.rand(2, *DATA.shape, generator=seeded())
+    found = grad(lambda x: measure_noise(x, torch.tanh, 0.1 * x.detach()))(x)
+    torch.testing.assert_close(found, (x - torch.tanh(1.1 * x)) / x.numel())
+    assert get_denoiser_term("none", 1.0, 0.0) is None
+    own = str(write(tmp_path / "denoiser.safetensors", "denoiser"))
+    assert get_denoiser_term(own, 0.0, 0.0) is None
+    with pytest.raises(ValueError, match="must not be negative, got -1 and 0"):
+        get_denoiser_term(own, -1, 0)
+
+
+def test_displaced_features_stay_in_l1_balls_if_boxed(path: Path, case: Case) -> None:
+    decoder = get_decoder(f"{path}@features")(DATA)
+    z = torch.randn(3, *decoder.shape, generator=seeded())
+    found = decoder.project(5 * z)
+    assert torch.equal(found[:, :10], 5 * z[:, :10])
+    for part in torch.split(found[:, 10:], [64, 256], dim=1):
+        torch.testing.assert_close(part.abs().mean(dim=1), torch.full((3,), FEATURE_RADIUS))
+    assert torch.equal(decoder.project(0.01 * z), 0.01 * z)
+    free, kept = (attack(case, decoder=f"{path}@features", steps=9, learning_rate=3.0, boxed=boxed).x for boxed in (False, True))
+    assert not torch.equal(free, kept)
+
+
+def test_search_for_the_nearest_image_by_frank_wolfe_stays_in_the_ball_and_returns_its_best(path: Path) -> None:
+    network = read_generator(path)
+    inside = torch.randn(2, 10, generator=seeded())
+    x = network.decode(2 * inside / inside.norm(dim=1, keepdim=True), LABELS)
+    start = network.decode(project_onto_ball(network.encode(x)[0], 10**0.5), LABELS)
+    errors = [measure_distance(match_images(network, x, LABELS, steps=n, optimiser="frank_wolfe"), x, None) for n in (1, 50, 400)]
+    torch.testing.assert_close(errors[0], measure_distance(start, x, None))
+    assert (errors[1] <= errors[0]).all()
+    assert (errors[2] < 0.5 * errors[0]).all()
+    far = network.decode(9 * inside, LABELS)  # its latents lie outside
+    bounded, free = (match_images(network, far, LABELS, steps=100, optimiser=name) for name in ("frank_wolfe", "adam"))
+    assert not torch.allclose(bounded, free)
+    assert "frank_wolfe without LPIPS" in read_enhancer(path, optimiser="frank_wolfe").name
+    with pytest.raises(ValueError, match="unknown optimiser 'newton'"):
+        find_enhancer(f"{path}@newton")
+
+
+def test_lpips_enters_the_search_for_the_nearest_image(path: Path, tmp_path: Path) -> None:
+    """The metric stands for LPIPS: it compares the means of the images, which alone then decide."""
+
+    class Means:
+        def compare(self, x: Tensor, truth: Tensor) -> Tensor:
+            return 100 * (x.mean(dim=(1, 2, 3)) - truth.mean(dim=(1, 2, 3))).abs()
+
+    network, x = read_generator(path), torch.rand(2, *DATA.shape, generator=seeded())
+    plain, measured = (match_images(network, x, LABELS, perceptual=metric, steps=60) for metric in (None, cast(Any, Means())))
+    apart = [(made.mean(dim=(1, 2, 3)) - x.mean(dim=(1, 2, 3))).abs() for made in (plain, measured)]
+    assert (apart[1] < 0.5 * apart[0] + 1e-3).all()
+    with pytest.raises(FileNotFoundError, match="do not exist"):
+        find_enhancer(str(path), str(tmp_path / "none.safetensors"))
+    network_without_search = write(tmp_path / "enhancer.safetensors", "enhancer")
+    with pytest.raises(ValueError, match="holds no generator"):
+        find_enhancer(f"{network_without_search}@frank_wolfe")
 
 
 def test_nearest_image_of_the_generator_is_found_for_answer_and_null(

@@ -1,0 +1,144 @@
+"""The gradient before a variational bottleneck (PRECODE, Scheliga et al. 2022), in which the client drew random values.
+
+The outputs of the bottleneck's encoder have errors D (N, M), the derivatives of the loss by them, which depend on the draws. The
+encoder's gradient is D^T H for its weight and D^T 1 for its bias, with its inputs H (N, F). For candidates, and so for known H,
+the errors are found by ridge regression on the observed gradient, around the errors of a bottleneck that draws its means. They
+also determine the gradients of all earlier parameters (variable projection, Golub & Pereyra 1973). The gradients of the decoder
+and of the last layer, which contain the draws themselves, are not compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vjp
+
+from attacker.attacks.networks.forward import record_inputs, run_forward_pass
+from attacker.attacks.simulation.gradients import NO_BUFFERS, explain_vmap_failure
+from defenses.networks import find_encoders, take_penalty
+from defenses.rules import Gradient, Weights
+from fedsim import models
+from fedsim.recording.observation import DataSpec
+
+RIDGE = 3.0
+"""Weight of the squared difference between the errors and those of mean draws, relative to the mean squared norm of the rows of
+inputs. Of seven values from 0.001 to 30, it was chosen on four images of the tuning part of benchmarks/support/splits.py."""
+MAX_SHARE_OF_FEATURES = 0.5
+"""Largest number of examples, relative to the encoder's inputs and outputs; as many candidates as inputs fit any gradient."""
+
+
+@dataclass(frozen=True)
+class SolvedBottleneck:
+    """The gradient before a bottleneck as a function of candidates and of the observed gradient of its encoder.
+
+    encoder: name of the encoder, a linear layer. before: names of the parameters that affect the logits only through its inputs.
+    """
+
+    model: nn.Module
+    data: DataSpec
+    loss: str
+    encoder: str
+    before: frozenset[str]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the encoder's weight and bias."""
+        return f"{self.encoder}.weight", f"{self.encoder}.bias"
+
+    @property
+    def compared(self) -> frozenset[str]:
+        """Names of the parameters whose gradients are computed: those of the encoder and all before it."""
+        return self.before | set(self.names)
+
+    def __call__(
+        self, weights: Weights, x: Tensor, y: Tensor, observed: Mapping[str, Tensor], buffers: Weights = NO_BUFFERS
+    ) -> Gradient:
+        """Return the gradient, by parameter name, of all parameters in `compared`, with errors that fit `observed`.
+
+        weights, buffers: of the model, by name. x: examples (N, *shape) in [0, 1]. y: labels (N,), or probabilities (N, K).
+        observed: gradient of the encoder, by name.
+        """
+        kept = {name: w for name, w in weights.items() if name not in self.before}
+
+        def compute_inputs(own: Weights) -> Tensor:
+            state = {**buffers, **kept, **own}
+            return record_inputs(self.model, state, self.data.normalise(x), layer=self.encoder)[0]
+
+        h, pull_back = vjp(compute_inputs, {name: weights[name] for name in self.before})  # type: ignore[misc]
+        weight, bias = self.names
+        rows = torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
+        expected = self._compute_mean_errors({**buffers, **weights}, x, y)
+        errors = _solve_errors(rows, torch.cat([observed[weight], observed[bias][:, None]], dim=1), expected)
+        (found,) = pull_back(errors @ weights[weight])
+        made = errors.T @ rows
+        return {**found, weight: made[:, :-1], bias: made[:, -1]}
+
+    def _compute_mean_errors(self, state: Weights, x: Tensor, y: Tensor) -> Tensor:
+        """Return the errors (N, M) that examples have if the bottleneck draws its means; state: weights and buffers."""
+        layer, measure = self.model.get_submodule(self.encoder), models.find_loss(self.loss)
+
+        def compute_loss(shift: Tensor) -> Tensor:
+            handle = layer.register_forward_hook(lambda module, given, out: out + shift)
+            try:
+                value = measure(run_forward_pass(self.model, state, self.data.normalise(x)), y)
+                penalty = take_penalty(self.model)
+            finally:
+                handle.remove()
+            return value if penalty is None else value + penalty
+
+        found: Tensor = grad(compute_loss)(x.new_zeros(len(x), state[self.names[1]].numel()))
+        return found
+
+
+def find_solved_bottleneck(
+    model: nn.Module, data: DataSpec, weights: Weights, examples: int, loss: str
+) -> SolvedBottleneck | None:
+    """Return the gradient before the variational bottleneck of a network; None if it cannot be solved.
+
+    There must be one bottleneck, called once per example, with at least twice as many inputs and outputs as there are examples.
+    torch.func must support the network. Parameters that also affect the logits on another path are not compared.
+    weights: of the model, by name; those of one observation.
+    """
+    encoders = sorted({name.rpartition(".")[0] for name in find_encoders(model)})
+    if len(encoders) != 1 or explain_vmap_failure(model, data, loss):
+        return None
+    layer = model.get_submodule(encoders[0])
+    assert isinstance(layer, nn.Linear)
+    if examples > MAX_SHARE_OF_FEATURES * min(layer.in_features, layer.out_features):
+        return None
+    before = _find_before(model, data, weights, encoders[0], layer.in_features)
+    return SolvedBottleneck(model, data, loss, encoders[0], before) if before else None
+
+
+def _solve_errors(rows: Tensor, observed: Tensor, expected: Tensor) -> Tensor:
+    """Return the errors D (N, M) that minimise ||D^T rows - observed||^2 + ridge * ||D - expected||^2.
+
+    rows: (N, F). observed: (M, F). expected: (N, M).
+    """
+    gram = rows @ rows.T
+    ridge = RIDGE * gram.diagonal().mean()
+    sides = rows @ observed.T + ridge * expected
+    found: Tensor = torch.linalg.solve(gram + ridge * torch.eye(len(rows), dtype=rows.dtype, device=rows.device), sides)
+    return found
+
+
+def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: str, inputs: int) -> frozenset[str]:
+    """Return the names of the parameters that the logits depend on only through the inputs of a layer.
+
+    It is empty if the layer does not get one row (1, inputs) for one example.
+    """
+    rng = torch.Generator().manual_seed(0)
+    own = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
+    state = {**{name: dict(model.named_buffers())[name] for name in models.list_buffers(model)}, **own}
+    x = data.normalise(torch.rand(1, *data.shape, generator=rng).to(next(iter(own.values()))))
+    h, _ = record_inputs(model, state, x, layer=encoder)
+    if h.shape != (1, inputs):
+        return frozenset()
+    handle = model.get_submodule(encoder).register_forward_pre_hook(lambda module, given: (given[0].detach(),))
+    try:
+        logits = run_forward_pass(model, state, x)
+    finally:
+        handle.remove()
+    seen, past = (torch.autograd.grad(t.sum(), list(own.values()), allow_unused=True) for t in (h, logits))
+    return frozenset(name for name, one, other in zip(own, seen, past, strict=True) if one is not None and other is None)

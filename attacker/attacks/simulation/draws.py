@@ -1,0 +1,115 @@
+"""What a client drew at random, as variables of a search: the mixtures of MixUp and InstaHide, and the masks of dropout.
+
+They follow the latents of the examples in a latent vector, and start at values without effect or near it. MixUp (Zhang et al.
+2018) and InstaHide without flipped values (Huang et al. 2020) train on M x with labels M y, for a matrix M (N, N) whose rows are
+nonnegative and sum to 1. Dropout before the last layer (Srivastava et al. 2014) multiplies features by masks (N, F).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.networks.forward import record_inputs
+from defenses.networks import Dropout
+from defenses.rules import Weights
+from fedsim.recording.observation import Observation
+
+OWN_LOGIT = 1.0
+"""Logit of an example's share in its own mixture at the start of a search; that of every other example is 0."""
+
+
+class _Masked(nn.Module):
+    """A layer in place of dropout that multiplies features by a mask, which is passed as a buffer in each forward pass."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random draws of one local step as variables.
+
+    examples: number N in the batch. mixes: whether examples are mixed. masks: for the name of each layer that stands for dropout,
+    its number of features F and its probability p that a feature is dropped.
+    """
+
+    examples: int
+    mixes: bool
+    masks: Mapping[str, tuple[int, float]]
+
+    @property
+    def size(self) -> int:
+        """Number of variables."""
+        return self.examples * (self.mixes * self.examples + sum(features for features, _ in self.masks.values()))
+
+    def start(self) -> Tensor:
+        """Return the variables (size,) at the start: mostly unmixed examples, and dropout that changes nothing."""
+        mixed = [OWN_LOGIT * torch.eye(self.examples).flatten()] if self.mixes else []
+        kept = [torch.full((self.examples * features,), log(1 / p - 1)) for features, p in self.masks.values()]
+        return torch.cat([*mixed, *kept])
+
+    def mix(self, z: Tensor, x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return the examples (N, *shape) and labels on which the client trains; z is a latent vector that ends in the variables.
+
+        y: labels (N,), or probabilities (N, K). Mixed labels are probabilities.
+        """
+        if not self.mixes:
+            return x, y
+        shares = z[len(z) - self.size :][: self.examples**2].reshape(self.examples, self.examples).softmax(dim=1)
+        soft = y if y.ndim == 2 else (y[:, None] == torch.arange(num_classes, device=y.device)).to(x.dtype)
+        return (shares @ x.flatten(1)).reshape(x.shape), shares @ soft
+
+    def build_buffers(self, z: Tensor) -> dict[str, Tensor]:
+        """Return the masks (N, F) by buffer name: the probability that a feature was kept, divided by 1 - p."""
+        found, at = {}, len(z) - self.size + self.mixes * self.examples**2
+        for name, (features, p) in self.masks.items():
+            own = z[at : at + self.examples * features].reshape(self.examples, features)
+            found[f"{name}.mask"] = own.sigmoid() / (1 - p)
+            at += self.examples * features
+        return found
+
+
+def replace_dropout(model: nn.Module) -> dict[str, float]:
+    """Replace the dropout of a defense by layers that take masks, and return their probabilities p by the name of the layer.
+
+    Dropout with p = 0 is left as it is.
+    """
+    found = {name: module.p for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
+    for name in found:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, _Masked())
+    return found
+
+
+def find_draws(observation: Observation, model: nn.Module, weights: Weights) -> Draws | None:
+    """Return what the client of an observation drew, if it declares such a defense; None without one.
+
+    model: in which the dropout of a defense becomes layers that take masks. weights: of the model, by name.
+    Raises ValueError if the update is not of one step, or if values are flipped or public images are mixed in, as InstaHide does
+    by default: then there are more variables than values.
+    """
+    step, count = observation.inputs.step, observation.num_examples or 0
+    dropped = replace_dropout(model)
+    if step is None and not dropped:
+        return None
+    if observation.training.count_step_examples(count) != (count,):
+        raise ValueError(
+            f"draws are searched for updates of one step, and these {count} examples are trained on in several; set draws=false"
+        )
+    settings = {} if step is None else dict(step.arguments)
+    if step is not None and step.name == "instahide" and (settings.get("public") or settings.get("flips", 0.5)):
+        raise ValueError(f"draws of {observation.inputs} are not searched: only of instahide(flips=0) without public images")
+    x = torch.rand(1, *observation.data.shape, generator=torch.Generator().manual_seed(0))
+    state = {**dict(model.named_buffers()), **{name: w.detach() for name, w in weights.items()}}
+    x = observation.data.normalise(x.to(next(iter(weights.values()))))
+    features = {name: record_inputs(model, state, x, layer=name)[0].shape[1] for name in dropped}
+    return Draws(count, step is not None, {name: (features[name], p) for name, p in dropped.items()})

@@ -1,0 +1,100 @@
+"""Tests of the gradient before a variational bottleneck with solved errors, against clients that drew their own values."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from attacker.attacks import Case, rog
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.simulation import bottleneck
+from attacker.attacks.simulation.bottleneck import SolvedBottleneck, find_solved_bottleneck
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation
+
+DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
+MODEL = ModelSpec(name="lenet_rog", network="precode(bottleneck=16)")
+LABELS = torch.tensor([0, 3, 1])
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def draw_images(seed: int = 0) -> Tensor:
+    return torch.rand(3, *DATA.shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def case(observe: Callable[..., Observation]) -> Case:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)  # the client's draws
+        return Case((observe((draw_images(), LABELS), model=MODEL, data=DATA),), known_labels=LABELS)
+
+
+def compare(case: Case, x: Tensor) -> tuple[SolvedBottleneck, dict[str, float]]:
+    """Return the bottleneck that a search uses, and the relative error of each simulated gradient at examples x."""
+    (view,) = CaseBatch(rog(decoder="pixels"), [case]).views
+    assert view.bottleneck is not None
+    row, z = view.get_case(0), torch.zeros(1)
+    made = view.simulate(row, x, LABELS, z)
+    return view.bottleneck, {name: float((made[name] - g).norm() / g.norm()) for name, g in row["observed"].items()}
+
+
+def test_true_examples_explain_the_update_whatever_was_drawn(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hardly any weight of mean draws, the errors and so all gradients before the block are exact; others are not."""
+    monkeypatch.setattr(bottleneck, "RIDGE", 1e-7)
+    found, errors = compare(case, draw_images())
+    assert max(errors.values()) < 1e-2
+    _, others = compare(case, draw_images(seed=1))
+    assert min(others[name] for name in found.before) > 0.1
+
+
+def test_errors_of_mean_draws_are_those_of_autograd_and_a_large_weight_leaves_them(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bottleneck, "RIDGE", 1e7)
+    found, _ = compare(case, draw_images())
+    (one,) = case.observations
+    model = models.build(MODEL, DATA).eval()
+
+    def measure(weights: dict[str, Tensor]) -> Tensor:
+        logits = torch.func.functional_call(model, weights, (draw_images(),))
+        block = model.get_submodule(found.encoder.rpartition(".")[0])
+        penalty = block.penalty
+        assert isinstance(penalty, Tensor)
+        block.penalty = None
+        return torch.nn.functional.cross_entropy(logits, LABELS) + penalty
+
+    wanted = grad(measure)(dict(one.weights))
+    observed = {name: torch.randn_like(one.weights[name]) for name in found.names}
+    made = found(one.weights, draw_images(), LABELS, observed)
+    for name in found.compared:
+        torch.testing.assert_close(made[name], wanted[name], atol=1e-4, rtol=1e-2)
+
+
+def test_only_the_encoder_and_what_precedes_it_are_compared(case: Case) -> None:
+    (view,) = CaseBatch(rog(), [case]).views
+    found = view.bottleneck
+    assert found is not None
+    assert found.encoder.endswith("bottleneck.encoder")
+    later = set(view.weights) - found.compared
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in later} == {"decoder", "head"}
+    assert set(view.rows["observed"]) == found.compared
+    loss = [float(compare(case, draw_images(seed))[1]["0.weight"]) for seed in (0, 1)]
+    assert loss[0] < loss[1]
+
+
+def test_large_batches_other_networks_and_defended_updates_are_simulated_as_before(observe: Callable[..., Observation]) -> None:
+    model = models.build(MODEL, DATA)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    assert find_solved_bottleneck(model, DATA, weights, 16, "cross_entropy") is not None
+    assert find_solved_bottleneck(model, DATA, weights, 17, "cross_entropy") is None
+    plain = models.build(ModelSpec(name="lenet_rog"), DATA)
+    own = {name: p.detach() for name, p in plain.named_parameters()}
+    assert find_solved_bottleneck(plain, DATA, own, 3, "cross_entropy") is None
+    batch = draw_images(), LABELS
+    signs = Case((observe(batch, model=MODEL, data=DATA, defense="sign()"),))
+    assert CaseBatch(rog(), [signs]).views[0].bottleneck is None
+    sent = Case((observe(batch, model=MODEL, data=DATA),))
+    assert CaseBatch(rog(knows_defense=False), [sent]).views[0].bottleneck is None
