@@ -126,6 +126,7 @@ class MatchingRun:
         rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
         features = batch.solve_features(pending, labels, rngs)
         problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None, features)
+        stop = self._choose_stop(restart)
         problems = Problems(
             evaluate=batch.evaluate,
             per_problem=problem,
@@ -134,6 +135,7 @@ class MatchingRun:
             least=batch.least[pending] * problem["gain"],
             floor=batch.floor[pending] * problem["gain"],
             anew=search.coarse if batch.coarse else 0.0,
+            plain=batch.encode_plain(labels, rngs) if stop.stall else None,
         )
         key = f"restart {restart}"
         found = descend(
@@ -141,7 +143,7 @@ class MatchingRun:
             problems,
             batch.space.split_into_phases(search.optimiser),
             search.steps,
-            self._choose_stop(restart),
+            stop,
             progress=self.progress,
             checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), device) if memory else None,
@@ -162,15 +164,15 @@ class MatchingRun:
     def _choose_stop(self, restart: int) -> Stop:
         """Return the stopping rule of the searches of this restart.
 
-        A null is never given up. Early limits were not chosen for warm starts, whose loss may rise at first, and for defended
-        updates, whose loss need not fall far: they are ignored in restart 0 of an attack that makes warm starts, and if a defense
-        is declared.
+        A null is never given up. Early limits and the test for stalled searches were not chosen for warm starts, whose loss may
+        rise at first, and for defended updates, whose loss need not fall far: they are ignored in restart 0 of an attack that
+        makes warm starts, and if a defense is declared.
         """
         stop = self.attack.search.stop
         if not self.attack.sees_gradient:
-            return replace(stop, give_up=0.0)
+            return replace(stop, give_up=0.0, stall=None)
         declared = any(one.defenses.steps or one.gradient.step for case in self.cases for one in case.observations)
-        return replace(stop, early=()) if declared or (self.attack.warm_start and restart == 0) else stop
+        return replace(stop, early=(), stall=None) if declared or (self.attack.warm_start and restart == 0) else stop
 
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor) -> Tensor:
         """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.
