@@ -1,38 +1,49 @@
 """Attacks on realistic networks and images: ResNet-18, MobileNet and a vision transformer at 64, 128 and 224 pixels.
 
-`real.py NETWORK-PIXELS`, for example `real.py resnet18-64`, which is the default. A client holds two batches of 1, 4 or 16 images
+`real.py NETWORK-PIXELS`, for example `real.py resnet18-64`, which is the default, or `real.py resnet18-64-16` for one batch size.
+A client holds two batches of 1, 4 or 16 images
 and trains on them for one epoch of SGD with momentum 0.9. Its update is attacked by Inverting Gradients, and by the same search
 without the update, its null. `above_null_db` is the mean difference in PSNR over examples, `interval_db` half the width of its
 95 % interval; an interval that covers 0 shows no leak. Closed forms are also tried on the update: `closed_form` is the name of
 the one that gives an answer, or the reason why none applies. A search whose loss hardly falls is given up after 6, 15 or 30 of
-`most_iterations`, its maximum number of iterations. cpu_seconds are those of the search and its null together, on one thread. The
-networks are torchvision's, untrained, in evaluation mode.
+`most_iterations`, its maximum number of iterations. It is also stopped by a limit of CPU-seconds; `ended` names what ended it.
+cpu_seconds are those of the search and its null together, on one thread. The networks are torchvision's, untrained, in evaluation
+mode.
 
 Images are ImageNet's of the report part if --data has them, else embedded photographs, resized where they have another size.
 `--quick` makes two iterations at 32 pixels for one batch of 2 images, which only checks that everything runs.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean, stdev
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
 from support.attacked import match_examples, run_attack
-from support.contract import Options, parse_options, print_results
+from support.contract import Options, measure_cpu, parse_options, print_results
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
 from torch.nn.functional import interpolate
 
 from attacker.attacks import Case, exact, inverting_gradients
+from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import psnr
 from fedsim import data as datasets
 from fedsim.recording import DataSpec, Training
 
 NETWORKS = {"resnet18": "resnet18", "mobilenet": "mobilenet_v3_small", "vit": "vit_b_16"}
 IMAGE_SIDES = (64, 128, 224)
-TABLES = tuple(f"{network}-{pixels}" for network in NETWORKS for pixels in IMAGE_SIDES)
 BATCH_SIZES, QUICK_BATCH_SIZES = (1, 4, 16), (2,)
+TABLES = tuple(
+    f"{network}-{pixels}{batch}"
+    for network in NETWORKS
+    for pixels in IMAGE_SIDES
+    for batch in ("", *(f"-{size}" for size in BATCH_SIZES))
+)
+SEARCH_SECONDS = {"cpu": 300.0, "cuda": 150.0}
+"""CPU-seconds after which a search is stopped, at the end of an iteration; on a GPU, so that three searches fit into a piece."""
 QUICK_PIXELS = 32
 STORED_PIXELS = 128
 """Height and width of the ImageNet images in --data, and of the largest embedded photographs."""
@@ -42,8 +53,9 @@ NUM_CLASSES = 10
 def main() -> None:
     """Run the benchmark."""
     asked = parse_options(__doc__ or "", tables=TABLES)
-    network, _, pixels = (asked.table or TABLES[0]).partition("-")
-    rows = [_measure(asked, network, int(pixels), batch) for batch in (QUICK_BATCH_SIZES if asked.quick else BATCH_SIZES)]
+    network, pixels, *chosen = (asked.table or TABLES[0]).split("-")
+    batches = QUICK_BATCH_SIZES if asked.quick else [int(batch) for batch in chosen] or BATCH_SIZES
+    rows = [_measure(asked, network, int(pixels), batch) for batch in batches]
     last = rows[-1]
     print_results(
         f"real {network}-{pixels}",
@@ -65,12 +77,15 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
         list(zip(found.x.split(batch), found.y.split(batch), strict=True)), f"{network}-{pixels}-{batch}"
     )
     search = inverting_gradients(steps=steps)
-    started, scores, seconds, made = perf_counter(), [], 0.0, []
-    for attack in (search, search.null()):
-        (answer,), spent = run_attack(attack, [case], asked)
-        made.append(answer)
-        scores.append(psnr(match_examples(answer, found.x)[0], found.x))
-        seconds += spent
+    started, scores, made = perf_counter(), [], []
+    with measure_cpu() as clock:
+        for attack in (search, search.null()):
+            progress = _stop_after(SEARCH_SECONDS[asked.device])
+            (answer,) = replace(attack, device=asked.device)(
+                [case], rng=torch.Generator().manual_seed(asked.seed), progress=progress
+            )
+            made.append(answer)
+    scores = [psnr(match_examples(answer, found.x)[0], found.x) for answer in made]
     gained = (scores[0] - scores[1]).tolist()
     half = 1.96 * stdev(gained) / len(gained) ** 0.5 if len(gained) > 1 else None
     return {
@@ -81,16 +96,33 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
         "data": found.name,
         "part": found.part,
         "iterations": made[0].iterations,
-        "given_up": any("was given up" in note for note in made[0].notes),
+        "ended": _describe_end(made[0], asked.device),
         "most_iterations": steps,
         "closed_form": _describe_closed_form(case, asked),
         "psnr": float(scores[0].mean()),
         "null_psnr": float(scores[1].mean()),
         "above_null_db": mean(gained),
         "interval_db": half,
-        "cpu_seconds": seconds,
+        "cpu_seconds": clock.seconds,
         "wall_seconds": perf_counter() - started,
     }
+
+
+def _stop_after(seconds: float) -> Callable[[int, int, str], None]:
+    """Return a progress callback that interrupts a search at the end of the first iteration after this many CPU-seconds."""
+    end = process_time() + seconds
+
+    def report(done: int, most: int, text: str) -> None:
+        if process_time() > end:
+            raise KeyboardInterrupt
+
+    return report
+
+
+def _describe_end(found: Reconstruction, device: str) -> str:
+    if found.interrupted:
+        return f"limit of {SEARCH_SECONDS[device]:.0f} CPU-seconds"
+    return "given up" if any("was given up" in note for note in found.notes) else "all iterations"
 
 
 def _load_examples(asked: Options, pixels: int, count: int) -> Images:

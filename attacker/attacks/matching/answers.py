@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from time import perf_counter
 
 import torch
@@ -57,13 +58,16 @@ def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: 
 
 
 def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
-    """Return one note if the search was stopped early because its loss stayed high (`Stop.hopeless`), else an empty tuple."""
+    """Return one note if the search was stopped early because its loss stayed high, see `Stop`, otherwise an empty tuple."""
     if not best.given_up:
         return ()
     search, made = batch.attack.search, len(best.history)
+    limit = search.stop.get_hopeless_loss(made, search.steps)
+    high = isfinite(limit) and float(best.history[-1]) > limit * float(best.history[0])
+    reason = f"was still above {limit:.0%} of that at the start" if high else "hardly fell below that of a grey image"
     return (
-        f"the search was given up after {made} of {search.steps} iterations, because its loss was still above "
-        f"{search.stop.get_hopeless_loss(made, search.steps):.0%} of that at the start; --set give_up=0 searches to the end",
+        f"the search was given up after {made} of {search.steps} iterations, because its loss {reason}; --set give_up=0 "
+        "searches to the end",
     )
 
 

@@ -21,6 +21,7 @@ from attacker.attacks.matching.feature_matching import (
     recover_spans,
     solve_targets,
 )
+from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import (
@@ -46,6 +47,9 @@ NOISE_SEED = 0
 """Seed of the noise that is added before denoising (`DenoiserTerm.noise`). It is no secret, and equal for all searches."""
 NOISE_SHIFT = 997
 """By how many times its length the noise is shifted over a whole search, so that each step has it at other places."""
+
+PLAIN_GREY = 0.5
+"""Value of all pixels of a plain image, whose loss is compared with that of a search (`Stop.stall`)."""
 
 
 class CaseBatch:
@@ -282,6 +286,13 @@ class CaseBatch:
             problem["group"] = {"case": rows, "weight": consistency.weight * self._compute_unit()[rows]}
         problem["gain"] = vmap(self._compute_gain, randomness="different")(z, problem)
         return problem
+
+    def encode_plain(self, labels: Tensor, rngs: Sequence[Generator]) -> Tensor | None:
+        """Return the latents (P, D) of grey images, for problems with labels (P, V); None for data that are not images."""
+        if not self.data.is_image:
+            return None
+        grey = solid(PLAIN_GREY)
+        return self.space.encode([grey(self.data, own, g) for own, g in zip(labels, rngs, strict=True)], rngs, self.attack.device)
 
     def decode(self, z: Tensor, problem: ProblemRow) -> tuple[Tensor, Tensor]:
         """Return examples x (V, *shape) and labels y (V,), or soft labels (V, K), of a latent vector (D,).

@@ -126,6 +126,7 @@ class MatchingRun:
         rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
         features = batch.solve_features(pending, labels, rngs)
         problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None, features)
+        stop = self._choose_stop(restart)
         problems = Problems(
             evaluate=batch.evaluate,
             per_problem=problem,
@@ -134,6 +135,7 @@ class MatchingRun:
             least=batch.least[pending] * problem["gain"],
             floor=batch.floor[pending] * problem["gain"],
             anew=search.coarse if batch.coarse else 0.0,
+            plain=batch.encode_plain(labels, rngs) if stop.stall else None,
         )
         key = f"restart {restart}"
         found = descend(
@@ -141,7 +143,7 @@ class MatchingRun:
             problems,
             batch.space.split_into_phases(search.optimiser),
             search.steps,
-            self._choose_stop(restart),
+            stop,
             progress=self.progress,
             checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), device) if memory else None,
@@ -163,14 +165,14 @@ class MatchingRun:
         """Return the stopping rule of the searches of this restart.
 
         A null (the search without the gradient) is never given up. `Stop.early`, limits at which hopeless searches are given up
-        soon, is left out in restart 0 of an attack with warm starts, whose loss may rise at first, and if a defense is declared,
-        since the loss of defended updates need not fall far.
+        soon, and the test for stalled searches are left out in restart 0 of an attack with warm starts, whose loss may rise at
+        first, and if a defense is declared, since the loss of defended updates need not fall far.
         """
         stop = self.attack.search.stop
         if not self.attack.sees_gradient:
-            return replace(stop, give_up=0.0)
+            return replace(stop, give_up=0.0, stall=None)
         declared = any(one.defenses.steps or one.gradient.step for case in self.cases for one in case.observations)
-        return replace(stop, early=()) if declared or (self.attack.warm_start and restart == 0) else stop
+        return replace(stop, early=(), stall=None) if declared or (self.attack.warm_start and restart == 0) else stop
 
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor) -> Tensor:
         """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, Stepper
+from attacker.attacks.optimisers.stalls import Stall
 
 Nested = Mapping[str, Any]
 Checkpoint = Callable[[Callable[[], OptimiserState]], None]
@@ -47,12 +48,14 @@ class Stop:
     stuck:     share of the zero loss. Another start is made, if one is left, only if the final loss is above this share and above
                `tolerance`. The caller may raise this threshold, for example for noise.
     give_up:   share of the maximum number of iterations after which hopeless problems are stopped, at the earliest after
-               `MIN_GIVE_UP_STEPS` iterations. 0 never stops a problem as hopeless, and ignores `early`.
+               `MIN_GIVE_UP_STEPS` iterations. 0 never stops a problem as hopeless, and ignores `early` and `stall`.
     hopeless:  a problem is hopeless if its best loss is above this share of the loss at its starting point, and also above the
                share `unexplained` of the zero loss. All losses are compared after the loss that known noise causes
                (`Problems.floor`) is subtracted.
     early:     pairs of an iteration and a share that takes the place of `hopeless` after it. Those later than the share `give_up`
                of the iterations are ignored.
+    stall:     a problem is also hopeless if this test finds that it is stalled near the loss of plain examples
+               (`Problems.plain`). A test later than the share `give_up` of the iterations is ignored.
 
     `descend` does not know the zero loss: its caller computes the losses for tolerance, precision and unexplained, see
     `Problems`, and makes other starts.
@@ -67,6 +70,7 @@ class Stop:
     hopeless: float = MIN_HOPELESS_LOSS
     unexplained: float = MIN_UNEXPLAINED_LOSS
     early: tuple[tuple[int, float], ...] = ()
+    stall: Stall | None = None
 
     def get_hopeless_loss(self, iteration: int, steps: int) -> float:
         """Return the share of the loss at the start above which a problem is hopeless after this iteration; inf if none is.
@@ -77,6 +81,13 @@ class Stop:
         if self.give_up > 0 and iteration == max(MIN_GIVE_UP_STEPS, last):
             return self.hopeless
         return dict(self.early).get(iteration, float("inf")) if iteration <= last else float("inf")
+
+    def get_stall(self, iteration: int, steps: int) -> Stall | None:
+        """Return the test for stalled problems if it is due after this iteration, otherwise None.
+
+        Arguments as in `get_hopeless_loss`.
+        """
+        return self.stall if self.stall and self.stall.after == iteration <= round(self.give_up * steps) else None
 
 
 PLATEAU_STOP = Stop(precision=1e-8, patience=10, decrease=0.05)
@@ -94,6 +105,7 @@ class Problems:
     enough:      losses (P,) at or below which the problems have converged.
     least:       losses (P,) at or below which a problem is not given up as hopeless (see `Stop`); None for no such losses.
     floor:       losses (P,) that the solutions have in expectation, because of known noise; None if there is none.
+    plain:       latents (P, D) of examples without content, such as grey images, for `Stop.stall`; None to ignore that test.
     anew:        share of the steps after which the loss function changes from a coarse one to the exact one. Problems that are
                  still searched then drop their best results, since losses before and after cannot be compared. 0 if it never
                  changes.
@@ -106,6 +118,7 @@ class Problems:
     anew: float = 0.0
     least: Tensor | None = None
     floor: Tensor | None = None
+    plain: Tensor | None = None
 
 
 @dataclass
@@ -233,8 +246,9 @@ def descend(
     try:
         while active.iteration < steps:
             _run_iteration(active, stepper, problems, per_problem, optimiser.period, steps)
-            least, floor = (None if one is None else one[active.ids] for one in (problems.least, problems.floor))
-            over, hopeless = _find_ended(active, stop, enough, steps, least, floor)
+            over = _find_ended(active, stop, enough)
+            hopeless = ~over & _find_hopeless(active, stop, problems, per_problem, steps)
+            over |= hopeless
             for i in active.ids[hopeless].tolist():
                 found.given_up[i] = True
             if over.any() or active.iteration == steps:
@@ -278,26 +292,38 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
     active.first = torch.where(active.first.isinf(), loss, active.first)
 
 
-def _find_ended(
-    active: _Active, stop: Stop, enough: Tensor, steps: int, least: Tensor | None, floor: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Record the best losses; return masks (P,) of the active problems that end now, and of those given up among them.
+def _find_ended(active: _Active, stop: Stop, enough: Tensor) -> Tensor:
+    """Record the best losses, and return a mask (P,) of the active problems that end now, apart from hopeless ones.
 
-    A problem ends if it has converged, has waited too long for progress, has latents that are not finite, or is given up.
-    enough, least, floor: losses (P,) of the active problems, see `Problems`.
+    A problem ends if it has converged, has waited too long for progress, or has latents that are not finite.
+    enough: losses (P,) of the active problems, see `Problems`.
     """
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
     active.mark = torch.where(improved, active.best, active.mark)
     active.waited = torch.where(improved, 0.0, active.waited + 1)
     lost = ~torch.isfinite(active.z).all(dim=1)
-    over = (active.best <= enough) | lost | (active.waited >= stop.patience)
-    hopeless = torch.zeros_like(over)
+    return (active.best <= enough) | lost | (active.waited >= stop.patience)
+
+
+def _find_hopeless(active: _Active, stop: Stop, problems: Problems, per_problem: dict[str, Any], steps: int) -> Tensor:
+    """Return a mask (P,) of the active problems that are given up after this iteration, see `Stop`.
+
+    Plain examples are evaluated only if `Stop.stall` is due, and high losses alone do not end all problems.
+    per_problem: data of the active problems.
+    """
+    none = torch.zeros_like(active.best)
+    floor = none if problems.floor is None else problems.floor[active.ids]
+    loss, first = active.best - floor, active.first - floor
+    found = torch.zeros_like(none, dtype=torch.bool)
     if isfinite(limit := stop.get_hopeless_loss(active.iteration, steps)):
-        certain = torch.zeros_like(active.best) if floor is None else floor
-        hopeless = ~over & (active.best - certain > limit * (active.first - certain))
-        hopeless &= True if least is None else active.best > least
-    return over | hopeless, hopeless
+        found = loss > limit * first
+        found &= True if problems.least is None else active.best > problems.least[active.ids]
+    stall = stop.get_stall(active.iteration, steps)
+    if stall is not None and problems.plain is not None and not found.all():
+        _, plain = problems.evaluate(problems.plain[active.ids], per_problem, active.iteration / steps)
+        found |= stall.find(loss=loss, earlier=active.history[stall.since - 1] - floor, plain=plain - floor)
+    return found
 
 
 def _store_results(active: _Active, finished: Tensor, found: Minima) -> None:

@@ -23,6 +23,7 @@ from attacker.attacks.optimisers.descent import EARLY_LIMITS, GIVE_UP_SHARE, PLA
 from attacker.attacks.optimisers.first_order import Adam, Optimiser
 from attacker.attacks.optimisers.gradient_penalty import GradientPenalty
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.optimisers.stalls import INVERTING_STALL
 
 INVERTING_RATE = 0.1
 """Default learning rate of Inverting Gradients, for which the limits of giving up early were chosen."""
@@ -201,9 +202,10 @@ def inverting_gradients(
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
              first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Until then it also stops if that loss
-             is above the limits in `EARLY_LIMITS` after fewer steps, but only with the settings for which these were chosen:
-             unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never stops it. It
-             does not stop the null (the search without the gradient).
+             is above the limits in `EARLY_LIMITS` after fewer steps, or is stalled near that of a grey image after 30
+             (`INVERTING_STALL`), but only with the settings for which these were chosen: unsigned steps at the default learning
+             rate, in pixels, without further terms of the loss. 0 never stops it. It does not stop the null (the search without
+             the gradient).
     batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if
                 clients train in mode "train" and return them (`buffers="shared"`).
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last
@@ -255,7 +257,13 @@ def inverting_gradients(
         search=Search(
             optimiser=optimiser,
             steps=steps,
-            stop=Stop(patience=steps, decrease=0.0, give_up=give_up, early=EARLY_LIMITS if is_calibrated else ()),
+            stop=Stop(
+                patience=steps,
+                decrease=0.0,
+                give_up=give_up,
+                early=EARLY_LIMITS if is_calibrated else (),
+                stall=INVERTING_STALL if is_calibrated else None,
+            ),
             restarts=restarts,
             compiled=compiled,
             consistency=Consistency(weight=consistency, registered=registered) if consistency else None,

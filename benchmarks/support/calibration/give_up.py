@@ -1,9 +1,9 @@
 """Calibration of the rule that gives up hopeless searches, for tuning.py and calibration.py.
 
 The rule (`attacker.attacks.optimisers.descent.Stop`) stops a search if, after certain iterations, its best loss is above a limit,
-relative to the loss at the start, and also above `unexplained`, relative to the loss of a zero gradient. A search succeeds if it
-recovers an example. Searches that run to their end without the rule are enough to evaluate it, because it changes nothing in a
-search before it stops it.
+relative to the loss at the start, and also above `unexplained`, relative to the loss of a zero gradient; or if its loss stays
+near that of grey images (`attacker.attacks.optimisers.stalls.Stall`). A search succeeds if it recovers an example. Searches that
+run to their end without the rule are enough to evaluate it, because it changes nothing in a search before it stops it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +19,21 @@ from support.contract import Options, ResultRow
 from support.splits import Part
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients
+from attacker.attacks.matching.case_batch import PLAIN_GREY
+from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.scoring.statistics import estimate_share
 
 ITERATIONS = (3, 6, 10, 15, 30, 60, 120)
 """Numbers of iterations after which a search may be given up, among which the tuning part chooses."""
+MIN_PLAIN_SHARE = 0.35
+"""Share of the loss of grey images at or below which a search does not count as near it."""
 SEARCH_STEPS = (300, 1200)
 CASES_PER_CLIENT = 16
 """Number of cases for each pair of a client setting and a number of steps."""
-CONVNET_NAME, STRIDED_NAME, RESNET_NAME = (f"{NETWORKS_MODULE}:{name}" for name in ("convnet", "strided", "resnet8"))
+CONVNET_NAME, STRIDED_NAME, RESNET_NAME, TRANSFORMER_NAME = (
+    f"{NETWORKS_MODULE}:{name}" for name in ("convnet", "strided", "resnet8", "transformer")
+)
 CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw"},
     {"data": "cifar10"},
@@ -51,6 +57,9 @@ CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw", "batch": 2, "steps": 2, "rate": 0.3},
     {"data": "cifar10", "batch": 16},
     {"data": "lfw", "network": STRIDED_NAME, "defense": format_prune(0.3)},
+    {"data": "lfw", "network": TRANSFORMER_NAME},
+    {"data": "cifar10", "network": TRANSFORMER_NAME, "batch": 2},
+    {"data": "imagenet", "network": STRIDED_NAME, "half": False, "side": 64},
 )
 
 
@@ -58,13 +67,14 @@ CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
 class Watched:
     """A search that ran to its end without the rule.
 
-    steps: maximum number of iterations. first: the loss at the start. losses: the best loss after each iteration. Losses are
-    relative to that of a zero gradient.
+    steps: maximum number of iterations. first: the loss at the start. plain: the loss of grey images. losses: the best loss after
+    each iteration. Losses are relative to that of a zero gradient.
     recovered: whether the search recovered at least one example.
     """
 
     steps: int
     first: float
+    plain: float
     losses: Sequence[float]
     recovered: bool
 
@@ -72,12 +82,27 @@ class Watched:
         """Return the best loss after this iteration, relative to that at the start; None if the search had ended before it."""
         return self.losses[iteration - 1] / self.first if iteration <= len(self.losses) else None
 
+    def get_fall(self, iteration: int) -> float | None:
+        """Return the best loss after this iteration, relative to that after half as many, if it is near that of grey images.
+
+        None if the search had ended before, or if its loss is at most `MIN_PLAIN_SHARE` of theirs.
+        """
+        if iteration > len(self.losses):
+            return None
+        loss = self.losses[iteration - 1]
+        return loss / self.losses[iteration // 2 - 1] if loss > MIN_PLAIN_SHARE * self.plain else None
+
     def find_stop(self) -> int:
         """Return the iteration, from 1, after which the rule of Inverting Gradients stops this search; 0 if it does not."""
         stop = inverting_gradients(steps=self.steps).search.stop
         for iteration, loss in enumerate(self.losses[:-1], start=1):
             if loss > stop.unexplained and loss > stop.get_hopeless_loss(iteration, self.steps) * self.first:
                 return iteration
+            stall = stop.get_stall(iteration, self.steps)
+            if stall is not None:
+                known = {"loss": loss, "earlier": self.losses[stall.since - 1], "plain": self.plain}
+                if stall.find(**{name: torch.tensor(value) for name, value in known.items()}):
+                    return iteration
         return 0
 
 
@@ -111,25 +136,29 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
     """Return the largest early loss of successful searches, and the number of failed searches above it, on the tuning part.
 
     There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `ITERATIONS`. Losses are relative to
-    those at the start; only searches that still run count.
+    those at the start; only searches that still run count. Those whose loss is near that of grey images are counted too, with the
+    largest loss relative to that after half as many iterations (`Watched.get_fall`).
     """
     found = run_watched(asked, "tuning")
     rows = []
     for steps in SEARCH_STEPS:
+        right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
         for after in ITERATIONS:
-            early = {
-                kind: [e for one in found if one.steps == steps and one.recovered is kind and (e := one.get_early_loss(after))]
-                for kind in (True, False)
-            }
-            most = max(early[True], default=0.0)
+            early = [[e for one in own if (e := one.get_early_loss(after))] for own in (right, wrong)]
+            falls = [[f for one in own if (f := one.get_fall(after))] for own in (right, wrong)]
+            most, slowest = (max(own[0], default=0.0) for own in (early, falls))
             rows.append(
                 {
                     "steps": steps,
                     "after": after,
-                    "successful": len(early[True]),
+                    "successful": len(early[0]),
                     "largest": most,
-                    "failed": len(early[False]),
-                    "failed_above": sum(e > most for e in early[False]),
+                    "failed": len(early[1]),
+                    "failed_above": sum(e > most for e in early[1]),
+                    "successful_near_grey": len(falls[0]),
+                    "largest_fall": slowest if falls[0] else None,
+                    "failed_near_grey": len(falls[1]),
+                    "failed_slower": sum(f > slowest for f in falls[1]),
                 }
             )
     return rows, {}
@@ -143,7 +172,9 @@ def run_watched(asked: Options, part: Part) -> list[Watched]:
     found: list[Watched] = []
     for steps in SEARCH_STEPS:
         cells = [
-            Cell(attack="inverting_gradients", settings={"steps": steps}, half=True, cases=CASES_PER_CLIENT, **one)
+            Cell(
+                **({"attack": "inverting_gradients", "settings": {"steps": steps}, "half": True, "cases": CASES_PER_CLIENT} | one)
+            )
             for one in CLIENT_SETTINGS
         ]
         if asked.quick:
@@ -158,10 +189,10 @@ def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[
     made, truth = make_cases(cell, data, asked)
     steps = cell.settings["steps"]
     attack = replace(inverting_gradients(steps=steps, give_up=0.0), device=asked.device)
-    first = _compute_first_losses(attack, made, asked.seed)
+    first, plain = (_compute_first_losses(one, made, asked.seed) for one in (attack, attack.copy_with(init=solid(PLAIN_GREY))))
     for case, x, one in zip(made, truth, attack(made, rng=torch.Generator().manual_seed(asked.seed)), strict=True):
         recovered = any(judge_reconstruction(cell, one, x, data).recovered)
-        yield Watched(steps, first[case.key], one.loss.tolist(), recovered)
+        yield Watched(steps, first[case.key], plain[case.key], one.loss.tolist(), recovered)
 
 
 def _compute_first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:

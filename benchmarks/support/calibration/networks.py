@@ -3,7 +3,8 @@
 Each function takes the shape (channels, height, width) of an image and the number of classes, and draws random weights.
 """
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedsim.models.resnet import make_stages
 
@@ -59,3 +60,44 @@ def smooth(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(24 * (-(-height // 2) // 2) * (-(-width // 2) // 2), num_classes),
     )
+
+
+class PatchEmbedding(nn.Module):
+    """Linear embedding (N, T, width) of the T patches of images, with a learned position."""
+
+    def __init__(self, shape: tuple[int, ...], *, patch: int, width: int) -> None:
+        super().__init__()
+        channels, height, rest = shape
+        self.project = nn.Conv2d(channels, width, patch, stride=patch)
+        self.position = nn.Parameter(0.02 * torch.randn(1, (height // patch) * (rest // patch), width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(x).flatten(2).mT + self.position
+
+
+class Attention(nn.Module):
+    """One layer of a transformer: attention of four heads, then a perceptron, each behind layer norm and added to its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attend = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.perceptron = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        fed = self.before(x)
+        x = x + self.attend(fed, fed, fed, need_weights=False)[0]
+        return x + self.perceptron(self.after(x))
+
+
+class TokenMean(nn.Module):
+    """The mean over tokens: (N, T, width) becomes (N, width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1)
+
+
+def transformer(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Return a vision transformer of two layers of width 64, with patches of 4x4 pixels."""
+    layers = [PatchEmbedding(shape, patch=4, width=64), Attention(64), Attention(64)]
+    return nn.Sequential(*layers, nn.LayerNorm(64), TokenMean(), nn.Linear(64, num_classes))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from observations import make_observation
+from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.closed_form import layer_input
@@ -67,15 +68,58 @@ def test_second_device_refuses_mixed_devices_like_cuda() -> None:
             there.numpy()
 
 
+class Residual(torch.nn.Module):
+    """A residual network with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.stem, self.norm, self.inner = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x)).relu()
+        return self.head((x + self.inner(x)).mean(dim=(2, 3)))
+
+
+class Attending(torch.nn.Module):
+    """A network with attention and layer norm, whose gradients `torch.func` or plain PyTorch computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.embed, self.norm, self.head = nn.Conv2d(1, 8, 4, stride=4), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).mT
+        fed = self.norm(tokens)
+        return self.head((tokens + self.attend(fed, fed, fed, need_weights=False)[0]).mean(dim=1))
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "case"),
     [
         ("inverting_gradients", {"steps": 2}, {"network": "lenet_dlg"}),
         ("inverting_gradients", {"steps": 2}, {"network": "mlp", "batch": 3, "defense": "clip(1) | gaussian(0.01)"}),
         ("inverting_gradients", {"steps": 2}, {"network": "mlp", "batch": 3, "defense": "top_k(0.5)"}),
+        ("inverting_gradients", {"steps": 2}, {"network": "mlp", "batch": 2, "defense": "qsgd(4)"}),
+        ("inverting_gradients", {"steps": 30, "give_up": 1.0}, {"network": "mlp", "batch": 2}),
+        ("inverting_gradients", {"steps": 2}, {"network": f"{__name__}:Residual", "batch": 2}),
+        ("inverting_gradients", {"steps": 2}, {"network": f"{__name__}:Attending", "batch": 2}),
+        (
+            "inverting_gradients",
+            {"steps": 2, "restarts": 2, "consistency": 0.1, "registered": True},
+            {"network": "mlp", "batch": 2},
+        ),
+        ("inverting_gradients", {"steps": 2, "feature_matching": 0.1}, {"network": "mlp", "batch": 2}),
+        ("inverting_gradients", {"steps": 2, "signed": True, "decoder": "deep_prior"}, {"network": "mlp"}),
+        ("inverting_gradients", {"steps": 2, "closed_form_start": True}, {"network": "mlp", "batch": 2}),
         ("cpl", {"steps": 1, "optimiser": "wolfe", "tv": 1e-4}, {"network": "lenet_dlg"}),
         ("cpl", {"steps": 1, "optimiser": "wolfe", "tv": 1e-4}, {"network": "lenet_dlg", "batch": 3}),
         ("cpl", {"steps": 1, "decoder": "smooth", "init": "smooth", "relative": True}, {"network": "mlp", "batch": 3}),
+        ("cpl", {"steps": 1, "local_steps": "simulated"}, {"network": "mlp", "batch": 3}),
+        ("rog", {"steps": 2}, {"network": "lenet_dlg"}),
         ("dlg", {"steps": 1}, {"network": "mlp", "batch": 3}),
         ("exact", {}, {"network": "mlp"}),
         ("exact", {"steps": 1}, {"network": "mlp", "batch": 3}),
@@ -84,10 +128,15 @@ def test_second_device_refuses_mixed_devices_like_cuda() -> None:
         ("rgap", {}, {"network": "mlp"}),
         ("agic", {"steps": 2, "pre_steps": 2}, {"network": "mlp", "rounds": 2}),
         ("agic", {"steps": 2, "pre_steps": 2}, {"network": "mlp", "rounds": 2, "batch": 3}),
+        ("accumulate", {"steps": 2}, {"network": "mlp", "rounds": 2, "batch": 2}),
+        ("cocktail_party", {}, {"network": "mlp", "batch": 4}),
+        ("feature_reconstruction", {"steps": 2}, {"network": "lenet_dlg", "batch": 2}),
         ("spans", {"relu": False}, {"network": "mlp", "rounds": 2}),
     ],
 )
 def test_an_attack_keeps_its_tensors_on_its_device(name: str, arguments: Arguments, case: Arguments) -> None:
+    if ":" in case["network"]:
+        models.admit(case["network"])
     given, spec = [observed(**case)], AttackSpec(name=name, arguments=arguments)
     try:
         (here,) = spec.build()(given, rng=torch.Generator().manual_seed(0))

@@ -9,8 +9,10 @@ from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, inverting_gradients
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.warm_starts import Given, place_start
 from attacker.attacks.optimisers.descent import EARLY_LIMITS, Stop
+from attacker.attacks.optimisers.stalls import INVERTING_STALL, Stall
 from attacker.scoring.metrics import mse
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
@@ -53,6 +55,28 @@ def test_early_limits_end_neither_a_warm_start_nor_a_null(image_case: Make) -> N
     assert (len(plain.loss), len(null.loss), len(from_warm.loss)) == (4, 20, 20)
     assert "given up after 4 of 20 iterations, because its loss was still above 0% of that at the start" in plain.notes[0]
     assert not any("was given up" in note for note in (*null.notes, *from_warm.notes))
+
+
+def test_stall_near_the_loss_of_a_grey_image_ends_neither_a_warm_start_nor_a_null(image_case: Make) -> None:
+    """With limits of 0 every search is stalled."""
+    case, x, _ = image_case(1)
+    stop = Stop(patience=20, give_up=0.5, stall=Stall(after=4, since=2, plain=0.0, fall=0.0))
+    attack = inverting_gradients(steps=20).copy_with(stop=stop)
+    warm = attack.copy_with(warm_start=lambda cases, _: [Given(x, torch.ones(1, dtype=torch.long))] * len(cases))
+    plain, null, from_warm = (one([case], rng=seeded())[0] for one in (attack, attack.null(), warm))
+    assert (len(plain.loss), len(null.loss), len(from_warm.loss)) == (4, 20, 20)
+    assert "after 4 of 20 iterations, because its loss hardly fell below that of a grey image" in plain.notes[0]
+    assert not any("was given up" in note for note in (*null.notes, *from_warm.notes))
+
+
+def test_latents_of_plain_images_are_grey_and_have_the_labels_of_the_search(image_case: Make) -> None:
+    case, _, _ = image_case(1)
+    batch, labels = CaseBatch(inverting_gradients(), [case]), torch.tensor([[2], [3]])
+    z = batch.encode_plain(labels, [seeded(), seeded()])
+    assert z is not None
+    x, y = batch.space.decode(z, labels)
+    assert torch.equal(x, torch.full_like(x, 0.5))
+    assert torch.equal(y, labels)
 
 
 def test_start_with_the_lower_loss_is_chosen(image_case: Make) -> None:
@@ -125,5 +149,6 @@ def test_total_variation_lowers_the_error_with_noise(image_case: Make) -> None:
     [{"learning_rate": 0.01}, {"signed": True}, {"decoder": "bicubic4"}, {"feature_matching": 0.1}, {"batch_norm": 0.1}],
 )
 def test_early_limits_apply_only_with_the_settings_for_which_they_were_chosen(settings: dict[str, object]) -> None:
-    assert inverting_gradients().search.stop.early == EARLY_LIMITS
-    assert inverting_gradients(**settings).search.stop.early == ()
+    usual, other = inverting_gradients().search.stop, inverting_gradients(**settings).search.stop  # type: ignore[arg-type]
+    assert (usual.early, usual.stall) == (EARLY_LIMITS, INVERTING_STALL)
+    assert (other.early, other.stall) == ((), None)

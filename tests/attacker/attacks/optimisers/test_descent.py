@@ -9,6 +9,7 @@ from torch import Tensor
 from attacker.attacks.optimisers.descent import MIN_GIVE_UP_STEPS, Minima, Problems, Stop, descend
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, OptimiserState, Stepper
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.optimisers.stalls import Stall
 
 TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
 
@@ -27,6 +28,7 @@ def search(
     enough: float = 1e-6,
     least: float = 0.0,
     floor: float = 0.0,
+    plain: Tensor | None = None,
     **settings,
 ) -> Minima:
     problems = Problems(
@@ -36,6 +38,7 @@ def search(
         enough=torch.full((4,), enough),
         least=torch.full((4,), least),
         floor=torch.full((4,), floor),
+        plain=plain,
     )
     optimiser = settings.pop("optimiser", Adam(learning_rate=0.2, decay_at=()))
     return descend(torch.zeros(4, 1), problems, optimiser, steps, stop or Stop(patience=400), **settings)
@@ -121,14 +124,14 @@ def test_slow_problem_is_given_up_if_requested(give_up: float) -> None:
     assert not any(search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)
 
 
+def halved_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Compute slopes and losses; that of the last problem is 7, and 3.5 from the second iteration on; the others converge."""
+    gradient, loss = bowl(z, per_problem)
+    last = per_problem["target"].flatten() == 5
+    return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 3.5 * (z.flatten() > 0.15), loss)
+
+
 def test_early_limits_give_up_a_problem_before_the_share_of_the_steps() -> None:
-    """The loss of the last problem is a half of that at its start from the third iteration on; the others converge."""
-
-    def halved_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        gradient, loss = bowl(z, per_problem)
-        last = per_problem["target"].flatten() == 5
-        return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 3.5 * (z.flatten() > 0.15), loss)
-
     def count_iterations(*, give_up: float = 0.25, early: tuple[tuple[int, float], ...], **losses: float) -> list[int]:
         stop = Stop(patience=400, give_up=give_up, early=early)
         found = search(halved_for_the_last, stop=stop, steps=160, enough=-1.0, **losses)
@@ -143,6 +146,31 @@ def test_early_limits_give_up_a_problem_before_the_share_of_the_steps() -> None:
     assert count_iterations(early=((10, 0.4),), floor=1.0) == [160] * 3 + [10]
     assert count_iterations(early=((10, 0.4),), give_up=0.0) == [160] * 4
     assert count_iterations(early=((10, 0.4),), give_up=0.05) == [160] * 3 + [30]
+
+
+@pytest.mark.parametrize(
+    ("changed", "plain", "others", "stopped"),
+    [
+        ({}, 0.0, {}, True),  # 3.5 is above 0.4 * 7 and 0.9 * 3.5
+        ({"plain": 0.6}, 0.0, {}, False),
+        ({"plain": 0.6}, 1.0, {}, True),  # plain examples at z = 1 have half the loss
+        ({"since": 1}, 0.0, {}, False),  # the loss was still 7
+        ({}, 0.0, {"floor": 3.0}, False),
+        ({}, 0.0, {"give_up": 0.0}, False),
+        ({}, 0.0, {"give_up": 0.05}, False),  # the test is too late for this share of the steps
+        ({}, None, {}, False),
+    ],
+)
+def test_stalled_problem_is_given_up(
+    changed: dict[str, float], plain: float | None, others: dict[str, float], stopped: bool
+) -> None:
+    """Plain examples, at the same z for all problems, tell the loss from which a search must get away."""
+    test = Stall(**{"after": 10, "since": 5, "plain": 0.4, "fall": 0.9} | changed)
+    stop = Stop(patience=400, give_up=others.pop("give_up", 0.1), hopeless=1.0, stall=test)
+    at = None if plain is None else torch.full((4, 1), plain)
+    found = search(halved_for_the_last, stop=stop, steps=160, enough=-1.0, least=4.0, plain=at, **others)
+    assert found.iterations == [160] * 3 + [10 if stopped else 160]
+    assert found.given_up == [False] * 3 + [stopped]
 
 
 def test_problem_with_nan_ends_with_its_last_finite_best() -> None:

@@ -1,0 +1,36 @@
+"""Stalled searches: those whose loss stays near that of a plain grey image and hardly falls any more.
+
+In deep networks, and in vision transformers above all, most of an update depends on the labels. A search then reaches the loss of
+a grey image within a few iterations, far below its loss at the start, and the small rest holds too little of the examples.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A test whether a search is stalled: both limits must be exceeded. All losses are best losses so far.
+
+    after, since: numbers of iterations: the test is made after the first, and compares its loss with that after the second.
+    plain:        share of the loss of plain examples (grey images) above which the loss is.
+    fall:         share of the loss after `since` iterations above which the loss is.
+    """
+
+    after: int
+    since: int
+    plain: float
+    fall: float
+
+    def find(self, *, loss: Tensor, earlier: Tensor, plain: Tensor) -> Tensor:
+        """Return a mask (P,) of the searches that are stalled.
+
+        All arguments are losses (P,), after the loss that known noise causes is subtracted.
+        loss, earlier: best losses after `after` and `since` iterations. plain: those of plain examples.
+        """
+        return (loss > self.plain * plain) & (loss > self.fall * earlier)
+
+
+INVERTING_STALL = Stall(after=30, since=15, plain=0.35, fall=0.75)
+"""The test of Inverting Gradients; chosen on the tuning part of benchmarks/support/splits.py (benchmarks/tuning.py give_up)."""
