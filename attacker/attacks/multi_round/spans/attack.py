@@ -18,7 +18,7 @@ from attacker.attacks.multi_round.spans.recovery import MIN_CLEARANCE, FoundExam
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
-from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
+from attacker.attacks.networks.input_layer import InputLayer, find_input_layer, is_input_random
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
@@ -29,6 +29,9 @@ SPAN_NEEDS = frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.INPUT_LAYER})
 CERTAIN = 0.99
 """Confidence in an example that is clear of noise and known up to rounding. On the validation part of CIFAR-10 none of 128 such
 examples was wrong (benchmarks/rounds.py)."""
+MAX_SPANNED_SHARE, DEPENDENCE_TOLERANCE = 0.5, 1e-6
+"""Largest share of all dimensions that two batches of table rows may span together if what they share is to be certain, and
+eigenvalue, relative to the largest, from which a dimension counts."""
 MAX_CERTAIN_ERROR = 1e-4
 """Largest estimated error of the values of an example that counts as certain. Errors by rounding are far smaller, errors by noise
 at a signal-to-noise ratio of 40 dB larger. At that noise two of 41 examples that met MIN_CLEARANCE were mixtures of examples."""
@@ -78,6 +81,8 @@ class Spans:
                 found = add_separated(found, spaces, forwards, low, high)
                 own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
                 found = add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
+        if not first.data.is_image and len(found.vectors):
+            found = doubt_dependent_rows(found, spaces)
         words = _describe(spaces, shared, isolated, len(found.vectors))
         if not len(found.vectors):
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
@@ -122,6 +127,12 @@ def require_input_layer(observation: Observation) -> InputLayer:
         raise ValueError(Need.INPUT_LAYER.value)
     if reason := explain_unlinear(observation.training, layer):
         raise ValueError(reason)
+    name = layer.weight.rpartition(".")[0]
+    if observation.training.mode == "train" and is_input_random(observation.model, observation.data, name):
+        raise ValueError(
+            f"clients draw random numbers before layer {name}, such as dropout of inputs, so that its updates hold other values "
+            "than those of the examples; use an attack that searches"
+        )
     return layer
 
 
@@ -232,6 +243,23 @@ def judge_certainty(found: FoundExamples) -> Tensor:
     """
     sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
     return torch.where(sure, CERTAIN, torch.nan).float()
+
+
+def doubt_dependent_rows(found: FoundExamples, spaces: Sequence[RowSpace]) -> FoundExamples:
+    """Return examples of a table, with clearance 0 of intersections that may be mixtures of linearly dependent rows.
+
+    Rows of a table with few columns or categories are often combinations of other rows, so that batches without a common row
+    share a mixture. That is assumed if two of its batches together have more than MAX_SPANNED_SHARE of the dimensions of all
+    batches, or if a batch holds more of the examples found than its rank.
+    """
+    ranks = [space.rank for space in spaces]
+    held = [sum(t in own for own in found.holders) for t in range(len(spaces))]
+    basis = torch.cat([space.basis for space in spaces])
+    dimensions = int(torch.linalg.matrix_rank(basis.T @ basis, hermitian=True, rtol=DEPENDENCE_TOLERANCE))
+    crowded = [sum(sorted(ranks[t] for t in own)[-2:]) > MAX_SPANNED_SHARE * dimensions for own in found.holders]
+    excess = [any(held[t] > ranks[t] for t in own) for own in found.holders]
+    doubtful = torch.tensor(crowded) | torch.tensor(excess)
+    return replace(found, clearance=found.clearance.masked_fill(doubtful & found.clearance.isfinite(), 0.0))
 
 
 def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
