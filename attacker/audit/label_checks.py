@@ -30,8 +30,9 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the first follows
-    from the others and is not tested. An update is left out if its estimates, once rounded, do not sum to this number. This
-    happens, for example, if each of many labels gets a small share of an example: such estimates are near 0 but show nothing.
+    from the others and is not tested. An update is left out if its estimates, once rounded, do not sum to this number or are
+    negative. The former happens, for example, if each of many labels gets a small share of an example: such estimates are near 0
+    but show nothing. The latter shows that clients train otherwise than stated, for example with the sum of the losses.
     """
     tested, reason, unread = [], "", 0
     for one in observations[:MAX_UPDATES]:
@@ -40,12 +41,15 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         except ValueError as error:
             reason = str(error)
             continue
-        if int(counts.round().sum()) == one.num_examples:
+        if int(counts.round().sum()) == one.num_examples and int(counts.round().min()) >= 0:
             tested.append(counts)
         else:
             unread += 1
     if unread and not tested:
-        evidence = f"the estimated numbers of examples per label do not sum to the number of examples, in any of {unread} updates"
+        evidence = (
+            "the estimated numbers of examples per label are negative or do not sum to the number of examples, in any of "
+            f"{unread} updates"
+        )
         yield Passed(rule=READABLE, evidence=evidence)
         return
     if not tested:

@@ -10,6 +10,9 @@ from fedsim.recording.training import Training
 COUNTER = "num_batches_tracked"
 """End of the name of batch norm's counter of the batches that it saw in training mode."""
 STATISTICS = ("running_mean", "running_var")
+MAX_DELTA_COSINE = 0.5
+"""Cosine of the weights before and after training below which, if they also became smaller, they are taken for changes alone.
+Training leaves it near 1, and changes are nearly orthogonal to the weights."""
 MAX_MOVE = 5.0
 """Largest change of a weight by Adam, relative to the sum of learning rates, that is taken for possible; 1 is usual."""
 MIN_MOVE = 0.05
@@ -33,7 +36,12 @@ def find_contradictions(
     changed = any(bool((after[name].double() != before[name].double()).any()) for name in tracked)
     if training.mode == "eval" and changed:
         return ['batch norm\'s running statistics changed, so that clients do not train with mode="eval": set mode="train"']
-    found = []
+    if _are_deltas(before, after):
+        return [
+            "the returned tensors look like changes of the weights instead of weights: return whole weights, or let "
+            "fedsim.client.update_mod send the changes"
+        ]
+    found = _list_unchanged(training, before, after)
     passes = _count_passes(training, reported)
     if training.mode == "train" and counts and passes is not None and max(counts) != passes:
         found.append(
@@ -45,14 +53,37 @@ def find_contradictions(
     return found
 
 
+def _list_weights(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    """Return the names, in both mappings, of nonempty floating-point tensors other than batch norm's statistics."""
+    names = [name for name in before if name in after and before[name].is_floating_point() and after[name].numel()]
+    return [name for name in names if not name.endswith(STATISTICS)]
+
+
+def _are_deltas(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
+    names = _list_weights(before, after)
+    product, old, new = (
+        sum(float((one[name].double() * other[name].double()).sum()) for name in names)
+        for one, other in ((before, after), (before, before), (after, after))
+    )
+    return 0 < new < old and product < MAX_DELTA_COSINE * (old * new) ** 0.5
+
+
+def _list_unchanged(training: Training, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    """Return a sentence if matrices or kernels that are not stated as frozen stay the same, although others change."""
+    names = [name for name in _list_weights(before, after) if before[name].ndim > 1 and not training.is_frozen(name)]
+    same = [name for name in names if bool((before[name] == after[name]).all())]
+    if not same or len(same) == len(names):
+        return []
+    return [f"{', '.join(same)} did not change: if clients do not train this, name it in training.frozen"]
+
+
 def _judge_moves(training: Training, steps: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
     """Return a list of one sentence if the largest change of a weight is too small or too large for Adam, else an empty list.
 
     steps: number of local steps. before, after: weights and buffers by name, before and after training; `MIN_MOVE` and `MAX_MOVE`
     are the limits.
     """
-    names = [name for name in before.keys() & after.keys() if before[name].is_floating_point() and after[name].numel()]
-    names = [name for name in names if not name.endswith(STATISTICS)]
+    names = _list_weights(before, after)
     if not names or not steps:
         return []
     largest = max(float((after[name].double() - before[name].double()).abs().max()) for name in names)

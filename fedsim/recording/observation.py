@@ -158,6 +158,11 @@ class Observation:
         """Return a text that identifies this observation within its recording: round and client, such as "00003-anna"."""
         return f"{self.round:05d}-{self.client}"
 
+    @property
+    def is_defended(self) -> bool:
+        """Return whether clients defend their updates or change how they compute gradients."""
+        return bool(self.defenses.steps or self.gradient.step)
+
     @cached_property
     def update(self) -> Mapping[str, Tensor]:
         return codec.decode(self.payload, self.weights)

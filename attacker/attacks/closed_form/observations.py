@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attacker.attacks.base import Case
 from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
+from attacker.attacks.networks.input_layer import is_input_random
 from attacker.attacks.simulation.client import (
     Gradients,
     build_channel,
@@ -75,6 +76,16 @@ class Observed:
             return read_chain(models.build_layout(first.model, first.data), first.data.shape, one_dtype=True)
         except NotAChain as error:
             return str(error)
+
+    @cached_property
+    def has_random_inputs(self) -> bool:
+        """Whether clients change the input of the first layer of a chain at random while they train, see `is_input_random`."""
+        first, chain = self.cases[0].observations[0], self.chain
+        return (
+            first.training.mode == "train"
+            and isinstance(chain, Chain)
+            and is_input_random(first.model, first.data, chain.layers[0].name)
+        )
 
     def select(self, rows: Sequence[int]) -> "Observed":
         """Return only the observations of the cases with indices `rows`."""

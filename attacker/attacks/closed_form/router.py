@@ -16,7 +16,8 @@ from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
 from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_error, explain_refusal
-from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, judge_closed_form, judge_prior
+from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form, judge_prior
+from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
 from attacker.attacks.nulls import blind_cases
@@ -28,6 +29,17 @@ MAX_NOISE_RATIO = 1.1
 noise: a closed form with a smaller distance then fits the noise."""
 EXACT_DISTANCE = 1e-3
 """Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the latter."""
+WHOLE_NETWORK_ROUTES = ("layers", "peeled")
+MAX_UNDEFENDED_DISTANCE = 0.3
+"""Distance from which answers of WHOLE_NETWORK_ROUTES are undecided if no defense explains it."""
+CHANGED_INPUTS = (
+    "clients draw random numbers before the first layer, such as dropout of inputs, and the values are those of the examples "
+    "after that"
+)
+UNEXPLAINED_GRADIENT = (
+    "the answer does not explain the gradient, and no defense is stated: more examples are behind the update than reported, or "
+    "clients train otherwise than stated (loss, learning rate, steps, frozen layers)"
+)
 MIN_CERTIFIED_CONFIDENCE = 0.9
 """Smallest confidence in the examples of a certified answer. Undecided confidence is no reason against an answer."""
 
@@ -111,12 +123,14 @@ class _Found:
              answer.
     tried:   number of answers checked.
     reasons: dict from the name of a closed form to why it gave no answer.
+    open_question: the first `ClosedFormAnswer.open_question` of all answers, which may also be true of the others.
     """
 
     answer: ClosedFormAnswer | None = None
     missed: float = float("inf")
     tried: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
+    open_question: str = ""
 
     @property
     def exact(self) -> bool:
@@ -157,11 +171,11 @@ class Routing:
     def answer(self) -> None:
         """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
 
-        Each is tried only on the cases that have no exact answer yet, or one that is not unique (`_Found.open`).
+        Each is tried only on the cases that have no exact or final answer yet, or one that is not unique (`_Found.open`).
         """
         self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
         for i, route in enumerate(self.attack.routes):
-            pending = [row for row, found in enumerate(self.found) if not found.exact or found.open]
+            pending = [row for row, found in enumerate(self.found) if not found.final and (not found.exact or found.open)]
             if pending:
                 self._report_progress(i, f"{route}: {len(pending)} of {len(self.cases)} left")
                 self._try(route, pending)
@@ -208,6 +222,7 @@ class Routing:
         for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
             found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
             found.tried += 1
+            found.open_question = found.open_question or answer.open_question
             if not len(answer.x):
                 found.reasons[route] = "; ".join(answer.notes)
             elif bool(torch.isfinite(answer.x).all()) and (
@@ -268,12 +283,14 @@ class Routing:
             missed = self.observed.measure_misfit(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
             if found.answer is None or not found.missed <= missed or missed <= MAX_NOISE_RATIO * self.observed.estimate_noise(i):
                 route = searched.route.replace("a closed form", found.answer.route if found.answer is not None else "")
+                judged = doubt_likely(searched.confidence, found.open_question)
                 return replace(
                     searched,
                     attack=self.attack.name,
                     route=route,
+                    confidence=judged[0],
                     seconds=searched.seconds + seconds,
-                    notes=(*self._explain(found), *_describe_distance(missed)),
+                    notes=(*self._explain(found), *_describe_distance(missed), *judged[1]),
                 )
         if found.answer is None:
             raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "all closed forms returned NaN or infinity")
@@ -284,7 +301,15 @@ class Routing:
         case, count = self.cases[i], len(answer.x)
         observation = case.observations[0]
         stays = torch.full((count,), answer.determined) if answer.stays is None else answer.stays
-        judged = judge_closed_form(answer.route, answer.x, found.missed, stays, observation.data, self.observed.examples)
+        judged = judge_closed_form(
+            answer.route,
+            answer.x,
+            found.missed,
+            stays,
+            observation.data,
+            self.observed.examples,
+            self._find_open_question(found, answer),
+        )
         return Reconstruction(
             case=case.key,
             x=answer.x.float().cpu(),
@@ -304,6 +329,17 @@ class Routing:
             seed=self.rng.initial_seed(),
             notes=(*answer.notes, *(() if found.exact else answer.doubts), *_describe_distance(found.missed), *judged.notes),
         )
+
+    def _find_open_question(self, found: _Found, answer: ClosedFormAnswer) -> str:
+        """Return why the confidence in the best answer to a case is undecided instead of high; "" for no such reason."""
+        if self.observed.has_random_inputs:
+            return CHANGED_INPUTS
+        first = self.cases[0].observations[0]
+        if first.data.is_image and bool(is_eight_bit(answer.x).all()):
+            return ""
+        if answer.route not in WHOLE_NETWORK_ROUTES or found.missed <= MAX_UNDEFENDED_DISTANCE or first.is_defended:
+            return found.open_question
+        return found.open_question or UNEXPLAINED_GRADIENT
 
     def _explain(self, found: _Found) -> list[str]:
         """Return the reasons why no closed-form answer was returned for a case, and how far the best one was off."""

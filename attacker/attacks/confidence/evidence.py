@@ -21,6 +21,9 @@ CERTIFIED_MISFIT, MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE = 1e-4, 0.9, 0.99
 """Largest relative distance between the gradient of a whole batch and the observed one at which the batch is certified, smallest
 certainty of a certified example, and the confidence in it. This applies where the calibration does not, such as to larger
 batches. If the gradient contains a defense's noise, the distance is larger, so that nothing is certified."""
+MAX_OUTSIDE, LIKELY = 0.009, 0.5
+"""Largest mean squared distance of an image to [0, 1] at which it may be recovered, the threshold of scoring, and confidence from
+which an image that is farther away is undecided."""
 MAX_EXACT_MISFIT = 1e-10
 """Share of a gradient's power below which differences are rounding errors of float32."""
 MAX_DUPLICATE_DISTANCE = 1e-6
@@ -152,20 +155,25 @@ def judge_search(found: SearchAnswer, route: str) -> Judged:
     return judge(route, evidence, explained, found.data)
 
 
-def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int) -> Judged:
+def judge_closed_form(
+    route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int, open_question: str = ""
+) -> Judged:
     """Estimate the confidence in an answer x (N, *shape) of a closed form.
 
     route:    name of the closed form, which selects the calibration curve.
     missed:   distance between its gradient and the observed one, relative to the norm of the latter.
     stays:    (N,) in [0, 1], the share of each example that the closed form considers certain. examples: number of examples in
               the batch.
-    The confidence is that of the calibration curve (`judge`), with three exceptions that are applied in this order:
+    open_question: reason why examples that seem likely are undecided; "" for none.
+    The confidence is that of the calibration curve (`judge`), with four exceptions that are applied in this order:
     1. If all examples are undecided, with or without a curve, and the route is `linear`, an answer with all of several examples
        of a batch is certified if `missed` is at most CERTIFIED_MISFIT: examples with `stays` of at least MIN_CERTIFIED_STAYS get
        CERTIFIED_CONFIDENCE.
     2. An example whose values are those of an 8-bit image (`is_eight_bit`) gets CERTIFIED_CONFIDENCE, whatever the curve says.
     3. If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times,
        or another example may be missing.
+    4. Likely examples, with a confidence of at least LIKELY, are undecided if there is an `open_question`. So are likely images
+       of which the mean squared distance to [0, 1] exceeds MAX_OUTSIDE.
     """
     count = len(x)
     explained = torch.full((count,), max(0.0, 1 - missed**2))
@@ -180,7 +188,18 @@ def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data:
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
         words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
         judged = Judged(sure, explained, evidence, (words,))
-    return _mark_repeats_undecided(_certify_eight_bit(judged, x) if data.is_image else judged, x)
+    judged = _mark_repeats_undecided(_certify_eight_bit(judged, x) if data.is_image else judged, x)
+    doubted, reasons = doubt_likely(judged.confidence, open_question)
+    judged = replace(judged, confidence=doubted, notes=(*judged.notes, *reasons))
+    return _mark_outside_undecided(judged, x) if data.is_image else judged
+
+
+def doubt_likely(confidence: Tensor, open_question: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return confidence (N,) in which likely examples are undecided if there is an open question, and a note if any is."""
+    likely = confidence >= LIKELY
+    if not open_question or not bool(likely.any()):
+        return confidence, ()
+    return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided: {open_question}",)
 
 
 def _certify_eight_bit(own: Judged, x: Tensor) -> Judged:
@@ -198,6 +217,23 @@ def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:
     count = int(again.sum())
     words = f"confidence is undecided for {count} of {len(x)} examples, which repeat an earlier example of this answer"
     return replace(own, confidence=own.confidence.masked_fill(again, UNDECIDED), notes=(*own.notes, words))
+
+
+def _mark_outside_undecided(own: Judged, x: Tensor) -> Judged:
+    """Return `own` with undecided confidence for likely examples far outside [0, 1], and a note on normalisation.
+
+    The distance of such an example to every valid image is above the threshold of recovery. If the example is right nevertheless,
+    clients normalise their images otherwise than stated.
+    """
+    off = (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1).cpu()
+    far = (off > MAX_OUTSIDE) & (own.confidence >= LIKELY)
+    if not bool(far.any()):
+        return own
+    words = (
+        f"confidence is undecided for {int(far.sum())} of {len(x)} examples, whose values are {float(x[far].min()):.3g} to "
+        f"{float(x[far].max()):.3g} instead of 0 to 1: if clients normalise their images, set mean and std of the data (DataSpec)"
+    )
+    return replace(own, confidence=own.confidence.masked_fill(far, UNDECIDED), notes=(*own.notes, words))
 
 
 def judge_prior(examples: int, data: DataSpec) -> Judged:

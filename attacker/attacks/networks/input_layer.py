@@ -22,6 +22,35 @@ class InputLayer:
     bias: str
 
 
+def is_input_random(spec: ModelSpec, data: DataSpec, layer: str) -> bool:
+    """Return whether a layer's input differs between two passes of the same examples in training mode, as behind dropout.
+
+    layer: name of the module. False also for a network that fails in training mode.
+    """
+    key = repr((spec, data, layer))
+    if key not in _RANDOM or spec.name not in BUILT_IN:
+        _RANDOM[key] = _compare_inputs(spec, data, layer)
+    return _RANDOM[key]
+
+
+_RANDOM: dict[str, bool] = {}
+"""Cache of `is_input_random`, by the text of its arguments."""
+
+
+def _compare_inputs(spec: ModelSpec, data: DataSpec, layer: str) -> bool:
+    model = models.build(spec, data).train()
+    seen: list[Tensor] = []
+    model.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().clone()))
+    x = data.normalise(torch.rand(2, *data.shape, generator=torch.Generator().manual_seed(0)))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for _ in range(2):
+            try:
+                model(x)
+            except (RuntimeError, ValueError, TypeError):  # a layer after this one may fail on random examples
+                continue
+    return len(seen) == 2 and not torch.equal(*seen)
+
+
 def find_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
     """Return the first linear layer with bias whose input is the flattened normalised example; None if the model has none.
 

@@ -18,7 +18,9 @@ from attacker.audit.label_checks import READABLE, check_labels
 from attacker.audit.robustness_checks import check_robustness
 from attacker.audit.what_if import AuditOutcome, MeasuredChange, describe_change, name_changed_run, recommend_defense
 from attacker.cli import app
+from fedleak import observe
 from fedsim import data as datasets
+from fedsim import models
 from fedsim.commands.init import write_starting_point
 from fedsim.recording import DataSpec, ModelSpec, Observation, Recording
 from fedsim.recording.codec import encode
@@ -36,6 +38,25 @@ def federate_four(out: Path, defense: str = "", rounds: int = 1) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return federate_four(tmp_path_factory.mktemp("runs") / "open")
+
+
+def test_negative_label_counts_are_no_finding() -> None:
+    """With equal predictions and summed losses, estimates are whole numbers with the right sum, and some are negative."""
+    data, spec = DataSpec(shape=(16,), num_classes=10), ModelSpec(name="mlp", arguments={"hidden": [8]})
+    model = models.build(spec, data, seed=0)
+    torch.nn.init.zeros_(list(model.parameters())[-2]), torch.nn.init.zeros_(list(model.parameters())[-1])
+    x, y = torch.rand(10, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 2, 2, 2, 5, 5, 7, 9])
+
+    def check(reduction: str) -> object:
+        loss = torch.nn.functional.cross_entropy(model(x), y, reduction=reduction)
+        gradient = torch.autograd.grad(loss, list(model.parameters()))
+        one = observe(model, "cross_entropy", gradient, shape=(16,), num_examples=10)
+        return next(iter(check_labels([one, one])))
+
+    assert isinstance(check("mean"), Finding)
+    found = check("sum")
+    assert isinstance(found, Passed)
+    assert "negative" in found.evidence
 
 
 def test_label_counts_of_an_undefended_update_are_read(run: Path) -> None:

@@ -65,3 +65,18 @@ def test_settings_are_not_judged_without_evidence() -> None:
         {name: t for name, t in state.items() if "num" not in name and "running" not in name} for state in train_client()
     )
     assert judge((before, after), batch_size=2, optimiser="sgd", learning_rate=7.0) == []
+
+
+def test_changes_in_place_of_weights_are_named() -> None:
+    before, after = train_client()
+    deltas = {name: after[name] - before[name] for name in after}
+    assert any("look like changes of the weights" in one for one in judge((before, deltas)))
+    assert not any("look like changes" in one for one in judge(train_client(rate=0.1, epochs=20), epochs=20, learning_rate=0.1))
+
+
+def test_layer_that_is_not_trained_is_named_unless_stated() -> None:
+    before, after = train_client()
+    after = {**after, "0.weight": before["0.weight"]}
+    assert any(one.startswith("0.weight did not change") for one in judge((before, after)))
+    assert judge((before, after), frozen=("0.*",)) == []
+    assert not any("did not change" in one for one in judge((before, before)))

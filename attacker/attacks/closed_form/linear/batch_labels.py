@@ -26,6 +26,10 @@ NORM_RANGE = (1e-3, 1e3)
 GRID_POINTS, REFINEMENTS = 121, 12
 """Number of norms tried first, and number of refinements around the best ones, each four times finer."""
 
+MAX_SCALED_MISFIT = 0.3
+"""Largest relative norm of what a label leaves unexplained at which the scale of the gradient counts as right. Above it, clients
+train otherwise than stated, for example with another learning rate, and a single label is chosen by the direction alone."""
+
 TWIN_TOLERANCE = 1e-4
 """Largest increase of the unexplained share at which a second norm counts as another solution (twin)."""
 
@@ -121,7 +125,8 @@ class _Simulation:
         """Return the labels of x (F,) whose gradients add up best to `part` (width,), and the relative norm of the difference.
 
         There are at least one and at most 1 + `spare` labels, fewer if there were more than MAX_LABEL_COMBINATIONS combinations.
-        More labels are used only if the norm is then less than a tenth of that for fewer labels.
+        More labels are used only if the norm is then less than a tenth of that for fewer labels. If the norm exceeds
+        MAX_SCALED_MISFIT, the result is the label whose gradient has the most similar direction.
         """
         each, length = self.simulate_all_labels(x[None])[0], part.norm()
         best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
@@ -133,6 +138,8 @@ class _Simulation:
             least = int(missed.argmin())
             if float(missed[least]) < 0.1 * best[1]:
                 best = (sets[least], float(missed[least]))
+        if best[1] > MAX_SCALED_MISFIT:
+            return (int(torch.cosine_similarity(each, part, dim=1).argmax()),), best[1]
         return best
 
     def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:

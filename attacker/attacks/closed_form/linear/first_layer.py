@@ -10,7 +10,7 @@ sparse directions: for all examples, from the zeros that ReLU causes in D (Dimit
                    samples; in large batches of a network with one hidden layer, by the values that D takes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -54,6 +54,7 @@ class LinearAnswer:
     rank:      rank of the gradient, the number of distinct examples that it shows; 0 if unknown.
     how:       name of the method, see the module: "ratio", "isolated" or "sparse directions"; "" if none were found.
     scaled:    whether the norm of x is known; False if x are unit vectors.
+    ambiguous: whether the gradient of several examples may have the same form as that of the single one that was found.
     """
 
     x: Tensor
@@ -63,6 +64,7 @@ class LinearAnswer:
     how: str
     note: str
     scaled: bool = True
+    ambiguous: bool = False
 
     @property
     def found(self) -> int:
@@ -92,9 +94,11 @@ def recover_linear(
         return _build_empty_answer(layer, reason)
     task = _Task(chain, weights, gradient, bounds)
     if examples == 1:
-        return task.recover_single(1, "")
+        return replace(task.recover_single(1, ""), ambiguous=task.shares_direction)
     factors = factorise(task.rows, examples)
     if factors is not None and factors.rank == 1:
+        if task.shares_direction:
+            return _build_empty_answer(layer, _explain_shared_direction(layer, examples), rank=1)
         return task.recover_single(1, _note_single(examples))
     if layer.activation.name != "relu":
         what = "no activation" if layer.activation.name == "identity" else layer.activation.name
@@ -124,6 +128,11 @@ class _Task:
         self.uniform = any(later.shape[0] <= 2 for later in chain.layers[1:])
         """Whether each example's row of D may be determined by a sign and its zeros. Neurons that are on for the same examples
         then have parallel rows, so that parallel rows are not evidence of a single example."""
+        linear, narrow = layer.activation.name == "identity", min(each.shape[0] for each in chain.layers) <= 2
+        self.shares_direction = linear or (narrow and layer.activation.name == "relu")
+        """Whether different examples may have parallel rows of D, so that a gradient of rank one may be of several of them: their
+        errors at the outputs are parallel if there are at most two outputs, or if all have one label and the network is
+        untrained. Behind ReLU they stay parallel for examples that turn on the same neurons; other activations change them."""
 
     def recover_single(self, rank: int, note: str) -> LinearAnswer:
         """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
@@ -406,6 +415,14 @@ def _build_empty_answer(layer: Layer, note: str, *, rank: int = 0) -> LinearAnsw
         d=torch.zeros(0, layer.shape[0], dtype=torch.float64),
         certainty=torch.zeros(0, dtype=torch.float64), rank=rank, how="", note=note,
     )  # fmt: skip
+
+
+def _explain_shared_direction(layer: Layer, examples: int | None) -> str:
+    return (
+        f"the gradient of layer {layer.name or 'one'} has rank 1 for {examples or 'an unknown number of'} examples, as it has "
+        "for any examples whose errors are parallel at its outputs, so that the examples cannot be separated: any answer would "
+        "be a mixture of them"
+    )
 
 
 def _note_single(examples: int | None) -> str:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from attacker.attacks.closed_form.linear.batch_labels import MAX_SCALED_MISFIT
 from attacker.attacks.closed_form.rgap.system import apply_maps
 from attacker.attacks.networks.chain import Chain
 from defenses.base import Tensors
@@ -18,7 +19,8 @@ def assign_labels(
     """Return labels (K,) for inputs x (K, F) of a chain that begins with a linear layer.
 
     The first layer's gradient is D^T [X, 1], and the row of D of an example depends on its label. Only neurons whose gradient the
-    known inputs explain are used, since unknown examples do not affect them.
+    known inputs explain are used, since unknown examples do not affect them. If no label explains more than a share of them, see
+    `MAX_SCALED_MISFIT`, the direction of an example's row decides.
     loss: name of the loss. classes: number of labels. examples: batch size, which may exceed K.
     """
     layer = chain.layers[0]
@@ -31,8 +33,10 @@ def assign_labels(
     missed, length = (rows - d @ inputs).norm(dim=1), rows.norm(dim=1)
     seen = (missed <= MAX_UNEXPLAINED * length) & (length > 0)
     expected = _compute_gradients(chain, weights, x, loss, classes) / examples
-    off: Tensor = (expected - d.T)[..., seen].square().sum(dim=-1)
-    return off.argmin(dim=0)
+    expected, part = expected[..., seen], d.T[:, seen]
+    off: Tensor = (expected - part).norm(dim=-1)
+    scaled = off.amin(dim=0) <= MAX_SCALED_MISFIT * part.norm(dim=-1)
+    return torch.where(scaled, off.argmin(dim=0), torch.cosine_similarity(expected, part[None], dim=-1).argmax(dim=0))
 
 
 def _compute_gradients(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:

@@ -43,6 +43,7 @@ class ClosedFormAnswer:
                 was not counted.
     likeliest:  whether x is a maximum a posteriori (MAP) estimate, whose prior keeps it from fitting noise.
     final:      whether no search starts from x, since a search for the whole gradient would move away from a correct answer.
+    open_question: reason why the confidence is undecided instead of high; "" for none.
     """
 
     x: Tensor
@@ -55,6 +56,7 @@ class ClosedFormAnswer:
     determined: float = 1.0
     likeliest: bool = False
     final: bool = False
+    open_question: str = ""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from attacker.attacks.multi_round.spans.recovery import (
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
-from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
+from attacker.attacks.networks.input_layer import InputLayer, find_input_layer, is_input_random
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
@@ -143,6 +143,12 @@ def require_input_layer(observation: Observation) -> InputLayer:
         raise ValueError(Need.INPUT_LAYER.value)
     if reason := explain_unlinear(observation.training, layer):
         raise ValueError(reason)
+    name = layer.weight.rpartition(".")[0]
+    if observation.training.mode == "train" and is_input_random(observation.model, observation.data, name):
+        raise ValueError(
+            f"clients draw random numbers before layer {name}, such as dropout of inputs, so that its updates hold other values "
+            "than those of the examples; use an attack that searches"
+        )
     return layer
 
 
