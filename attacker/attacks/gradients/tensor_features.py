@@ -175,7 +175,11 @@ def _estimate_slopes(bias_gradient: Tensor | None, classes: Tensor, counts: Tens
 
 
 def _separate_reliably(g: Tensor, w: Tensor, count: int, rng: Generator) -> Tensor | None:
-    """Return the directions of single examples (count, F), or None if both halves of the neurons do not give about the same."""
+    """Return the directions of the features of `count` examples with one label, unit vectors (count, F) up to sign.
+
+    None if the two halves of the neurons give different ones. g: gradient of the weights of one logit, (neurons,). w: weights of
+    the wide layer, (neurons, F), of variance 1.
+    """
     parts = ((g[rows], w[rows]) for rows in (slice(None, None, 2), slice(1, None, 2), slice(None)))
     *halves, whole = (separate_directions(own, v, find_span(own, v, count), rng=rng) for own, v in parts)
     reliable = float((halves[0] @ halves[1].T).abs().max(dim=1).values.min()) >= MIN_AGREEMENT

@@ -146,16 +146,16 @@ class CaseBatch:
         return Held(x.to(self.attack.device), mask.to(self.attack.device))
 
     def _set_thresholds(self) -> None:
-        """Set three thresholds of the loss, (cases,): `enough`, `stuck` and `least`.
+        """Set three thresholds of the loss, (cases,): `enough`, `stuck` and `least`; and `floor`, see the class.
 
         A search has converged once its loss is at most `enough`. It is restarted if its final loss is above `stuck` and a restart
         is left. It can be given up as hopeless (see `Stop`) only while its loss is above `least`.
         They are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the first two
-        are at least `Stop.tolerance`, and the last one is added to the loss that known noise causes (`floor`). If the power of
-        the noise is known and distances are squared, `stuck` is at least this power plus a term for the total variation, since
-        the true examples have about that loss. `enough` is not raised to it: the examples at the minimum of the loss are nearer
-        to the true ones than those at which the loss first reaches the power of the noise. For a null (the same search without
-        the gradient) `enough` is 0 and `stuck` is infinite, so that it is never restarted.
+        are at least `Stop.tolerance`, and the last one is added to the loss that known noise causes (`floor`). If distances are
+        squared, `stuck` is at least the power of the noise, 0 if none is known, plus a term for the total variation, since the
+        true examples have about that loss. `enough` is not raised to it: the examples at the minimum of the loss are nearer to
+        the true ones than those at which the loss first reaches the power of the noise. For a null (the same search without the
+        gradient) `enough` is 0 and `stuck` is infinite, so that it is never restarted.
         """
         stop = self.attack.search.stop
         worst = self._sum_over_views([view.worst for view in self.views])

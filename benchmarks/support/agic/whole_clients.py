@@ -1,6 +1,7 @@
 """The table `clients` of agic.py: AGIC on all rounds of a client together, on CPL's LeNet.
 
-Closed forms are tried on each round before the search over all rounds, or, in one row, not.
+Before the search over all rounds, closed forms are tried on each round, except in the row "search alone" and in those of the null
+(AGIC without the updates).
 """
 
 from collections.abc import Sequence

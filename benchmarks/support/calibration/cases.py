@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def examples(self) -> int:
-        """Number of examples per case."""
+        """Number of different examples per case: `batch` times the number of different batches."""
         return self.batch * (self.rounds // 2 if self.rounds > 1 else self.steps)
 
 

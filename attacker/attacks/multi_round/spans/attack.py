@@ -205,7 +205,10 @@ def precedes_relu(observation: Observation, layer: InputLayer) -> bool:
 
 
 def find_chain(observation: Observation) -> Chain | None:
-    """Return the observed model as a chain of layers, or None if it is not one."""
+    """Return the observed model as a chain of layers.
+
+    None if `read_chain` refuses it: for example, if paths join, or for max pooling or normalisation.
+    """
     try:
         return read_chain(models.build_layout(observation.model, observation.data), observation.data.shape)
     except NotAChain:
