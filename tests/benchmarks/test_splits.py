@@ -10,7 +10,7 @@ from support import splits
 
 SCRIPTS = sorted(path for path in splits.TUNED_FILE.parent.rglob("*.py") if path.name != "splits.py")
 LOADS_BY_ITSELF = re.compile(
-    r'np\.load\(|numpy\.load\(|data / "(?!adult)|datasets\.load\(f?"(npz|cifar|lfw|mnist|fashion|imagefolder)'
+    r'np\.load\(|numpy\.load\(|data / "(?!adult|esrgan)|datasets\.load\(f?"(npz|cifar|lfw|mnist|fashion|imagefolder)'
 )
 KEYS = sorted({key for keys in json.loads(splits.TUNED_FILE.read_text()).values() for key in keys})
 

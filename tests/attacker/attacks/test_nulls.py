@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "feature_reconstruction in pixels": {"name": "feature_reconstruction", "matched": "head", "decoder": "pixels"},
     "hgap by its gradient": {"name": "hgap", "criterion": "gradient"},
     "inverting_gradients from a closed form": {"name": "inverting_gradients", "closed_form_start": True},
+    "inverting_gradients with draws": {"name": "inverting_gradients", "draws": True},
     "inverting_gradients of three starts": {
         "name": "inverting_gradients",
         "restarts": 3,
@@ -53,6 +54,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "registered": True,
     },
     "rog in pixels": {"name": "rog", "decoder": "pixels", "init": "uniform", "tv": 1e-3, "distance": "cosine"},
+    "rog with draws": {"name": "rog", "draws": True},
     "rog enhanced": {"name": "rog", "enhancer": "small"},
     "rog by simulation": {"name": "rog", "local_steps": "simulated", "boxed": True},
     "spans without names": {"name": "spans", "anonymous": True},
