@@ -60,13 +60,13 @@ def measure_nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 def list_specs(candidates: Path) -> Iterator[AttackSpec]:
     """Yield specifications of each attack's null: with default arguments, and then with one argument changed at a time.
 
-    candidates: archive of images for an attack that needs one.
-
-    Each argument that the attack has takes its values in `ARGUMENT_VALUES`; `compare` of `accumulate` takes those in `LINKS`.
+    candidates: archive of images for attacks that need one. Each argument that the attack has takes its values in
+    `ARGUMENT_VALUES`; `compare` of `accumulate` takes those in `LINKS`.
     """
     for name in ATTACKS:
         known = signature(ATTACKS[name]).parameters
-        yield AttackSpec(name=name, arguments={"candidates": str(candidates)} if "candidates" in known else {}, null=True)
+        needed = {argument: str(candidates) for argument in ("candidates", "images") if argument in known}
+        yield AttackSpec(name=name, arguments=needed, null=True)
         for argument in (name for name in ARGUMENT_VALUES if name in known):
             values = LINKS if (name, argument) == ("accumulate", "compare") else ARGUMENT_VALUES[argument]
             yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in values)
