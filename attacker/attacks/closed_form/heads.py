@@ -62,9 +62,9 @@ def read_heads(
 
     Each entry of the list holds one solution for every problem. `valid` is false where there is none, or another one has a far
     smaller misfit. Where no example has exactly this gradient, the nearest possible solution counts as one, and `clamped` is set.
-    With the gradient of the layer's bias, if it is not zero for all problems: the list has one entry, which is valid everywhere,
-    but has NaN features where that gradient is zero.
-    Several logits without it: ordered by misfit for each problem.
+    If the gradient of the layer's bias is given and not zero for at least one problem, the list has one entry. It is valid for
+    all problems, but has NaN features for those in which that gradient is zero.
+    Otherwise, with two or more logits: ordered by misfit for each problem.
     A single logit without a bias: one solution for each label, the likelier label first (guessed from the gradient's sign), then
     their twins.
     Raises ValueError for a single logit with a bias whose gradient is zero or None.
@@ -146,7 +146,7 @@ def _solve_from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
 
 
 def _solve_from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> list[HeadReading]:
-    """Return the solutions for several logits: k = c u with u the first left singular vector of dL/dW.
+    """Return the solutions for two or more logits: k = c u with u the first left singular vector of dL/dW.
 
     The factor c follows from the loss, softmax(W f + b) - e_y = k, for each candidate of the label y.
     """
@@ -166,7 +166,7 @@ def _list_candidate_labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
     u: (N, K), dL/dlogits up to a factor. The label's entry is the only one with its sign, and is minus the sum of all others, so
     that it has the largest magnitude. That entry is the first candidate. If the largest entry of the other sign has more than
     MIN_LABEL_ENTRY of its magnitude, rounding may have swapped them, and it is the second candidate. If no entry has the other
-    sign, that of the label was rounded to zero, so that the smallest entry is the candidate.
+    sign, the label's entry was rounded to zero, so that the entry with the smallest magnitude is the candidate.
     """
     longest = u.abs().argmax(dim=1)
     across = (-u.gather(1, longest[:, None]).sign() * u).clamp(min=0)
@@ -243,8 +243,8 @@ def _add_extrema(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
 def _sort_by_misfit(heads: list[HeadReading]) -> list[HeadReading]:
     """Return the solutions sorted by misfit for each problem, the best first.
 
-    Those with more than 10 times the best misfit + 1e-6 are marked as not valid. Entries at the end of the list that are valid
-    for no problem are left out.
+    Solutions with a misfit above 10 * (the best misfit) + 1e-6 are marked as not valid. Entries at the end of the list that are
+    valid for no problem are left out.
     """
     misfits = torch.stack([torch.where(h.valid, h.misfit, torch.inf) for h in heads])
     order = misfits.argsort(dim=0, stable=True)

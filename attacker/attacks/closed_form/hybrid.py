@@ -66,7 +66,8 @@ class Hybrid:
     ) -> list[Reconstruction]:
         """Return for each of `cases` the better answer of the closed form and the search, with a note on the choice.
 
-        The cases agree in model, data, training and defense, and have one example each. A null returns the search's null.
+        The cases agree in model, data, training and defense, and have one example each. If `sees_gradient` is False, only the
+        null of `search` runs, and its reconstructions are returned.
         """
         both = [replace(one, device=self.device, sees_gradient=self.sees_gradient) for one in (self.closed, self.search)]
         if not self.sees_gradient:

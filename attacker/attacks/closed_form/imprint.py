@@ -121,7 +121,7 @@ class ImprintedExamples:
         return torch.tensor(keys, dtype=torch.long)
 
     def describe(self, count: int) -> str:
-        """Return a sentence on what was read, for the notes of a reconstruction of `count` examples."""
+        """Return a sentence on what was read from an update of `count` examples, for the notes of the reconstruction."""
         certified = int((self.error <= CERTIFIED_ERROR).sum())
         return (
             f"{len(self.x)} bins of the imprint layer hold the {count} examples of the update; in {certified} of them, a single "
@@ -200,7 +200,11 @@ def _fit_labels(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Te
 
 
 def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Tensor) -> Tensor:
-    """Return the derivative of each example's loss by the bias of its bin's neuron, for every label, (M, num_classes)."""
+    """Return the derivative of each example's own loss by a bias, for every label, (M, num_classes).
+
+    The bias is that of neuron i, whose threshold is the lower end of the example's bin i.
+    occupied: indices i of the bins. x: examples (M, *shape), one per bin, which are clamped to [0, 1] here.
+    """
     kept: list[Tensor] = []
     module = observed.model.get_submodule(layer.bias.removesuffix(".bias"))
 

@@ -156,7 +156,10 @@ class _RecordedPasses:
         }
 
     def find_convolution(self, layer: str, x: Tensor) -> str:
-        """Return the name of the weights of the last convolution before `layer`, or "", see `HiddenLayer.convolution`."""
+        """Return the name of the weights of the last convolution before `layer`, or "", see `HiddenLayer.convolution`.
+
+        x: an example (*shape) in [0, 1] for a forward pass.
+        """
         named = {f"{name}.weight": m for name, m in self.model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
         weights = {name: self.state[name].clone().requires_grad_() for name in named if name in self.state}
         if not weights:
@@ -203,7 +206,10 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
 
 
 def _find_convolution_gradient(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
-    """Return the observed gradient of the convolution before the layer; None without one, or if it is zero or not comparable."""
+    """Return the observed gradient of the weight of `layer.convolution` for case i.
+
+    None if there is no such convolution, if the gradient is zero, or if a known defense distorts it (`Observed.omitted`).
+    """
     if not layer.convolution or layer.convolution in observed.omitted:
         return None
     gradient = observed.gradient[layer.convolution][i].float()

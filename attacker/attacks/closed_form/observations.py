@@ -79,7 +79,10 @@ class Observed:
 
     @cached_property
     def has_random_inputs(self) -> bool:
-        """Whether clients change the input of the first layer of a chain at random while they train, see `is_input_random`."""
+        """Whether the model changes the input of the first layer of `chain` at random in training, as dropout before it does.
+
+        See `is_input_random`. False if the model is not a chain, or if clients do not train in training mode.
+        """
         first, chain = self.cases[0].observations[0], self.chain
         return (
             first.training.mode == "train"

@@ -213,8 +213,9 @@ def _estimate_residual(observed: Observed, i: int, chain: Chain) -> float:
 def _is_settled(observed: Observed, i: int, found: LinearAnswer) -> bool:
     """Return whether the first layer's gradient alone determines the examples, whatever the rest of the gradient says.
 
-    The rest then differs only because clients train otherwise than stated, for example with another loss or learning rate. An
-    `ambiguous` answer is settled only if its values show that it is no mixture, which is not checked here.
+    The rest then differs only because clients train otherwise than stated, for example with another loss or learning rate. False
+    if the defense adds noise, or if the norm of the inputs is unknown. `found.ambiguous` does not matter here: for an ambiguous
+    answer, the caller also checks that its values are those of an 8-bit image, which those of a mixture are not.
     """
     if observed.estimate_noise(i) > 0 or not found.scaled:
         return False

@@ -70,8 +70,9 @@ def standardise_features(observed: Observed, layer: FeatureLayer, basis: Tensor,
 
 
 def scale_features(vectors: Tensor, *, biased: bool) -> Tensor:
-    """Return features (R, F) up to a positive factor, from vectors that equal [z, 1] up to a factor of either sign.
+    """Return features z (R, F) up to a positive factor, from vectors that equal [z, 1] up to a factor of either sign.
 
+    Only the sign is corrected: each z is multiplied by the sign of the last entry of its vector.
     biased: whether the layer has a bias. Without one, the vectors equal z up to a factor; the sign is then guessed, so that the
     sum of an example's features is not negative.
     """

@@ -34,8 +34,9 @@ class Mixtures:
 
 
 def read_mixtures(rows: Tensor, examples: int) -> Mixtures:
-    """Return the span of a gradient's rows (M, F + 1) as an orthonormal basis, and the factorised gradient if its rank shows.
+    """Return the span of a gradient's rows (M, F + 1) as an orthonormal basis, and the factorised gradient.
 
+    The latter is None if no gap in the singular values shows the gradient's rank (`factorise`).
     The last column is that of the bias; rows (M, F) have none. examples: size of the batch, the largest dimension of the span.
     """
     factors = factorise(rows, examples)
@@ -48,8 +49,9 @@ def differentiate_images(rows: Tensor, data: DataSpec) -> Tensor:
     """Return the differences (R, N) between neighbouring pixels of R mixed images (R, F).
 
     In images with three channels these are differences of the brightness, of red minus blue, and of green minus the mean of both.
-    Each kind, horizontal or vertical, is scaled to a mean square of 1. As the map is linear, the differences are mixed as the
-    images are. Independent component analysis separates them better than pixels, which depend on each other.
+    The horizontal differences of each channel, and the vertical ones, are scaled by one factor for all R images, so that their
+    mean square is 1. As the map is linear, the differences are mixed as the images are. Independent component analysis separates
+    them better than pixels, which depend on each other.
     """
     images = rows.reshape(-1, *data.shape)
     images = images * torch.tensor(data.std, dtype=rows.dtype, device=rows.device).reshape(-1, 1, 1)

@@ -122,11 +122,13 @@ class _Simulation:
         return self.simulate(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
 
     def find_labels(self, x: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
-        """Return the labels of x (F,) whose gradients add up best to `part` (width,), and the relative norm of the difference.
+        """Return labels for the input x (F,), one for each time that it seems to occur in the batch, and their misfit.
 
-        There are at least one and at most 1 + `spare` labels, fewer if there were more than MAX_LABEL_COMBINATIONS combinations.
-        More labels are used only if the norm is then less than a tenth of that for fewer labels. If the norm exceeds
-        MAX_SCALED_MISFIT, the result is the label whose gradient has the most similar direction.
+        The labels are those for which the simulated gradients dL/dz of x add up best to `part` (width,), the observed dL/dz. The
+        misfit is the norm of the difference, relative to the norm of `part`. There are at least one and at most 1 + `spare`
+        labels, fewer if there were more than MAX_LABEL_COMBINATIONS combinations. More labels are used only if the misfit is then
+        less than a tenth of that for fewer labels. If the misfit exceeds MAX_SCALED_MISFIT, the result is the one label whose
+        gradient has the most similar direction.
         """
         each, length = self.simulate_all_labels(x[None])[0], part.norm()
         best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
@@ -143,10 +145,12 @@ class _Simulation:
         return best
 
     def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
-        """Return x (F,), a unit vector, scaled to the norm s at which s dL/dz fits `part` best for some label, and a flag.
+        """Return the input s x, the unit vector x (F,) scaled to its unknown norm s, and whether a second norm fits as well.
 
-        The flag is whether there is a twin, another norm that fits nearly as well. Of these, the one whose values leave `bounds`
-        (lowest and highest possible inputs) least is chosen, or the largest one if they are equal in this.
+        s is the norm for which s dL/dz, simulated for the input s x and the best label, has the smallest misfit to `part`
+        (width,): the observed dL/dz times the unknown norm. Of several norms that fit about equally well (twins), the one for
+        which the values of s x leave `bounds` (lowest and highest possible inputs) least is chosen, or the largest one if they
+        are equal in this.
         """
         low, high = (torch.tensor(end * len(x) ** 0.5).log() for end in NORM_RANGE)
         grid = torch.linspace(float(low), float(high), GRID_POINTS, dtype=x.dtype, device=x.device)
@@ -167,7 +171,7 @@ class _Simulation:
         return candidates[-1], len(candidates) > 1
 
     def _compute_misfit(self, x: Tensor, part: Tensor, grid: Tensor) -> Tensor:
-        """Return the relative misfit (G, K) of the unit vector x scaled to norms exp(`grid`), (G,), with each of K labels."""
+        """Return the misfit |s dL/dz - part| / |part|, (G, K), of inputs s x with norms s = exp(grid), (G,), and K labels."""
         lengths = grid.exp()
         each = self.simulate_all_labels(lengths[:, None] * x)
         result: Tensor = (lengths[:, None, None] * each - part).norm(dim=2) / part.norm()

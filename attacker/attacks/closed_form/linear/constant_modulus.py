@@ -138,7 +138,8 @@ def find_directions(
 def _list_problems(factors: Factors, templates: Tensor, parts: int) -> "list[_Problem]":
     """Return one `_Problem` for each of the `parts` gradients that are stacked.
 
-    Gradients with too few nonzero rows are left out, and those with another number of usable classes than the first one.
+    Gradients with too few nonzero rows are left out. Of the others, those are left out whose number of usable classes differs
+    from that of the first of them. A class is usable unless its template is 0 at every nonzero row.
     """
     blocks = zip(*(values.chunk(parts) for values in (factors.coordinates, factors.noise, factors.live)), strict=True)
     own = [
@@ -179,7 +180,10 @@ class _Solutions(NamedTuple):
         return _Solutions(*(values[kept] for values in both))
 
     def move(self, old: "_Problem", new: "_Problem") -> "_Solutions":
-        """Return the solutions in the whitened coordinates of another problem with the same basis. z keep their norms."""
+        """Return the solutions in the whitened coordinates of another problem with the same basis.
+
+        The vectors z are rescaled to the norms that they had before.
+        """
         if old is new:
             return self
         change = torch.linalg.solve(new.back, old.back).T
@@ -352,7 +356,7 @@ class _Problem(NamedTuple):
 
 
 def _find_distinct(z: Tensor) -> Tensor:
-    """Return the indices of the vectors z (N, R) whose cosine with no earlier one is above `EQUAL_COSINE`.
+    """Return the indices of the vectors z (N, R) whose cosine with every earlier vector of z is at most `EQUAL_COSINE`.
 
     Opposite vectors thus count as different.
     """

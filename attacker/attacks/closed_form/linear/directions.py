@@ -1,4 +1,4 @@
-"""A pool of candidate directions for the search of `sparse`, refined to the precision of the data, and sorted by trust.
+"""A pool of candidate directions for the search of `sparse`, refined to the precision of the data, and sorted by their zeros.
 
 A direction q (R,) is a linear combination of the R coordinates of the factorised gradient. Along that of a true example, the
 gradient is zero at all neurons that are off for the example.
@@ -39,7 +39,7 @@ MAX_UNMIXED = 8
 """Number of directions that unmixing one direction returns."""
 
 MIN_SEPARABLE = 0.985
-"""Smallest share of neurons on the correct side of a separating plane at which a direction is certain."""
+"""Smallest `DirectionPool.score` at which a direction counts as that of a single example."""
 
 WRONG_SIDE_PENALTIES = (5.0, 1.0, 20.0)
 """Number of zeros that one neuron on the wrong side outweighs; the directions are sorted once for each value."""
@@ -49,10 +49,12 @@ MIN_INDEPENDENT = 1e-4
 
 
 class DirectionPool:
-    """Distinct directions along which many rows of the gradient are 0, sorted by how likely each belongs to a single example.
+    """Distinct directions along which many rows of the gradient are 0.
 
-    A row, that of one neuron, is 0 along a direction if its scalar product with it is, as for a neuron that the example of the
-    direction turns off.
+    The directions are sorted by the number of these rows minus WRONG_SIDE_PENALTIES[0] times the number of neurons that are
+    estimated to lie on the wrong side of the separating plane, see `score`; the direction with the largest difference is first.
+    Each row belongs to one neuron. It is 0 along a direction if their scalar product is 0, as for a neuron that the example of
+    the direction turns off.
     q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the M' rows of `space` that are 0 along each
     direction.
     score: `zeros.measure_separability` of each direction, (K,): at most 1; near 1 for the direction of a single example.
@@ -81,8 +83,9 @@ class DirectionPool:
     def _screen(self, off: Tensor) -> Tensor:
         """Return how well a plane separates the neurons that are on along each of K directions from the others, (K,), at most 1.
 
-        It is the balanced accuracy of one linear regression on the neurons' weights for all directions, a cheap approximation of
-        `zeros.measure_separability`. off: mask (K, M') of the neurons that are zero along each direction, see `find_off_neurons`.
+        It is the balanced accuracy of a plane for each direction, by linear regression on the neurons' weights, which is a cheap
+        approximation of `zeros.measure_separability`. off: mask (K, M') of the neurons that are zero along each direction, see
+        `find_off_neurons`.
         """
         on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
         on[self.space.live] = ~off.T
@@ -158,9 +161,9 @@ class DirectionPool:
         return q
 
     def find_on_neurons(self) -> Tensor:
-        """Return a mask (M, K) of the neurons that are on along K directions, those that seem to belong to a single example.
+        """Return a mask (M, K') of the neurons that are on along K' directions that seem to belong to single examples.
 
-        They are the ones of the first R directions with a score of at least MIN_SEPARABLE.
+        Of the first R directions of the pool, these are the ones with a score of at least MIN_SEPARABLE.
         """
         sure = self.score[: self.space.rank] >= MIN_SEPARABLE
         return find_pattern(self.convert_to_original(self.q[: self.space.rank][sure]), self.factors).on

@@ -213,8 +213,9 @@ class _Task:
     ) -> Directions | None:
         """Search for the directions of all examples, given those that are recovered from groups of parallel rows alone.
 
-        None if there are none of these, or if the others are not found. Only examples count whose values are those of an 8-bit
-        image, or whose group has several rows. groups: in the coordinates of the basis; other arguments as for `_search`.
+        Returns None if no example is recovered from a group alone, if the directions of the remaining examples are not found, or
+        without a bias. Only examples count whose values are those of an 8-bit image, or whose group has several rows.
+        groups: in the coordinates of the basis. The other arguments are those of `_search`.
         """
         if constant is None:
             return None
@@ -327,10 +328,11 @@ class _Task:
         return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
 
     def _find_scales(self, x: Tensor, on: Tensor) -> Tensor:
-        """Return the factors (R,) by which vectors x (R, F') must be divided to be inputs of the layer.
+        """Return the factors (R,) by which vectors x (R, F') must be divided to be inputs of the layer, or unit vectors.
 
-        With a bias, this is the last entry of x, which is 1 after the division. Without, it is the norm, with the sign that fits
-        the neurons `on`.
+        With a bias, the factor is the last entry of x, which is 1 after the division. Without a bias, the norm of the input is
+        unknown: the factor is the norm of x, so that the quotient is a unit vector, with the sign for which it turns on the
+        neurons in the mask `on` (M, R).
         """
         if self.biased:
             return x[:, -1]

@@ -28,11 +28,13 @@ SPARE_ROWS = 4
 
 
 def find_beside(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor, find: FindDirections) -> Directions | None:
-    """Return the directions of all R examples, of which some are known; None if those of the others are not found.
+    """Return the directions of all R examples, of which some are known.
+
+    Returns None if no known example determines its direction, or if the directions of the others are not found.
 
     known: (K, R), vectors [x, 1] up to a factor, in the coordinates of the basis; those that are no single example's are ignored.
-    forward: (M, R), [W, b] in these coordinates. constant: (R,), the last column of the basis. find: finds the directions of what
-    is left of the gradient.
+    forward: (M, R), [W, b] in these coordinates. constant: (R,), the last column of the basis. find: function for the directions
+    of the remaining examples, applied to the gradient from which the parts of the known ones were subtracted.
     """
     p, q = _solve_directions(factors, known[select_independent(known)] if len(known) else known, forward, constant)
     if not len(p):
@@ -54,9 +56,10 @@ def find_beside(factors: Factors, known: Tensor, forward: Tensor, constant: Tens
 
 
 def _solve_directions(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the known examples p (K', R), whose last entry is scaled to 1, and their directions q (R, K') with p q = 1.
+    """Return known examples p (K', R) and their directions q (R, K'), for which the matrix product p q is the identity.
 
-    Known vectors are left out that turn off too few neurons, or whose rows at these neurons are orthogonal to no direction.
+    Each example is scaled so that the last entry of [x, 1] is 1. Known vectors are left out that turn off too few neurons, or
+    for which the rows of the gradient at these neurons are orthogonal to no direction.
     """
     p = known / (known @ constant)[:, None]
     kept, directions = [], []

@@ -19,8 +19,8 @@ def assign_labels(
     """Return labels (K,) for inputs x (K, F) of a chain that begins with a linear layer.
 
     The first layer's gradient is D^T [X, 1], and the row of D of an example depends on its label. Only neurons whose gradient the
-    known inputs explain are used, since unknown examples do not affect them. If no label explains more than a share of them, see
-    `MAX_SCALED_MISFIT`, the direction of an example's row decides.
+    known inputs explain are used, since unknown examples do not affect them. If every label leaves more than the share
+    MAX_SCALED_MISFIT of an example's row unexplained, the label whose gradient has the most similar direction is chosen.
     loss: name of the loss. classes: number of labels. examples: batch size, which may exceed K.
     """
     layer = chain.layers[0]

@@ -80,6 +80,8 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
 def _estimate_rank(values: Tensor, examples: int | None) -> tuple[int, float]:
     """Return the numerical rank, or 0 if no gap shows it, and the gap: the last singular value kept divided by the next one.
 
+    If the number of examples is unknown, the rank is at the largest gap, which must be at least MIN_GAP. If it is known, the rank
+    is this number if the gap there is at least MIN_EXPECTED_GAP, otherwise the largest lower rank with a gap of at least MIN_GAP.
     values: singular values, descending. examples: number of examples, which the rank does not exceed; None if unknown.
     """
     smallest = values[0] * torch.finfo(values.dtype).eps * len(values)

@@ -5,7 +5,7 @@ searched for that is zero at these neurons, and at as many others as possible. A
 than entries counts as exact. Exact directions make the other examples less approximate, so that the search is repeated.
 
 R is the rank of the gradient, which is the number of examples. M' is the number of its live rows, those that are more than noise;
-each belongs to one neuron. A row is zero along a direction if its scalar product with the direction is.
+each belongs to one neuron. A row is zero along a direction if their scalar product is 0.
 """
 
 from typing import NamedTuple
@@ -138,7 +138,10 @@ def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
 
 
 def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
-    """Return the distinct ones of unit directions q (K, R) along which at least R + SPARE_ZEROS of the rows (M', R) are zero."""
+    """Return the unit directions q (K, R) along which at least R + SPARE_ZEROS of the rows (M', R) are zero.
+
+    Of directions that are equal up to sign, only the first is returned.
+    """
     zeros = ((q @ rows.T).abs() <= MAX_ZERO).sum(dim=1) * (q.norm(dim=1) > 0.5)
     q = q[zeros >= rows.shape[1] + SPARE_ZEROS]
     return q[~torch.tril((q @ q.T).abs() > EQUAL_COSINE, diagonal=-1).any(dim=1)]
@@ -150,11 +153,12 @@ def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor,
     pool: (K, R), one per row. start: approximate directions (R, R), one per row; those that no exact one replaces remain.
     z: pre-activations (M', R) of the approximate examples at the rows (M', R).
 
-    A pair is an exact direction and the approximate direction that it may replace. Its score is the share of rows that are either
-    zero along the exact direction and off for the approximate example, or neither, times the magnitude of the approximate
-    direction's coefficient in the exact one, relative to the largest. Pairs are chosen so that the sum of scores is largest, with
-    each direction in at most one pair. The exact direction of a pair replaces the other if the score is at least MIN_SCORE and
-    the directions stay independent.
+    A pair is an exact direction and the approximate direction that it may replace. Its score is a product of two factors. The
+    first is the share of rows that are zero along the exact direction and off for the approximate example, or neither. For the
+    second, the exact direction is written as a combination of all approximate ones: it is the magnitude of the coefficient of the
+    pair's approximate direction, divided by the largest magnitude in this combination. Pairs are chosen so that the sum of scores
+    is largest, with each direction in at most one pair. The exact direction of a pair replaces the approximate one if the score
+    is at least MIN_SCORE and the directions stay independent.
     """
     zero, off = ((pool @ rows.T).abs() <= MAX_ZERO).to(z.dtype), (z <= 0).to(z.dtype)
     agreement = (zero @ off + (1 - zero) @ (1 - off)) / len(rows)

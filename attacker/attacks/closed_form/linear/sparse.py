@@ -40,9 +40,9 @@ class Directions(NamedTuple):
     The direction of an example is the vector q (R,) for which `Factors.coordinates @ q` is the example's part of the gradient at
     the outputs of the M neurons, which is zero at those that ReLU turns off.
     q:         (R, R), one direction per column. Row i of its inverse is example i in the coordinates of the gradient's basis.
-    agreement: (R,) share of neurons at which both or neither holds: the gradient is zero along the direction, and the example
-               that follows from q turns the neuron off. Neurons whose zeros noise hides are not counted. It is 0 for directions
-               with too few zeros.
+    agreement: (R,) share of neurons at which the gradient is zero along the direction and the example that follows from q turns
+               the neuron off, or neither is the case. Neurons at which noise hides whether the gradient is zero are not counted.
+               It is 0 for directions with too few zeros.
     samples:   number of sets of rows drawn at random, or of starts of `constant_modulus`; 0 if nothing was drawn.
     """
 

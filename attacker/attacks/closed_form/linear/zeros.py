@@ -1,6 +1,7 @@
 """Zero patterns: at which neurons a gradient is zero along a direction, and whether a single example can cause that.
 
-A gradient has one row per neuron. It is zero along a direction where the row's scalar product with the direction is.
+A gradient has one row per neuron. It is zero along a direction at the neurons whose rows have a scalar product of 0 with it. The
+other neurons are called "on" along the direction.
 """
 
 from collections.abc import Sequence
@@ -65,12 +66,14 @@ def compute_zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
 
 
 def measure_agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None) -> Tensor:
-    """Return for each direction of q (R, R) the share (R,) of decided neurons at which both or neither holds.
+    """Return for each direction, a column of q (R, R), the share (R,) of neurons at which its zeros agree with its example.
 
-    These are: the neuron is zero along the direction, and the direction's example, a row of the inverse of q, turns it off. The
-    share is set to 0 if fewer than MIN_ZEROS neurons are known to be zero, if none is on, or if q is singular.
-    seen: zero pattern of the directions, which also tells the neurons decided in spite of noise. forward: (M, R), the layer's
-    [W, b] in the coordinates of the basis. constant: (R,), the last column of the basis if the layer has a bias; else None.
+    The example of column i is row i of the inverse of q. A neuron agrees if its gradient is zero along the direction and the
+    example turns it off, or if its gradient is not zero and the example turns it on. Only decided neurons count (`seen.told`).
+    The share is set to 0 if fewer than MIN_ZEROS gradients are known to be zero along the direction, if all are zero, or if q is
+    singular. Without a bias, the sign of the example is unknown, and the sign with the larger share is used.
+    seen: pattern of zeros along the directions. forward: (M, R), the layer's [W, b] in the coordinates of the basis. constant:
+    (R,), the last column of the basis if the layer has a bias; else None.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):

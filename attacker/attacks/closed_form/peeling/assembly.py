@@ -65,7 +65,8 @@ def build_sign_pattern(x: Tensor) -> Tensor:
 def _scale_equations(problem: Composed) -> Composed:
     """Scale the equations, so that those of a layer have about equal norms, and all layers respond equally to a test change.
 
-    The response is measured at grey images, see `build_sign_pattern`. The equations of the last layer have equal norms already.
+    The response is measured at grey images, see `build_sign_pattern`. The equations of the last of `problem.layers`, the one with
+    too few equations for its own input, have equal norms already.
     """
     x = build_grey_images(problem)
     typical = [_average_slope(layer, slope) for layer, slope in zip(problem.below, problem.linearise(x).slopes, strict=True)]

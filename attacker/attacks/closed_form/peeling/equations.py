@@ -317,7 +317,7 @@ def _map_to_products(layer: Layer, outputs: Tensor) -> Tensor:
 
 
 def _apply_transposed_weight(layer: Layer, weight: Tensor, k: Tensor) -> Tensor:
-    """Return W^T k at the layer's input, before any pooling there, (N, *inputs), for k (N, C_out, places)."""
+    """Return W^T k for k (N, C_out, places), in the shape of the layer's input before its pooling, (N, *inputs)."""
     return apply_transposed_maps(layer.before, fold(layer, weight.mT @ k), layer.inputs)
 
 

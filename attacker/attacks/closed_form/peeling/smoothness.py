@@ -36,8 +36,8 @@ class TotalVariation:
     """Smoothed total variation of images (N, C, H, W): sum of sqrt(across^2 + down^2 + edge^2) - edge over pixels and channels.
 
     across and down are the differences to the next pixel to the right and below in the same channel, 0 at the border.
-    edge: smoothing in units of x. Differences well below it count quadratically, larger ones linearly, and the function is
-          differentiable everywhere. The quadratic bound is that of lagged diffusivity (Vogel and Oman 1996).
+    edge: smoothing, in the units of the values of x. Differences well below it count quadratically, larger ones linearly, and
+          the function is differentiable everywhere. The quadratic bound is that of lagged diffusivity (Vogel and Oman 1996).
     """
 
     edge: float

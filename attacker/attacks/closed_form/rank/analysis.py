@@ -220,7 +220,8 @@ def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
 def _count_linear(layer: Layer) -> Count:
     """Count the equations of a linear layer.
 
-    The gradient constraints k x^T = dL/dW alone determine x, the layer's input after any pooling that precedes the weights.
+    The gradient constraints k x^T = dL/dW alone determine x, the layer's input after any pooling that precedes the weights. The
+    number of independent ones is the number of values of x or, with pooling, the channels times the rank of the pooling matrix.
     """
     pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
     if pool is None:

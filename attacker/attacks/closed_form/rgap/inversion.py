@@ -61,7 +61,7 @@ class ClosedFormAnswer:
 
 @dataclass(frozen=True)
 class Readings:
-    """The chosen solutions of the last layer of N problems, from which R-GAP continues. They hold the layer's input.
+    """The chosen solutions of the last layer of N problems, from which R-GAP continues. Each is the `Point` at the layer's input.
 
     first:  the likeliest solution of each problem.
     twins:  mask (N,) of the problems that have a second solution that fits as well.

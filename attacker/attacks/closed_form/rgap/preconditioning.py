@@ -252,7 +252,7 @@ def _clamp_diagonal(diagonal: Tensor, like: Tensor) -> Tensor:
     """Return a diagonal (N, ...) made positive, so that it can be inverted for unknowns without equations as well.
 
     For each problem, 1e-12 * (mean of the diagonal + mean square of `like`) is added, or 1e-12 if that is 0.
-    like: (N, ...) values to which the diagonal is added, which set the scale.
+    like: (N, ...) values that set the scale: the matrix K if the diagonal is added to K^T K, otherwise the diagonal of K^T K.
     """
     mean = like.flatten(1).square().mean(dim=1) + diagonal.flatten(1).mean(dim=1)
     least = 1e-12 * torch.where(mean > 0, mean, 1)

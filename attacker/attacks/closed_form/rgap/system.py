@@ -154,7 +154,7 @@ class Solved:
     """The least-squares solutions of N problems.
 
     x: (N, *inputs). residual: (N,) norm of the residual, relative to that of the right-hand sides, both scaled. iterations:
-       number.
+       number of iterations that were made.
     """
 
     x: Tensor
@@ -182,7 +182,7 @@ def solve_least_squares(
     target:    right-hand sides without scaling; `system.scale` is applied to them.
     tolerance: norm of the gradient, relative to the initial one, at which a problem has converged. It is checked every
                CHECK_INTERVAL iterations.
-    iterations: largest number.
+    iterations: largest number of iterations.
     inverse:   preconditioner, an approximate inverse of the normal matrix. It decides which of several solutions is found.
     spare:     (N,) number of surplus equations. If given, a problem also stops when CHECK_INTERVAL iterations reduce the squared
                residual by less than 1 / spare of it, one surplus equation's share, since such changes are below the noise.

@@ -120,7 +120,7 @@ def _build_point(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReadi
 
 
 def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK) -> Point:
-    """Solve the layer `point.at` for its input, and return the `Point` there."""
+    """Solve the layer `point.at` for its input, and return the `Point` at this input."""
     system, target = build_equations(chain, weights, gradient, point, walk)
     unknowns = int(find_used_values(chain)[point.at].sum())
     x, residual = _solve_system(system, target, unknowns, walk)
@@ -160,9 +160,10 @@ def build_equations(
 def estimate_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
     """Return the expected error of each equation of a layer, in units of the relative error of f.
 
-    An error of f causes an error of z that is larger by 1 / slope, so that saturated values contribute little; it is inf at a
-    slope of 0. It also changes the slope, and with it k = gradient * slope. All values of a problem are assumed to have equal
-    errors, and the gradient to have the same relative error as f.
+    The relative error of f is the absolute error of its entries, assumed to be equal for all entries of a problem, divided by
+    their root mean square. The gradient is assumed to have the same relative error. An error of f causes an error of z that is
+    larger by 1 / slope, so that saturated values contribute little; it is inf at a slope of 0. It also changes the slope, and
+    with it k = gradient * slope.
     f, gradient: output of the layer and the loss gradient there, (N, *outputs). sides: dL/dW, (N, C_out, values under the
                  kernel).
     """
