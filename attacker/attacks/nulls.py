@@ -68,8 +68,8 @@ def link_by_sizes(observations: Sequence[Observation]) -> Links:
     A client that trains for whole epochs is assumed to use its examples in the same order in every round. For a client that takes
     one step per round, a batch with fewer examples than the prescribed batch size ends an epoch, and the next round starts again
     at the first example. In all other cases, and in secure sums whose cohort changes, no two positions are linked. Observations
-    that do not report a number of examples have no positions, and with one step per round they count as the end of an epoch; at
-    least one must report some.
+    that do not report a number of examples have no positions, and with one step per round they count as the end of an epoch.
+    Raises ValueError if no observation reports a number above 0.
     """
     training, start = observations[0].training, 0
     changing = observations[0].client == SUM_CLIENT and len({observation.cohort for observation in observations}) > 1

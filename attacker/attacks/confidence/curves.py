@@ -84,7 +84,7 @@ def find_curve(route: str, *, is_image: bool) -> Curve | None:
 
 
 def get_curve_family(route: str) -> str:
-    """Return the name of the curve for a route: the route's, except that all searches from a closed form share one."""
+    """Return the name of a route's curve: "optimisation from a closed form" for any "optimisation from ...", else the route."""
     return "optimisation from a closed form" if route.startswith("optimisation from") else route
 
 

@@ -40,7 +40,7 @@ equations: number of gradient entries that were sent, per value that is searched
 error:     expected squared error of pixels under the Laplace approximation of the posterior.
 step:      mean squared change that another Gauss-Newton step would make.
 outside, roughness: mean squared distance to [0, 1], and total variation.
-doubt:     share of the answer that a closed form considers uncertain.
+doubt:     1 minus the certainty in [0, 1] that a closed form states for the example (`ClosedFormAnswer.stays`).
 examples:  binary logarithm of the number of examples.
 linked:    certainty of the links between rounds, in [0, 1].
 """
@@ -126,7 +126,8 @@ def judge_search(found: SearchAnswer, route: str) -> Judged:
 
     Confidence is undecided if the calibration does not cover the network, the images or the answer. Otherwise, a search that was
     given up gets the confidence of an answer without the gradient, since none that was given up in the calibration would have
-    succeeded. For the others, the curvature of the gradient is computed, which takes as long as many iterations of the search.
+    succeeded. For the others, the curvature of the gradient is computed, which takes as long as many iterations of the search. If
+    it cannot be computed, confidence is undecided as well.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = _compute_shares(found)
@@ -162,18 +163,18 @@ def judge_closed_form(
 
     route:    name of the closed form, which selects the calibration curve.
     missed:   distance between its gradient and the observed one, relative to the norm of the latter.
-    stays:    (N,) in [0, 1], the share of each example that the closed form considers certain. examples: number of examples in
-              the batch.
-    open_question: reason why examples that seem likely are undecided; "" for none.
+    stays:    (N,) in [0, 1], how certain the closed form is of each example (`ClosedFormAnswer.stays`).
+    examples: number of examples in the batch.
+    open_question: reason why a confidence of at least LIKELY is replaced by NaN; "" for none.
     The confidence is that of the calibration curve (`judge`), with four exceptions that are applied in this order:
-    1. If all examples are undecided, with or without a curve, and the route is `linear`, an answer with all of several examples
-       of a batch is certified if `missed` is at most CERTIFIED_MISFIT: examples with `stays` of at least MIN_CERTIFIED_STAYS get
+    1. A whole batch of the route `linear` is certified: if the batch has several examples, x holds all of them, the confidence of
+       all is NaN so far, and `missed` is at most CERTIFIED_MISFIT, then examples with `stays` of at least MIN_CERTIFIED_STAYS get
        CERTIFIED_CONFIDENCE.
-    2. An example whose values are those of an 8-bit image (`is_eight_bit`) gets CERTIFIED_CONFIDENCE, whatever the curve says.
+    2. An image whose values are those of an 8-bit image (`is_eight_bit`) gets CERTIFIED_CONFIDENCE, whatever the curve says.
     3. If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times,
        or another example may be missing.
-    4. Likely examples, with a confidence of at least LIKELY, are undecided if there is an `open_question`. So are likely images
-       of which the mean squared distance to [0, 1] exceeds MAX_OUTSIDE.
+    4. Examples with a confidence of at least LIKELY become undecided if there is an `open_question`, and so do images with this
+       confidence whose mean squared distance to [0, 1] exceeds MAX_OUTSIDE.
     """
     count = len(x)
     explained = torch.full((count,), max(0.0, 1 - missed**2))
@@ -195,7 +196,10 @@ def judge_closed_form(
 
 
 def doubt_likely(confidence: Tensor, open_question: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return confidence (N,) in which likely examples are undecided if there is an open question, and a note if any is."""
+    """Return `confidence` (N,) with NaN instead of values of at least LIKELY, and a note with `open_question`, the reason for it.
+
+    If `open_question` is "" or no value is that high, `confidence` is returned unchanged, without a note.
+    """
     likely = confidence >= LIKELY
     if not open_question or not bool(likely.any()):
         return confidence, ()
@@ -220,10 +224,10 @@ def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:
 
 
 def _mark_outside_undecided(own: Judged, x: Tensor) -> Judged:
-    """Return `own` with undecided confidence for likely examples far outside [0, 1], and a note on normalisation.
+    """Return `own` with undecided confidence for images far outside [0, 1] that are at least LIKELY, and a note for the user.
 
-    The distance of such an example to every valid image is above the threshold of recovery. If the example is right nevertheless,
-    clients normalise their images otherwise than stated.
+    Far is a mean squared distance to [0, 1] above MAX_OUTSIDE. Such an image is too far from every valid image to count as
+    recovered. If it is right nevertheless, the clients normalise their images in another way than the recording states.
     """
     off = (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1).cpu()
     far = (off > MAX_OUTSIDE) & (own.confidence >= LIKELY)
@@ -239,7 +243,7 @@ def _mark_outside_undecided(own: Judged, x: Tensor) -> Judged:
 def judge_prior(examples: int, data: DataSpec) -> Judged:
     """Return the confidence in an answer of `examples` examples that used no gradient, the same for all of them.
 
-    It is about the share of the examples of such answers that were recovered in the calibration.
+    It is approximately the share of recovered examples among the answers without a gradient in the calibration.
     """
     return judge("prior alone", {}, torch.zeros(examples), data)
 
@@ -247,8 +251,9 @@ def judge_prior(examples: int, data: DataSpec) -> Judged:
 def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
     """Return the confidence that the calibration curve of a route, the method of the attack, gives for this evidence.
 
-    It is undecided (NaN), with a note, if no curve applies, and for examples whose probability the curve does not know well
-    enough (`Curve.unsure`). evidence: features by name, (N,) each. explained: (N,), copied to the result.
+    It is undecided (NaN), with a note, if no curve applies. It is also NaN for each example whose probability lies within
+    `Curve.unsure`. evidence: features by name, (N,) each. explained: share of the gradient's power that the answer explains,
+    (N,), which is only copied to the result.
     """
     own, kind = find_curve(route, is_image=data.is_image), "images" if data.is_image else "table rows"
     reason = own.explain_mismatch(evidence) if own else f"answers of the method {route!r} were not calibrated on {kind}"
@@ -278,10 +283,10 @@ def build_undecided(
 
 
 def _compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
-    """Return the unexplained share and the known noise's share of the gradients' power, 0-d, and a number of gradient entries.
+    """Return the unexplained share and the known noise's share of the gradients' power, 0-d, and the number of entries sent.
 
-    The shares are means over the observations of the case, weighted by `ComparedGradient.weight`. The number is that of the
-    nonzero entries of all observed gradients.
+    The shares are means over the observations of the case, weighted by `ComparedGradient.weight`. The number counts the nonzero
+    entries of all observed gradients.
     """
     missed, noise, weights, sent = [], [], [], 0
     for one in found.compared:
@@ -321,7 +326,11 @@ def _measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, T
 
 
 def _measure_appearance(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
-    """Return the features `outside` and, for images, `roughness`, decimal logarithms (N,), of examples x (N, *shape)."""
+    """Return two features of examples x (N, *shape), decimal logarithms (N,): `outside` and, for images only, `roughness`.
+
+    outside: mean squared distance of an example's values to [0, 1]. roughness: anisotropic total variation of the clamped image,
+    that is the mean absolute difference of vertical neighbours plus that of horizontal ones.
+    """
     outside = (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
     looks = {"outside": torch.log10(outside.nan_to_num(nan=1e3, posinf=1e3) + 1e-5)}
     if data.is_image:

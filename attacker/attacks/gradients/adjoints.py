@@ -244,9 +244,10 @@ class _Written:
         return {name: g.movedim(1, -1) if name in self.of_images else g for name, g in gradient.items()}
 
     def _linearise_loss(self, logits: Tensor, y: Tensor, problems: int) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-        """Return dL/dlogits, and the function that multiplies a vector by its derivatives by the logits and, if y is soft, by y.
+        """Return dL/dlogits, and a function that returns a vector's products with the Jacobians of dL/dlogits.
 
-        L is the sum of the problems' mean losses.
+        There is one product for the Jacobian by the logits and, if y is soft, one for the Jacobian by y. L is the sum of the mean
+        losses of the problems.
         """
         soft, labels = y.is_floating_point(), y.flatten(0, 1)
 

@@ -28,10 +28,11 @@ MAX_KEPT_BYTES = 512 * 2**20
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory of tensors up to MAX_TENSOR_BYTES for reuse, and return whether that succeeded.
+    """Make glibc keep the memory of freed tensors, each of up to MAX_TENSOR_BYTES, for reuse; return whether that succeeded.
 
-    It holds for the rest of this process. By default, glibc returns the memory of large tensors to the system, and every
-    iteration of an attack allocates and clears it again, which took a fifth of the time of an iteration with 64 small networks.
+    At most MAX_KEPT_BYTES of free memory are kept. The setting holds for the rest of this process. By default, glibc returns the
+    memory of large tensors to the system, and every iteration of an attack allocates and clears it again, which took a fifth of
+    the time of an iteration with 64 small networks.
     Changes nothing and returns False on systems without glibc, or if an environment variable MALLOC_* is set.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):

@@ -50,8 +50,8 @@ def compute_hermite_coefficient(activation: Elementwise, order: int) -> float:
 def compute_moment(g: Tensor, v: Tensor, order: int, along: Tensor | None = None) -> Tensor:
     """Return the mean over neurons of g_j He_p(v_j), a symmetric tensor with p axes of length R.
 
-    g: (neurons,). v: (neurons, R). order: p from 1 to 4. along: unit vector (R,) with which the last axis is contracted; the
-    result then has one axis less.
+    g: (neurons,). v: (neurons, R). order: p from 1 to 4. along: unit vector (R,) with which the last axis is contracted, so that
+    the result has one axis less; it is ignored for order 1, and needed for order 4 (ValueError without it).
     """
     eye, mean = torch.eye(v.shape[1]).to(v), g.mean()
     first: Tensor = g @ v / len(g)
@@ -86,8 +86,9 @@ def _symmetrise(vector: Tensor, matrix: Tensor) -> Tensor:
 def find_span(g: Tensor, w: Tensor, count: int, *, activation: Elementwise = torch.relu) -> Tensor:
     """Return orthonormal columns (F, count) that span the features of the examples behind one logit's gradient g (neurons,).
 
-    The first is the direction of the first-order estimate; the others are the leading eigenvectors of the second moment beside
-    it. w: weights of the wide layer, (neurons, F), of variance 1.
+    The first column is the direction of the first-order estimate. The others are the leading eigenvectors of the second moment in
+    the orthogonal complement of that direction or, if c_2 is 0, of the third moment contracted with that direction.
+    w: weights of the wide layer, (neurons, F), of variance 1. count: number of examples.
     """
     first = torch.nn.functional.normalize(compute_moment(g, w, 1), dim=0, eps=1e-300)
     if count == 1:
@@ -131,7 +132,8 @@ def recover_features(
 
     gradient: of the last layer's weight, (K, neurons). bias_gradient: of its bias, (K,); None without one. labels: (N,).
     weight: of the wide layer, (neurons, F). rng: of the decomposition, which is used where labels are equal.
-    The derivatives a_ik follow from labels and the mean probabilities, which the bias gives; without it, they are taken as equal.
+    The derivatives a_ik follow from the labels and the mean predicted probabilities of the batch. These follow from the gradient
+    of the bias; without one, each is taken to be 1 / K.
     """
     g, w = gradient.double(), weight.double()
     w = w / w.std().clamp(min=1e-300)
@@ -158,10 +160,12 @@ def recover_features(
 
 
 def _estimate_slopes(bias_gradient: Tensor | None, classes: Tensor, counts: Tensor, logits: int) -> Tensor:
-    """Return the sum over the examples of each class of the derivatives of the mean loss by each logit, (classes, K).
+    """Return the derivatives of the mean loss by each logit, summed over the examples of each class that occurs, (C, K).
 
-    All examples are taken to have the same probabilities. Entries of the bias gradient that are 0 were not sent; what the others
-    leave of the sum of the probabilities is divided equally among them.
+    All examples are taken to have the same predicted probabilities, which follow from the bias gradient and the counts. Entries
+    of the bias gradient that are 0 were not sent: the probabilities of these classes are taken to be equal, with the sum that the
+    probabilities of the other classes leave of 1. classes: the labels that occur, (C,). counts: their numbers of examples, (C,).
+    logits: K.
     """
     one_hot = torch.nn.functional.one_hot(classes, logits).double()
     shares = counts.double()[:, None] / counts.sum()

@@ -67,8 +67,8 @@ def build_per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem
 
     If parameters are used only by linear layers, 2D convolutions and batch norm with running statistics, and examples do not
     interact, the function makes one pass for all problems. Whether that is so is tested on two problems of two examples each.
-    Otherwise, if torch.func cannot transform the network or the network is large, it computes one problem after the other, by
-    autograd alone.
+    Otherwise, if torch.func cannot transform the network or it has more than MAX_VMAP_WEIGHTS weights, the function computes one
+    problem after the other, by autograd alone. If neither applies, the result is None.
     """
     gradients = _build_unchecked(model, data, models.find_loss(loss))
     if not _has_other_weights(model, data) and _is_consistent(gradients, model, data, loss):

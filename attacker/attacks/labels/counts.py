@@ -56,7 +56,7 @@ def count_by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: 
     rows (K, F), bias (K,): gradients of the head's weight and bias. weight (K, F), offset (K,): the head's weight and bias.
     The ratio of row c to entry c of the bias's gradient serves as the features of all examples of class c, from which their
     probabilities follow. The shares n_c / n, with sum 1, are then fitted to the bias's gradient by least squares, and rounded by
-    `round_counts`. If a probability is not finite, the shares are those of the negative entries of the bias's gradient.
+    `round_counts`. If a probability is not finite, n_c is proportional to max(0, -g_c) instead, g being the bias's gradient.
     """
     rows, bias, weight, offset = (t.double() for t in (rows, bias, weight, offset))
     features = rows / torch.where(bias == 0, torch.finfo(bias.dtype).tiny, bias)[:, None]
@@ -88,8 +88,8 @@ def estimate_bias_gradient(rows: Tensor, features: Tensor) -> Tensor:
 def estimate_from_sent_entries(rows: Tensor, features: Tensor) -> Tensor:
     """Estimate the gradient (K,) of the head's bias from rows of which some entries were not sent and are 0.
 
-    The entries of a row that were sent are compared by least squares with those of the mean of the features.
-    rows, features: as for `estimate_bias_gradient`. The estimate is 0 for a row without an entry.
+    Entry c is the factor b at which b times the mean of the features is nearest to row c in the entries that were sent (least
+    squares). It is 0 for a row of which no entry was sent. rows, features: as for `estimate_bias_gradient`.
     """
     mean, sent = features.double().mean(dim=0), (rows != 0).double()
     power = sent @ mean.square()

@@ -225,7 +225,7 @@ def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
 
 
 def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[int, ...]]) -> Fitted | None:
-    """Return candidates that differ from the fit `now` in the label of one example, to be fitted; None if all such were tried.
+    """Return candidates that differ from the fit `now` in the label of one example, not fitted yet; None if all were tried.
 
     They are the most promising ones: those whose cost is the lowest to first order, at most MAX_TRIED_CHANGES. Their features and
     costs are still those of `now`.

@@ -21,8 +21,8 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
     """Return the labels (N,), int64, that a label rule infers for case i of the stacked cases `seen`.
 
     The rule gets the model's features and mean predictions for random inputs, at the weights that were sent. With several local
-    steps and no known defense, they are computed at the mean of the weights at which the steps begin, if these lie on a straight
-    line.
+    steps and no known defense, they are computed at the mean of the weights at which the steps begin instead. This mean is
+    estimated under the assumption that all steps are equal, so that the weights move in a straight line.
     """
     row = seen.get_state(i)
     gradient = {name: g[i] for name, g in seen.gradients.items()}

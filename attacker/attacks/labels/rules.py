@@ -45,10 +45,11 @@ class Evidence(NamedTuple):
     gradient:  observed gradient, by parameter name. weight, bias: names of the head's parameters; bias is None if it has none.
     examples:  number of examples in the batch.
     guess:     mean class probabilities (K,) that the model predicts for random inputs.
-    shortened: whether the attacker knows of a defense, which may have reduced the norm of the gradient, for example by clipping.
+    shortened: whether the attacker knows of any defense of the clients. The norm of the gradient may then be reduced, for example
+               by clipping.
     head:      the head's weight and bias, and its inputs for random inputs of the network; None if the caller does not know them.
-               `head` and `guess` are those at the weights sent. With several local steps and no known defense, they are those at
-               the mean of the weights at which the steps begin.
+               `head` and `guess` are computed at the weights that the server sent. With several local steps and no known defense,
+               they are computed at an estimate of the mean weights during these steps (`read_labels`).
     """
 
     gradient: GradientTensors
@@ -131,8 +132,8 @@ def infer_labels(evidence: Evidence) -> Tensor:
 
     For one example, the label follows from the bias's gradient; if there is no bias or its gradient was not sent, from the rows.
 
-    For n examples of K classes, the counts are fitted to the head's gradient (see `fit`), if the evidence includes the head and
-    the rows add up to 0, as they do unless a defense added noise, sent only signs or left out entries. If the fit is too
+    For n examples of K classes, the counts are fitted to the head's gradient (module `fit`) if the evidence has the head and the
+    rows add up to 0, as they do unless a defense added noise, sent only signs or left out entries. If the fit is too
     expensive (MAX_WORK), the counts are those of iLRG for n < K / 2, otherwise those of the bias's gradient. With a single logit,
     a fit is made unless a defense may have reduced the norm of the gradient.
 
@@ -180,8 +181,8 @@ def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
 
     For one example, the class is that of the most negative entry. For n examples, the numbers are `n * (mean p_c - g_c)`, rounded
     to the sum n, with `Evidence.guess` for mean p. If a defense may have reduced the norm of g and n < K, g is first scaled up so
-    that a class has no examples, unless that would need a factor below 1. If noise leaves no number positive or finite, the
-    numbers are proportional to mean p.
+    that the smallest of these numbers is 0, which is that of the class with the largest g_c / mean p_c; g is never scaled down.
+    If noise makes an entry of g infinite or NaN, or leaves no number positive, the numbers are proportional to mean p.
     """
     guess = evidence.guess
     if evidence.examples == 1:
@@ -216,8 +217,8 @@ def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
 def _has_zero_sum(evidence: Evidence) -> bool:
     """Return whether the rows of the head's gradient add up to 0, as they do for softmax unless a defense changed them.
 
-    False if all are zero or one is not finite. With a single logit the sum cannot be checked; the result is then False only in
-    these cases and if `Evidence.shortened` is set.
+    False if all entries are zero, or if any is NaN or infinite. With a single logit the sum cannot be checked; the result is then
+    also False if `Evidence.shortened` is set, and True otherwise.
     """
     rows = _add_negative_logit(evidence.gradient[evidence.weight])
     if len(evidence.gradient[evidence.weight]) == 1:
@@ -228,8 +229,8 @@ def _has_zero_sum(evidence: Evidence) -> bool:
 def _estimate_scale(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
     """Return the factor, at least 1, that undoes a reduction of the gradient's norm by a defense.
 
-    It is estimated such that some class has no example. If all counts are nearly integers already, it is 1, since this suggests
-    that the norm was not reduced.
+    With this factor, the smallest estimated count of a class becomes 0. If all counts are nearly integers without a factor, it is
+    1, since this suggests that the norm was not reduced.
     """
     counts, share = examples * (guess - bias), (bias / guess).max()
     whole_already = (counts - counts.round()).abs().max() < INTEGER_TOLERANCE

@@ -92,7 +92,8 @@ class DeepPrior:
     """The map from latents to images (channels, height, width) in [0, 1], and the latents to start from.
 
     A latent is the vector of all weights of a `PriorNetwork`, followed by the values of an image to start from. The network's
-    input is this image and further channels of fixed noise, which are no part of the latent. The derivative by the image is zero.
+    input is this image and further channels of fixed noise, which are no part of the latent. `decode` detaches the image to start
+    from, so that its derivative is zero and a gradient search does not change it.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:

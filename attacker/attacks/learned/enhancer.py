@@ -1,8 +1,8 @@
 """Enhancers: maps from reconstructed images to sharper ones, applied after a search; and denoisers, applied during a search.
 
 To add one, write a function without arguments that returns a map of images (N, C, H, W), and select it on the command line with
-`--set enhancer=module:function` or `--set denoiser=module:function`. Enhancers can also be registered as entry points of the
-group `attacker.enhancers` in a package.
+`--set enhancer=module:function` or `--set denoiser=module:function`. A package can also register it as an entry point of the
+group `attacker.enhancers` or `attacker.denoisers`.
 """
 
 from collections.abc import Callable
@@ -67,9 +67,10 @@ ENHANCERS: Registry[SharpenFactory] = Registry("attacker.enhancers", BUILT_IN_EN
 
 
 def find_enhancer(name: str, lpips_weights: str = "") -> Enhancer | None:
-    """Return the enhancer with this name, in this file or of this `module:function`; None for "none".
+    """Return the enhancer that `name` selects: a registered name, a file or `module:function`; None for "none".
 
-    After a file, @ and a name of `SEARCH_OPTIMISERS` may follow, for a generator. lpips_weights: as for `read_enhancer`.
+    If the file holds a generator, @ and a name of `SEARCH_OPTIMISERS` may follow it, as in "faces.safetensors@frank_wolfe".
+    lpips_weights: as for `read_enhancer`.
     Raises ValueError for an unknown name, and for a file that holds no enhancer.
     """
     if name == NO_ENHANCER:
@@ -84,9 +85,11 @@ def find_enhancer(name: str, lpips_weights: str = "") -> Enhancer | None:
 def read_enhancer(path: Path, *, optimiser: str = "adam", lpips_weights: str = "") -> Enhancer:
     """Return the enhancer in a file that `attacker train-prior` wrote: a network that enhances, or a search with a generator.
 
-    optimiser: of that search, as in `match_images`. lpips_weights: file of AlexNet's weights for its LPIPS, as in
-    `perceptual.load`; "" for those in torch's hub cache, and no LPIPS without them. The enhancer's name says which.
-    Raises ValueError, naming the file, if it holds neither, and for an optimiser other than "adam" without a generator.
+    optimiser: of the search with a generator, as in `match_images`. lpips_weights: file of AlexNet's weights for LPIPS in that
+    search, as in `perceptual.load`; "" for the file in torch's hub cache. If that cache has none, the search uses no LPIPS. The
+    name of a generator's enhancer states the optimiser and whether LPIPS is used.
+    Raises ValueError, naming the file, if it holds neither; for an unknown optimiser, or one other than "adam" without a
+    generator; and, like FileNotFoundError, as `perceptual.load` for the file `lpips_weights`.
     """
     prior = read_prior(path, "enhancer", "generator", "upscaler")
     if isinstance(prior.network, ImageGenerator):
@@ -106,9 +109,10 @@ def read_enhancer(path: Path, *, optimiser: str = "adam", lpips_weights: str = "
 
 
 def find_denoiser(name: str) -> Callable[[Tensor], Tensor] | None:
-    """Return the denoiser in this file or of this `module:function`, a map of images (N, C, H, W); None for "none".
+    """Return the denoiser, a map of images (N, C, H, W), that `name` selects; None for "none".
 
-    Raises ValueError for another name, and for a file that holds no denoiser.
+    name: a file, `module:function`, or a registered name. Raises ValueError for an unknown name, and for a file that holds no
+    denoiser.
     """
     if name == NO_ENHANCER:
         return None

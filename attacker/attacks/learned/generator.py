@@ -23,7 +23,7 @@ class ImageGenerator(nn.Module):
     width: channels at full resolution, doubled at each lower one, up to 4 * width. latents: length of the latent vector.
     classes: number of classes; 1 for a generator without labels. side: of the images, a multiple of `STRIDE`.
     feature_shapes: shapes (C, H, W) of the results of all stages but the last.
-    Raises ValueError for another side.
+    Raises ValueError for a side that is not a multiple of `STRIDE`.
     """
 
     def __init__(self, width: int = 16, latents: int = 128, classes: int = 1, side: int = 32) -> None:

@@ -31,9 +31,10 @@ def match_images(
     steps: int = 0,
     optimiser: str = "adam",
 ) -> Tensor:
-    """Return images of the generator that are near the images x: the least distance (`measure_distance`) of all steps.
+    """Return images of the generator that are near the images x, found by a search in its latents that starts at the encoder's.
 
-    The distance is the root mean square difference plus LPIPS.
+    For each image, the result of the step with the least distance (`measure_distance`) is returned. The distance is the root mean
+    square difference plus LPIPS.
     x: (N, 3, side, side) in [0, 1]. y: labels (N,), or probabilities of classes (N, K), of which a generator with one class uses
     none. perceptual: LPIPS, a part of the distance; None to leave it out. steps: 0 for `STEPS`. optimiser: adam, or frank_wolfe
     in the ball whose radius is the square root of the number of latents, near which standard normal latents lie.

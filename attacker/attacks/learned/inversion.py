@@ -117,8 +117,8 @@ def learning_to_invert(
     fresh randomness.
 
     images: NumPy archive (.npz) of public images and labels in the shape of the data, without the examples that are attacked.
-    simulations: number of simulated clients. epochs: passes over them. hidden: width of the network's two hidden layers.
-    knows_defense: whether the declared defense is simulated.
+    simulations: number of simulated clients, a tenth of which is held out to choose the best epoch. epochs: passes over the
+    others. hidden: width of the network's two hidden layers. knows_defense: whether the declared defense is simulated.
     """
     settings = InversionTraining(simulations=simulations, epochs=epochs, hidden=hidden, knows_defense=knows_defense)
     return LearningToInvert(training=settings, images=images)

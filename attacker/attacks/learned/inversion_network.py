@@ -37,8 +37,9 @@ LABEL_WEIGHT = 0.01
 class InversionTraining:
     """The settings of a training.
 
-    simulations: number of simulated clients, of which each epoch uses all once. epochs: their number. hidden: width of the two
-    hidden layers. knows_defense: whether the defense of the update is simulated.
+    simulations: number of simulated clients. Of these, the share HELD_OUT_SHARE is held out to choose the best epoch.
+    epochs: number of epochs, each of which trains once on every other simulated client. hidden: width of the two hidden layers.
+    knows_defense: whether the defense that the observation declares is applied to the simulated updates.
     """
 
     simulations: int
@@ -191,7 +192,7 @@ def compute_loss(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _draw(images: int, clients: int, batch: int, rng: Generator) -> Tensor:
-    """Return indices (clients, batch) of images. As long as there are enough, no image is drawn twice."""
+    """Return random indices (clients, batch) from 0 to `images` - 1. Every image is drawn once before any is drawn again."""
     need = clients * batch
     drawn = torch.cat([torch.randperm(images, generator=rng) for _ in range(-(-need // images))])
     return drawn[:need].reshape(clients, batch)

@@ -1,7 +1,7 @@
-"""The networks of learned priors: a U-Net, a convolutional autoencoder, and the critic that judges their images in training.
+"""The networks of learned priors: a U-Net, an upscaler, a convolutional autoencoder, and the critic that judges their images.
 
-They take images (N, 3, H, W) on the scale [0, 1]. The sides of images for the U-Net and the autoencoder must be multiples of
-their attribute `stride`. No network has batch norm, so that the images of a batch do not interact.
+They take images (N, 3, H, W) on the scale [0, 1]. For all but the critic, which is used in training only, the sides of images
+must be multiples of the network's attribute `stride`. No network has batch norm, so that the images of a batch do not interact.
 """
 
 from itertools import pairwise
@@ -48,9 +48,9 @@ class UNet(nn.Module):
 class Upscaler(nn.Module):
     """A residual dense network (Zhang et al. 2018, RDN) that shrinks images to a quarter of their sides and enlarges them again.
 
-    It has the layers of the network in the npm package @upscalerjs/esrgan-medium, whose blocks have one convolution each, and
-    which is meant for values from 0 to 255. blocks: number of residual blocks. width: channels in them. last: channels before the
-    nearest-neighbour enlargement.
+    It has the layers of the network in the npm package @upscalerjs/esrgan-medium, whose blocks have one convolution each. As that
+    network works with values from 0 to 255, images in [0, 1] are multiplied by 255 before its layers, and the result is divided
+    by 255. blocks: number of residual blocks. width: channels in them. last: channels before the nearest-neighbour enlargement.
     """
 
     stride = 4

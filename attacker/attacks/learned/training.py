@@ -127,10 +127,11 @@ class Trainer:
         return float(distance.detach())
 
     def _apply(self, clean: Tensor, rows: Tensor, rng: Generator) -> tuple[Tensor, Tensor | float]:
-        """Return the network's images for a batch, to be compared with it, and a penalty that is added to the l1 distance.
+        """Return the network's images for the batch `clean`, and a penalty that is added to their l1 distance from `clean`.
 
-        An enhancer is given degraded images, a denoiser noisy ones, an autoencoder and a generator the images themselves. Only a
-        generator has a penalty, that of its latents' distribution. clean: images (B, 3, size, size). rows: their indices.
+        An enhancer is given degraded images, a denoiser noisy ones, all others the images themselves. Only a generator has a
+        penalty: the KL divergence of its latents, times `PriorTraining.divergence`. clean: images (B, 3, size, size). rows: their
+        indices in `images`.
         """
         if self.facts.kind == "generator":
             labels = torch.zeros(len(rows), dtype=torch.long) if self.labels is None else self.labels[rows]
@@ -151,7 +152,7 @@ class Trainer:
 
     @property
     def _identity(self) -> str:
-        """Hash of metadata and settings, including that of the images; a checkpoint with another one is not resumed."""
+        """Hash of metadata (with the hash of the images), settings and labels. A checkpoint of another hash raises ValueError."""
         labels = None if self.labels is None else self.labels.tolist()
         return hashlib.sha256(repr((asdict(self.facts), asdict(self.training), labels)).encode()).hexdigest()
 
