@@ -22,8 +22,8 @@ NEAR_BEST_SHARE = 0.9
 """Ends of a pass whose score is above this share of the best one count as equally good, and an early one is chosen. Otherwise two
 passes could be taken for one, since the next two passes repeat both."""
 MATCH_SHARE = 0.5
-"""Share of the usual likeness of an example to its most similar earlier place above which likeness does not count more. Otherwise
-the latest occurrence would count most, whose weights are the nearest, and several passes would be taken for one."""
+"""Likeness is limited to this share of the median likeness of an example to its most similar earlier place. Without a limit, the
+latest occurrence, whose weights are the nearest, would count most, and several passes would be taken for one."""
 CLEAR_SHARE = 0.7
 """Ends of a pass before the best one also count as good if this share of the following examples, as many as the pass has, clearly
 repeats it."""
@@ -48,8 +48,8 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
 
     A pass is taken to end where the following examples resemble those of the pass. The number of examples need not be constant,
     since rounds may be missing and batch sizes may change. The observations after the last end that was found are one pass. If
-    the two passes before that end have the same number N of examples, these observations are divided after every N examples
-    instead, as long as each division falls between two observations.
+    the two passes before that end have the same number N of examples, a further pass begins after every N of the remaining
+    examples instead, up to the first time that it would have to begin within an observation.
     """
     alike = _measure_likeness(seen)
     if len(clear := alike.amax(dim=1)[alike.any(dim=1)]):
@@ -87,12 +87,13 @@ def _measure_likeness(seen: Likeness) -> Tensor:
 def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
     """Return the index of the observation that begins the pass after the current one; None if there is no later pass.
 
-    Every later observation i is tried: the examples of the pass before i are compared with as many examples from i on. The score
-    of i is high if the latter resemble examples of the pass more than each other. Observations are excluded if too few examples
-    do so (MIN_REPEATED_SHARE, MIN_REPEATED), or if their score is well below the best (NEAR_BEST_SHARE), unless they come before
-    the best one and score CLEAR_SHARE per example. Of the others, the first that follows an observation with `ends` is returned.
-    If there is none, it is the one with the best score among those that make the pass less than 1.5 times as long as the first of
-    them does. A place is the position of one example in an observation; there are P places in R observations.
+    Every later observation i is a candidate: the examples of the pass before i are compared with as many examples from i on. The
+    score of i is high if the examples from i on resemble examples of the pass more than each other. Candidates for which too few
+    examples do so are excluded (MIN_REPEATED_SHARE, MIN_REPEATED). Of the others, two kinds are kept: those whose score is near
+    the best one (NEAR_BEST_SHARE), and those that come before the best one and have a score of at least CLEAR_SHARE per example.
+    The first of these that follows an observation marked in `ends` is returned. If none does, the result is the one with the best
+    score among those that make the pass less than 1.5 times as long as the first one kept does. None if none is kept.
+    A place is the position of one example in an observation; there are P places in R observations.
     alike: (P, R) how clearly each place is repeated in each observation, from 0 to 1.
     owner: (P,) index of the observation of each place. sizes: (R,) number of places of each observation.
     start: index of the observation that begins the current pass.

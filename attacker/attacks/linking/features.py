@@ -10,6 +10,8 @@ from C, and C from P by least squares. This fixed-point iteration converges if p
 barely trained networks. Where it does not, and for examples that share a label, the same equations are solved by
 Levenberg-Marquardt, if the batch is small (MAX_SEPARATED). For equal labels the rows of A differ only by their probabilities.
 For one example, see R-GAP, section 3.1.1. We know of no source for a batch.
+
+The misfit of a solution, or its relative residual, is |A^T C V^T - G| / |G|, with Frobenius norms and G the observed gradient.
 """
 
 from typing import NamedTuple
@@ -18,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 EXACT_MISFIT = 1e-5
-"""Relative residual (misfit) below which equations rounded to float32 count as solved."""
+"""Misfit below which equations rounded to float32 count as solved."""
 MAX_SEPARATED = 16
 """Largest batch in which examples that share a label are separated; the cost grows with the sixth power of its size."""
 ROUNDING_ERROR, ERROR_PER_MISFIT = 20 * 2.0**-24, 5.0
@@ -174,7 +176,7 @@ def _estimate_error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
 def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
     """Solve for C (see the module) with one row per class, by fixed-point iteration, as if the examples of a class were equal.
 
-    Returns C and its relative residual. classes, counts: the labels that occur, and how often each does. bias_gradient: for the
+    Returns C and its misfit. classes, counts: the labels that occur, and how often each does. bias_gradient: for the
     start of the iteration; None for uniform probabilities.
     """
     size, width = int(counts.sum()), len(system.target)
@@ -198,9 +200,10 @@ def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gra
 
 
 def _solve_examples(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:
-    """Solve for C (see the module), one row per example, by Levenberg-Marquardt from `start`; return C and the relative residual.
+    """Solve for C (see the module), one row per example, by Levenberg-Marquardt; return C and its misfit.
 
-    Noise is added to the rows of `start` that several examples share, marked in `shared`, so that they can become different.
+    start:  initial C, in which examples with equal labels have equal rows. shared: (B,) bool, marks these rows; random noise is
+            added to them, so that they can become different.
     """
     size, width = len(labels), len(system.target)
     one_hot = torch.nn.functional.one_hot(labels, width).double()

@@ -40,6 +40,7 @@ def link(
     least:        pairs with smaller certainty are not linked; 0 links all matched pairs.
     whole_passes: whether every round is a pass, because training is prescribed in epochs.
     No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.
+    Raises ValueError without rounds, for an unknown `matching`, and as `measure_likeness` does.
     """
     if not rounds:
         raise ValueError("linking needs at least one observation, got none")

@@ -73,9 +73,9 @@ def make_comparable(
 
 
 def _whiten(x: Tensor, reference: Tensor, added: float) -> Tensor:
-    """Return x (N, F) centred by the mean of the reference and whitened by its covariance plus `added` times its mean variance.
+    """Return x (N, F), centred by the mean of `reference` (M, F) and whitened by its covariance plus a floor.
 
-    If the latter is 0, x is only centred. reference: (M, F).
+    The floor, `added` times the mean variance of the reference, is added to all variances. If it is 0, x is only centred.
     """
     mean = reference.mean(dim=0)
     _, s, vh = torch.linalg.svd(reference - mean, full_matrices=False)
@@ -153,7 +153,7 @@ def compute_certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
 
     It is 0 if that is negative. Alternatives are the pairs of the same row or the same column that are not among `pairs`.
     cost:  (N, M), not negative.
-    usual: typical cost of different examples, above which the cost of the alternative is not counted.
+    usual: typical cost of two different examples, to which the lowest cost of the alternatives is limited.
     """
     if not pairs:
         return torch.empty(0, dtype=torch.float64)

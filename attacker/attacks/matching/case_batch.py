@@ -106,9 +106,10 @@ class CaseBatch:
         self._set_thresholds()
 
     def _find_draws(self, first: Observation) -> Draws | None:
-        """Return the variables of the client's random draws, and add their start to the latents; None if none are searched.
+        """Return the variables of the client's random draws, and make them a part of latent vectors (`LatentSpace.drawn`).
 
-        Raises ValueError for cases of several observations, and as `find_draws` does.
+        None if the attack does not search for draws (`Simulation.draws`), or if the client declares no defense that draws. If it
+        does search, raises ValueError for cases of several observations, and as `find_draws` does.
         """
         simulation = self.attack.simulation
         if not (simulation.draws and simulation.knows_defense):
@@ -353,7 +354,7 @@ class CaseBatch:
         """Return the sum of one problem's loss terms other than the gradient distance, a 0-d tensor.
 
         They are the priors, the mismatches of batch norm's statistics and of features, the difference between the examples of
-        local epochs, and the disagreement of predictions and labels.
+        local epochs, and the disagreement of predictions and labels. share: share of the search's steps done, in [0, 1].
         """
         x, y = self.decode(z, problem)
         belief = self.attack.prior.belief
@@ -387,7 +388,11 @@ class CaseBatch:
         return slope
 
     def _measure_prior(self, z: Tensor, x: Tensor, problem: ProblemRow, share: float) -> Tensor:
-        """Return the weighted terms of the prior on latents and of the denoiser, 0-d, in units of the loss of a zero gradient."""
+        """Return the sum of the terms of latents and denoiser of one problem's prior, each times its weight, 0-d.
+
+        The weights are relative to the loss of a zero gradient (`_compute_unit`), by which the caller multiplies the sum.
+        share: share of the search's steps done, in [0, 1]; the noise added before denoising falls to 0 with it.
+        """
         prior = self.attack.prior
         value, term = prior.latent * self.space.measure_latents(z), prior.denoiser
         if term is None:

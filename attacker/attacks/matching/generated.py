@@ -165,7 +165,11 @@ class _Decoding(torch.nn.Module):
 
 
 def _place(network: ImageGenerator, like: Tensor) -> ImageGenerator:
-    """Return the network on the device of `like`; it is moved only if it is elsewhere, see `decoders.autoencoder`."""
+    """Return the network on the device of `like`, to which it is moved if it is elsewhere.
+
+    The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes it before any
+    search.
+    """
     return network if network.leave.weight.device == like.device else network.to(like.device)
 
 

@@ -164,9 +164,9 @@ class MatchingRun:
     def _choose_stop(self, restart: int) -> Stop:
         """Return the stopping rule of the searches of this restart.
 
-        A null (the search without the gradient) is never given up. `Stop.early`, limits at which hopeless searches are given up
-        soon, and the test for stalled searches are left out in restart 0 of an attack with warm starts, whose loss may rise at
-        first, and if a defense is declared, since the loss of defended updates need not fall far.
+        A null (the search without the gradient) is never given up as hopeless. Two tests for hopeless searches, `Stop.early` and
+        `Stop.stall`, are left out in restart 0 of an attack with warm starts, since its loss may rise at first. Both are also
+        left out in all restarts if a client declares a defense, since the loss of defended updates need not fall far.
         """
         stop = self.attack.search.stop
         if not self.attack.sees_gradient:

@@ -124,7 +124,7 @@ class Objective:
         return self.robust * torch.log1p(distance / self.robust) if self.robust else distance
 
     def get_weight(self, links: Links, o: int) -> float:
-        """Return the weight of the o-th observation: `later` if it began in a later epoch than the earliest observation, else 1.
+        """Return the weight of the o-th observation: `later` if its epoch is later than that of the earliest observation, else 1.
 
         It is also 1 if the epochs are unknown. Early rounds leak most (AGIC, section V-A).
         """

@@ -28,13 +28,14 @@ class Parametrisation:
 
 
 class LatentSpace:
-    """The layout of a latent vector: latents of all examples, then logits of labels if `joint`, then what a client drew.
+    """The layout of a latent vector: latents of all examples, then logits of labels if `joint`, then variables of random draws.
 
-    Instead of the latter, there is one number at the end if `surrogate`.
+    The variables of a client's random draws are part of it if `drawn` is not None. One more number is at the end if `surrogate`;
+    `Simulation` does not allow both.
 
     examples:  number V of examples per problem (one search for the examples of one case).
     joint:     whether soft labels are optimised together with the examples.
-    surrogate: whether the weights at which the gradient is computed are optimised as well (SME), by this one number.
+    surrogate: whether the weights at which the gradient is computed are optimised as well (SME), by the last number.
     drawn:     start of the variables of a client's random draws (`simulation.draws`), (number of them,); None without them.
     """
 

@@ -21,7 +21,7 @@ NEIGHBOUR_CONTRAST = 0.15
 as the one with which photographs were recovered best from noisy gradients."""
 
 MAX_NOISE_RATIO = 100.0
-"""Largest ratio of noise to signal for `Prior.tv_of_noise`."""
+"""Upper limit of the ratio of noise to signal by which `Prior.tv_of_noise` is multiplied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,9 @@ class Prior:
               gradient and a zero gradient (weighted mean over observations; 1 for the cosine). No effect for table rows.
     denoised: for images, if the noise variance is known and the distance is squared, add a total variation whose weight follows
               from that variance, see `compute_map_tv_weight`.
-    tv_of_noise: for images, if the noise variance is known and the distance is a cosine, weight of a total variation that is
-              added, times the ratio of noise to signal in the squared norm of the observed gradient, at most MAX_NOISE_RATIO.
+    tv_of_noise: for images, if the noise variance is known and the distance is a cosine, add a total variation with the weight
+              `tv_of_noise * ratio`. The ratio is that of noise to signal in the squared norm of the observed gradient, limited to
+              MAX_NOISE_RATIO, and averaged over observations.
     belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
     latent:   weight of the mean square of the latents (`LatentSpace.measure_latents`), relative to the same loss as `tv`. For
               latents with a standard normal prior, this is the term of a MAP estimate, up to its scale.

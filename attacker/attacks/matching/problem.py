@@ -45,7 +45,9 @@ class View(ObservedGradients):
     examples: the number V.
     draws:    variables of the client's random draws at the end of latent vectors; None if none are searched.
     compiled: whether to compile the evaluation by `torch.compile`.
-    bottleneck: the gradient before a variational bottleneck, which then replaces the simulation of its draws; None without one.
+    bottleneck: for a network with a variational bottleneck, a layer that draws its outputs at random: function that computes the
+              gradients of this layer's encoder and of the layers between input and encoder, without simulating the draws; then
+              only these gradients are compared. None for other networks, and where it cannot be used.
     rows:     the data that differ between cases, tensors with one row per case, in nested dicts. The argument `row` of the
               methods is one row of it, or a stack of rows, one per problem.
     """
@@ -101,9 +103,11 @@ class View(ObservedGradients):
         return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _find_bottleneck(self, examples: int) -> SolvedBottleneck | None:
-        """Return the gradient before a known variational bottleneck, with solved errors; None if there is none.
+        """Return the function `bottleneck` (see `View`); None if the network has no variational bottleneck, or it cannot be used.
 
-        examples: number N in the observation. The update must be the gradient of one batch, without a defense that changes it.
+        It solves the derivatives of the loss by the encoder's outputs, which depend on the draws, from the observed gradient. It
+        can be used if the attacker knows the defense, if the update is the gradient of one batch that no defense changed, and if
+        the encoder is trained. examples: number N in the observation.
         """
         simulation, training = self.simulation, self.training
         plain = simulation.local_steps == "one_batch" and not simulation.surrogate and training.is_linear
@@ -221,7 +225,7 @@ class View(ObservedGradients):
     def _differentiate(self, weights: GradientTensors, x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
         """Return the gradient of one problem at these weights, by parameter name, before the defense changes an update.
 
-        Other arguments as in `compute_distance`. Behind a bottleneck, it has only the parameters that are compared.
+        Other arguments as in `compute_distance`. If `bottleneck` is set, it has only the parameters whose gradients are compared.
         """
         buffers, places = row.get("buffers", self.buffers), row["places"]
         if self.draws is not None:

@@ -27,7 +27,8 @@ class Simulation:
                      leave out parameters whose gradients it replaces by random or wrong ones, and, for squared distances, do not
                      restart searches whose final loss is at the level of its noise.
     draws:           search for what the client drew at random in one step, with the examples: the mixtures of MixUp, and the
-                     masks of dropout (`simulation.draws`). If not set, examples are assumed to be unmixed, and features kept.
+                     masks of dropout (`simulation.draws`). If not set, examples are assumed to be unmixed, and dropout to keep
+                     all values.
     """
 
     local_steps: LocalSteps = "one_batch"
@@ -55,5 +56,8 @@ class Simulation:
         return gradient if self.local_steps == "one_batch" else build_stepped_gradient(gradient, training, sizes)
 
     def count_epochs(self, training: Training) -> int:
-        """Return the number of local epochs that get separate examples; 1 if `order_invariant` is 0 or the number is unknown."""
+        """Return the number of local epochs that get separate examples.
+
+        It is 1 if `order_invariant` is 0, or if clients train for a number of steps instead of epochs.
+        """
         return local_epochs.count_separate_epochs(self.order_invariant, training)

@@ -23,7 +23,9 @@ from fedsim.recording.observation import Observation
 
 @dataclass(kw_only=True)
 class Membership:
-    """An attack that explains a client's updates as sums of the candidates' gradients, and names those with the largest share.
+    """An attack that fits a client's updates by weighted sums of the candidates' gradients, and names training examples.
+
+    They are the candidates whose weights in these sums are the largest relative to their standard deviations (z-scores).
 
     candidates: path of the archive with the candidates, see `read_pool`. sees_gradient: False gives the null, which names
     candidates at random.
@@ -44,8 +46,8 @@ class Membership:
         """Return one reconstruction for each of `cases`: the candidates named as training examples, unchanged, with their labels.
 
         As many are named as there are examples behind the update, or behind each update if rounds do not repeat the examples.
-        Raises ValueError if no pool was given, if it does not suit the recorded data, or if it has no more candidates than there
-        are examples behind an update.
+        Raises ValueError if no pool was given, if it does not suit the recorded data, if a client reported no number of examples,
+        or if the pool has no more candidates than there are examples behind an update.
         """
         if not self.candidates:
             raise ValueError(
@@ -87,7 +89,10 @@ class Membership:
         return [[combine([found[o.key] for o in group]) for group in _split_rounds(case)] for case in cases]
 
     def _name(self, case: Case, pool: Pool, scores: Sequence[Tensor], rng: Generator, seconds: float) -> Reconstruction:
-        """Return the candidates with the highest scores. scores: (P,) for each group of rounds with the same examples."""
+        """Return a reconstruction that consists of the candidates with the highest scores.
+
+        scores: (P,) for each group of rounds with the same examples. seconds: time per case, for the reconstruction.
+        """
         chosen, sure = [], []
         ties = torch.randperm(len(pool), generator=seed_generator(rng, case, "ties"))
         for group, own in zip(_split_rounds(case), scores, strict=True):
@@ -151,8 +156,9 @@ def membership(*, candidates: FilePath = "") -> Membership:
 def _split_rounds(case: Case) -> list[list[Observation]]:
     """Return the observations of a case in groups that use the same examples: all rounds, or one round each.
 
-    All rounds use the same if the client trains on all of its examples in each: for whole epochs, or for so many steps that its
-    examples are too few for them. Rounds of secure sums are grouped only if all of them are sums of the same clients.
+    All rounds are one group if the client trains on all of its examples in each of them: for whole epochs, or for a number of
+    steps whose batches together have more places than the update has distinct examples, so that examples were repeated. Rounds
+    of secure sums are grouped only if all of them are sums of the same clients.
     """
     first, training = case.observations[0], case.observations[0].training
     same = {(o.num_examples, o.cohort if o.client == SUM_CLIENT else ()) for o in case.observations}

@@ -10,7 +10,7 @@ from torch.distributions import Distribution, Normal, StudentT
 MIN_CANDIDATES = 50
 """Number of candidates below which no probabilities are estimated."""
 MIN_CLASS = 20
-"""Number of candidates of a class below which no probabilities are estimated."""
+"""Number of candidates in the smallest class below which no probabilities are estimated."""
 MIN_EVIDENCE = 25.0
 """Twice the gain in log-likelihood by a second component, from which on scores of at most 1,000 candidates count as a mixture.
 It was at most 20 for 100 pools of images of the tuning part of CIFAR-10 without a training example. The error of the model grows
@@ -21,7 +21,8 @@ DEGREES_OF_FREEDOM = 8.0
 """Degrees of freedom of Student's t distribution of the scores of other candidates. Some resemble training examples, and have
 larger scores than a normal distribution predicts."""
 MIN_OUTLYING_SCALES = 4.0
-"""Number of scales above the other candidates from which on scores are training examples' before the first step."""
+"""Before the first step, scores that are at least this many scales above the location of the others are taken for those of
+training examples."""
 MAX_STEPS = 500
 """Maximum number of steps of expectation maximisation."""
 
@@ -40,7 +41,10 @@ class Mixture:
     evidence: float
 
     def compute_probabilities(self, z: Tensor) -> Tensor:
-        """Return the probability of each z-score (P,) to be a training example's; it never falls with the score."""
+        """Return for each z-score (P,) the probability that it is a training example's.
+
+        It never falls with the score, and is 0 for scores below the location of `others`.
+        """
         ratio = _log_density(self.members, z.minimum(self.members.loc)) - _log_density(self.others, z)
         found = torch.sigmoid(ratio + log(self.share / (1 - self.share)))
         return found.masked_fill(z < self.others.loc, 0.0)
@@ -52,8 +56,9 @@ def estimate_membership(scores: Tensor, labels: Tensor) -> Tensor:
     Scores of a class are first shifted so that their lower quartiles are equal: an update shows which classes the client has more
     of, which raises the scores of all candidates of these classes.
 
-    The result is NaN for fewer than `MIN_CANDIDATES` candidates or `MIN_CLASS` of a class, and if one distribution explains the
-    scores nearly as well as two (`MIN_EVIDENCE`), as without a training example among them.
+    All P results are NaN if there are fewer than `MIN_CANDIDATES` candidates, if any class has fewer than `MIN_CLASS` of them, if
+    all scores are equal, or if one distribution explains the scores nearly as well as two (`MIN_EVIDENCE`), as when no candidate
+    is a training example.
     """
     undecided = torch.full_like(scores.double(), torch.nan)
     smallest = min(int((labels == label).sum()) for label in set(labels.tolist()))
@@ -67,7 +72,7 @@ def estimate_membership(scores: Tensor, labels: Tensor) -> Tensor:
 def fit_mixture(z: Tensor) -> Mixture:
     """Return the mixture with the largest likelihood of z-scores z (P,), found by expectation maximisation.
 
-    The mean of the training examples is at least one scale above that of the others, and their scale at least that of the others.
+    The two distributions are limited by `members.mean >= others.loc + others.scale` and `members.stddev >= others.scale`.
     """
     lower = z[z <= z.quantile(0.75)]
     others = StudentT(DEGREES_OF_FREEDOM, lower.median(), (lower - lower.median()).abs().median().clamp(min=1e-12) / NORMAL_MAD)
@@ -88,7 +93,7 @@ def fit_mixture(z: Tensor) -> Mixture:
 
 
 def _align_classes(z: Tensor, labels: Tensor) -> Tensor:
-    """Return the values z (P,), shifted so that the lower quartile of each class is that of all values."""
+    """Return the z-scores z (P,), shifted by one number per class so that each class has the lower quartile of all P scores."""
     shifted, base = z.clone(), z.quantile(0.25)
     for label in set(labels.tolist()):
         shifted[labels == label] += base - z[labels == label].quantile(0.25)
@@ -101,7 +106,10 @@ def _log_density(distribution: Distribution, z: Tensor) -> Tensor:
 
 
 def _refit_student(last: StudentT, z: Tensor, weights: Tensor) -> StudentT:
-    """Return Student's t distribution of weighted values z (P,) after one step of expectation maximisation from `last`."""
+    """Return Student's t distribution whose location and scale are fitted to weighted z-scores z (P,).
+
+    The fit is one step of expectation maximisation from `last`. Its degrees of freedom stay at DEGREES_OF_FREEDOM.
+    """
     near = weights * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + ((z - last.loc) / last.scale).square())
     loc = (near * z).sum() / near.sum().clamp(min=1e-9)
     scale = ((near * (z - loc).square()).sum() / weights.sum().clamp(min=1e-9)).sqrt()
@@ -109,7 +117,7 @@ def _refit_student(last: StudentT, z: Tensor, weights: Tensor) -> StudentT:
 
 
 def _fit_normal(z: Tensor, weights: Tensor, *, least_mean: Tensor, least_scale: Tensor) -> Normal:
-    """Return the normal distribution of weighted values z (P,), with lower limits for its mean and standard deviation."""
+    """Return the normal distribution fitted to weighted z-scores z (P,), with lower limits for mean and standard deviation."""
     total = weights.sum().clamp(min=1e-9)
     mean = ((weights * z).sum() / total).maximum(least_mean)
     return Normal(mean, ((weights * (z - mean).square()).sum() / total).sqrt().maximum(least_scale))

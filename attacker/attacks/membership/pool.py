@@ -33,7 +33,8 @@ def read_pool(path: Path, data: DataSpec, *, most: int = MAX_CANDIDATES) -> Pool
     The images are uint8, or numbers in [0, 1]. The arrays may also be named `train_images` and `train_labels`, or `x_train` and
     `y_train`. data: shape and number of classes of the recorded federation's data. most: largest number of images.
     Raises ValueError, naming the file, if the archive is damaged, lacks these arrays, holds images of another shape, labels that
-    are no classes of the federation, fewer than two or more than `most` images; FileNotFoundError if it is missing.
+    are no classes of the federation, numbers outside [0, 1], fewer than two or more than `most` images. Raises FileNotFoundError
+    if the archive is missing.
     """
     present = read_names(path)
     names = next((pair for pair in ARRAY_NAMES if set(pair) <= set(present)), None)

@@ -32,8 +32,8 @@ class Coefficients:
 class Regression:
     """Regression on gradients G (P, M) of P candidates: g = G^T a + noise, with a normal prior of mean 0 for the coefficients a.
 
-    Gradients that are all zero or not finite, as of a network that has diverged, give coefficients 0 of infinite variance. The
-    eigenvalues of G G^T are computed once, for any number of observed gradients.
+    If any entry of G or g is not finite, as for a network that has diverged, or if G or g is zero, then all P coefficients are 0
+    with infinite variance. The eigenvalues of G G^T are computed once, for any number of observed gradients g.
     """
 
     def __init__(self, gradients: Tensor) -> None:

@@ -73,9 +73,12 @@ def _simulate(
 
 
 def _restrict(fact: Tensor, key: str, weights: Mapping[str, Tensor], chosen: Chosen) -> Tensor:
-    """Return the chosen coordinates of what a channel learned of a whole parameter, by its name at the end of `key`.
+    """Return a fact about a defense (`Channel.learn`), such as which coordinates were sent, for the chosen coordinates only.
 
-    The number of dimensions stays the same, since some defenses treat vectors in another way. Other facts are not changed.
+    A fact with one entry per entry of a parameter has the parameter's shape, and a `key` that ends in the parameter's name. The
+    result is then (M, 1, ..., 1), with as many axes as the parameter, since some defenses treat vectors in another way. Any other
+    fact is returned unchanged.
+    weights: all weights of the model. chosen: indices of the M chosen coordinates in each flattened parameter, by name.
     """
     name = next((name for name in sorted(chosen, key=len, reverse=True) if f"/{key}".endswith(f"/{name}")), None)
     if name is None or fact.shape != weights[name].shape:

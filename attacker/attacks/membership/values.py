@@ -14,7 +14,7 @@ from fedsim.recording.observation import Observation
 Chosen = Mapping[str, Tensor]
 """Chosen coordinates: by parameter name, sorted indices into the flattened tensor."""
 MAX_VALUES = 20_000
-"""Largest number of values of a gradient that are compared. Of more, as many are drawn at random."""
+"""Largest number of values of a gradient that are compared. If there are more, this many are drawn at random."""
 MAX_CHUNK = 50
 """Largest number of candidates whose gradients are computed at once."""
 CHUNK_VALUES = 2**25
@@ -55,8 +55,9 @@ def group_by_values(observations: Sequence[Observation], rng: Generator) -> Iter
 
 
 def choose_values(observations: Sequence[Observation], rng: Generator) -> dict[str, Tensor]:
-    """Return at most `MAX_VALUES` of the coordinates that were sent in at least one of the observations.
+    """Return the coordinates to compare: a dict from parameter name to sorted indices into the flattened parameter.
 
+    They are those that were sent in at least one of the observations; of more than MAX_VALUES in all, MAX_VALUES drawn at random.
     Coordinates of parameters that the defense hides or that clients do not train are left out. The draw depends on the seed of
     `rng` and on the first round only, so that it is the same for all clients that send all coordinates.
     """

@@ -255,7 +255,11 @@ class _ChainBuilder:
             self.pending.append(function)  # it belongs to the next layer, whose unknowns are its inputs
 
     def _compute_shape(self, name: str, function: Linear, x: Tensor) -> tuple[int, ...]:
-        """Return the shape of one example after `function`, which is applied to the batch x; `name` is for errors."""
+        """Return the shape of one example after `function`, without batch axis.
+
+        function: a linear map, or the product of a layer's inputs with its weight. x: a batch to which it is applied. name: of
+        the module or call, for errors. Raises NotAChain if `function` fails or changes the size of the batch.
+        """
         try:
             given = tuple(function(x).shape)
         except (TypeError, RuntimeError, IndexError) as error:
@@ -277,7 +281,7 @@ class _ChainBuilder:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Return whether a node reads the shape of a tensor, or computes with values that were read so."""
+    """Return whether a node reads the shape, a size or the dtype of a tensor, or computes only with values read in this way."""
     if node.op == "call_method":
         return node.target in ("size", "dim", "ndimension", "numel", "nelement")
     if node.op != "call_function":

@@ -25,7 +25,7 @@ class InputLayer:
 def is_input_random(spec: ModelSpec, data: DataSpec, layer: str) -> bool:
     """Return whether a layer's input differs between two passes of the same examples in training mode, as behind dropout.
 
-    layer: name of the module. False also for a network that fails in training mode.
+    layer: name of the module. False also for a network that fails in training mode before it reaches this layer.
     """
     key = repr((spec, data, layer))
     if key not in _RANDOM or spec.name not in BUILT_IN:
