@@ -86,7 +86,8 @@ class Reconstruction:
     def write(self, path: Path, *, below: Path | None = None, settle: bool = True) -> None:
         """Write the reconstruction as one safetensors file, atomically.
 
-        below:  folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
+        below:  folder below which no folder on the way to `path` may be a symbolic link; by default the folder of `path`. Raises
+                ValueError if one is.
         settle: whether to fsync the folder, so that the new file name survives a crash of the machine. After many files, call
                 `fedsim.recording.files.flush` on their folder once instead.
         """

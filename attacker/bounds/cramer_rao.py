@@ -45,7 +45,7 @@ def bound_error(
 
     With more than `max_dense` unknown values, the trace is estimated by `probes` random probes (Hutchinson 1990) and conjugate
     gradients. Conjugate gradients that stop early make the mean of the bounds smaller, not larger.
-    Raises ValueError for fewer than two probes, whose spread gives the standard error.
+    Raises ValueError if `probes` is less than 2, also where none are used: their spread gives the standard error.
     """
     if probes < 2:
         raise ValueError(f"probes must be at least 2, since their spread gives the standard error; got {probes}")

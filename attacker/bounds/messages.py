@@ -88,7 +88,7 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
 def _find_rule_noise(used: UsedExamples) -> float:
     """Return the standard deviation of the gradient rule's noise in the update, its root mean square over coordinates; 0 if none.
 
-    Raises NotBounded for a rule other than `RULES`, and for several local steps.
+    Raises NotBounded if there is a gradient rule, and it is not one of `RULES` or the update has several local steps.
     """
     seen, step = used.observation, used.observation.gradient.step
     if step is None:

@@ -33,10 +33,10 @@ def compute_two_layer_rates(
     of the loss with respect to f, the same for each example. kept: share of the coordinates that pruning leaves. clipped: factor
     by which clipping multiplies the gradient before noise is added.
 
-    With M = kept * m and s = noise / (r * clipped), `lower` is s sqrt(2 d / M), and `upper` is 2 sqrt(d / M (B^2 / 2 + s^2)).
-    They grow with d, M, B and s as in the paper's table; the constants are our own, for ReLU: `lower` follows from the Fisher
-    information on x, which is M / (2 s^2) in every direction, and `upper` bounds the variance of the first-order Stein estimate
-    2 / (M r clipped) * sum of G_j w_j, with the summed gradient G. Both hold approximately, for M much larger than d.
+    With M = kept * m and s = noise / (r * clipped), `lower` is s sqrt(2 d / M), and `upper` is 2 sqrt((d / M) (B^2 / 2 + s^2)).
+    The orders in d, M, B and s are those of the paper's table; the constants are our own, for ReLU: `lower` follows from the
+    Fisher information on x, which is M / (2 s^2) in every direction, and `upper` bounds the variance of the first-order Stein
+    estimate 2 / (M r clipped) * sum of G_j w_j, with the summed gradient G. Both hold approximately, for M much larger than d.
     Raises ValueError for arguments out of range.
     Source: Liu, Wang, Chen and Lei 2025, "Data reconstruction attacks and defenses: a systematic evaluation", section 4.
     """

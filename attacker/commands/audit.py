@@ -146,7 +146,9 @@ def _run_flower_app(folder: Path, clients: int, model: str | None) -> tuple[Path
 
 
 def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "Audit":
-    """Run the federation of a run again with another defense, audit it, and return `found` with the two verdicts in `what_if`.
+    """Run the federation of a run again with another defense, audit it, and return `found` with a comparison in `what_if`.
+
+    The comparison holds the verdict of `found` and the verdict with the other defense.
 
     found: audit of `run`. wanted: a defense, or "recommended". seconds: time budget of the second audit.
     Raises ValueError if the run has no experiment.toml.

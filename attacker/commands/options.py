@@ -41,7 +41,10 @@ def resolve_device(wanted: str) -> str:
 
 
 def check_takes(attack: str, argument: str, why: str) -> None:
-    """Raise ValueError if the attack has no such argument. why: the beginning of the message, which says what has."""
+    """Raise ValueError if the attack has no argument named `argument`.
+
+    why: the beginning of the message, which names the attack that has this argument.
+    """
     from inspect import signature
 
     from attacker.attacks import ATTACKS

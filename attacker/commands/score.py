@@ -127,7 +127,10 @@ def _print_failed(rows: "list[ScoreRow]") -> bool:
 
 
 def _print_unfinished(rows: "list[ScoreRow]") -> bool:
-    """Print on stderr how many cases of each attack or null are not finished. Return whether there are any."""
+    """Print on stderr how many cases are not finished, for each attack and each null (the attack without the gradient).
+
+    Return whether there are any.
+    """
     from itertools import groupby
 
     from attacker.scoring.states import UNFINISHED_STATES, count_cases, count_unfinished, format_counts
@@ -147,8 +150,8 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
 def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
     """Return the cases of one folder of reconstructions that were not scored, or only in part.
 
-    The list `untold` has the keys of cases without truth. The dict `superseded` leads from the key of a case, whose examples are
-    scored wholly or in part in another case of the same rounds, to a sentence about it. source: name of the folder.
+    The list `untold` has the keys of cases without truth. The dict `superseded` maps the key of a case to a sentence if
+    its examples are scored, wholly or in part, in another case of the same rounds. source: name of the folder.
     """
     return {"untold": scorer.untold[source], "superseded": scorer.superseded[source]}
 

@@ -51,7 +51,7 @@ def accumulate(
     steps: maximum number of iterations. tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero
     gradient. decoder: variable that is optimised, as in `cpl`; ignored for search=agic.
     restarts: maximum number of starts; another one is made only if the search was stuck. pre_steps: iterations of the separate
-    reconstructions, which compare=images needs, and compare=features if features of a round cannot be computed.
+    reconstructions of rounds. compare=images needs them, and compare=features if the features of a round cannot be computed.
     robust: if above 0, rounds whose distance is much larger than this have less influence (Cauchy's loss).
     residual: whether to simulate what a defense keeps from round to round; false compares each round separately.
     closed_forms: try closed forms of `exact` on single rounds first, and search only for the examples that they do not determine

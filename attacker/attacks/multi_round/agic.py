@@ -50,7 +50,7 @@ COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to do for a case.
+    """The plan for a case: which rounds are searched, and which examples closed forms have certified.
 
     usable:    the case without rounds that no attack can use, see `find_problem`.
     remaining: the rounds that are left to the search, see `Remaining`; its field `case` is None if there are none.
@@ -74,10 +74,10 @@ class Agic:
 
     matching:  the joint search over all rounds.
     compare:   how examples of different rounds are compared. "features": by the inputs of the last layer, computed from its
-               gradient, or as "images" if those of a round cannot be computed. "images": each round is first reconstructed
-               separately, and the images of each pass over the data are assigned to the examples of earlier passes so that the
-               sum of their distances is smallest. "published": as "images", but pairs are matched greedily, among batches that
-               share labels, as in the paper.
+               gradient; if these cannot be computed for a round, all rounds are compared by images. "images": each round is
+               first reconstructed separately, and the images of each pass over the data are assigned to the examples of earlier
+               passes so that the sum of their distances is smallest. "published": as "images", but pairs are matched greedily,
+               among batches that share labels, as in the paper.
                "same": not at all, since the client uses all its examples in every round. "none": no links.
     pre_steps: iterations of the separate reconstructions.
     closed_forms: whether closed forms are tried first. Even if true, they are skipped for a case with given links, and if the
@@ -277,8 +277,8 @@ def agic(
     second total variation is added, weighted by that variance, as by denoised in `cpl`.
     distance, optimiser: by name, as in `cpl`; lbfgs or wolfe with euclidean suit small sigmoid networks. With adam, the start is
     random noise, pixels stay in [0, 1], and the search takes all steps. With any other optimiser, the start is the pattern of
-    `cpl`, pixels are not bounded, and the search stops after 200 gradient evaluations in which its best loss decreased by at
-    most 5 %.
+    `cpl`, pixels are not bounded, and the search stops once its best loss has decreased by at most 5 % over the last 200 gradient
+    evaluations.
     learning_rate: 0 for the optimiser's default, which is 0.1 for adam. signed: adam uses only the sign of the gradient.
     label_rule: as in `cpl`, but not joint.
     local_steps: one_batch treats all local steps as one, simulated simulates each.
@@ -286,8 +286,9 @@ def agic(
     together with the images (SME).
     order_invariant: for simulated, a value above 0 gives each local epoch images of its own. It is the weight of a penalty on
     the difference between the mean images of the epochs (Dimitrov et al. 2022).
-    compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`. pre_steps: iterations of the
-    separate reconstructions, which images and published compare, and also features if those of a round cannot be computed.
+    compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`.
+    pre_steps: iterations of the separate reconstruction of each round. Its images are compared for compare=images and
+    compare=published, and also for compare=features if the features of a round cannot be computed.
     later: weight in the loss of the rounds after the client's first pass over its examples; rounds in that pass have weight 1,
     and all rounds if passes are unknown, as for same and none.
     robust: if above 0, the distance d of each round is replaced by robust * log(1 + d / robust), so that rounds with a distance

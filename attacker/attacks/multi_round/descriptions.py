@@ -19,7 +19,7 @@ from attacker.attacks.simulation.client import build_network
 from fedsim import models
 
 REFERENCE_INPUTS = 32
-"""Number of random inputs whose features serve as a reference for the features of each round."""
+"""Number of random inputs whose features, at the weights of a round, make the features of different rounds comparable."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Describer:
     def __call__(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> list[Described]:
         """Return one description for each observation of a case, in order.
 
-        They hold features if `compare` is "features" and those of all observations can be used, otherwise images.
+        All descriptions hold features if `compare` is "features" and the features of every observation can be used. Otherwise all
+        hold images.
         """
         knows = self.matching.simulation.knows_defense
         model = build_network(case.observations[0]).to(self.device)
@@ -59,10 +60,11 @@ class Describer:
     def _solve_exactly(self, number: int, seen: ObservedGradients, probes: Tensor, rng: Generator) -> Described | None:
         """Return the description of round `number` if the labels read off the last bias give features that explain the gradient.
 
-        The last layer's gradient must be explained exactly, without the search for labels, which costs more than features and
-        linking together. With fewer examples than classes less one, the gradient has more entries than the features have
-        unknowns, so that wrong labels leave a misfit. Returns None if there is a misfit, for one example or at least that many
-        examples, without a bias, with a known defense, for another label rule than the default, and if features are not compared.
+        The last layer's gradient must be explained exactly. This avoids the search for labels, which costs more than features and
+        linking together. With fewer than `classes - 1` examples, the gradient has more entries than the features have unknowns,
+        so that wrong labels leave a misfit.
+        Returns None if there is a misfit, if the round has one example or at least `classes - 1`, if the last layer has no bias,
+        if the attacker knows that the update is defended, if the label rule is not the default, or if features are not compared.
         """
         head, bias = models.find_head(seen.model, seen.data)
         classes = len(dict(seen.model.named_parameters())[head])
@@ -83,8 +85,8 @@ class Describer:
 
         It is returned unchanged if features are not compared, or if the gradient of the features differs from the observed one by
         more than MAX_MISFIT of its norm.
-        probes: random inputs of the attacker, whose features are stored as a reference. known: whether the labels are certain, so
-        that they are not corrected.
+        probes: random inputs of the attacker, see `_describe`. known: whether the labels are certain, so that they are not
+        corrected.
         """
         if self.compare != "features":
             return one
@@ -92,7 +94,10 @@ class Describer:
         return one if found.misfit > MAX_MISFIT else self._describe(one, found, seen, probes)
 
     def _describe(self, one: Described, found: HeadFeatures, seen: ObservedGradients, probes: Tensor) -> Described:
-        """Return the description with the features found, their labels, and features of `probes` as a reference."""
+        """Return the description with the features found, their labels, and the features of the random inputs `probes`.
+
+        The features of `probes` are stored as `Described.reference`, by which features of different rounds are made comparable.
+        """
         row = seen.get_state(0)
         with torch.no_grad():
             reference, _ = compute_head_inputs(

@@ -1,8 +1,9 @@
 """Linear disaggregation of secure sums: each client's own update from sums over cohorts that change from round to round.
 
-With the participation matrix P (rounds x clients), the clients' updates U and the sums S of the rounds, P U = S. This determines
-the updates of clients that repeat theirs from round to round, since they use all their examples in each and the weights hardly
-change. What differs between rounds is left as the residual.
+With the participation matrix P (rounds x clients), the clients' updates U and the sums S of the rounds, P U = S. This assumes
+that a client sends the same update in each round: it uses all its examples every time, and the weights hardly change. What
+differs between rounds is left as the residual.
+A recorded secure sum is the mean over its cohort (the clients of the sum), and is multiplied by the size of the cohort first.
 """
 
 from collections.abc import Sequence
@@ -19,9 +20,10 @@ MIN_DETERMINED = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Disaggregated:
-    """The clients' updates U that solve P U = S best, with S the secure sums of the rounds.
+    """The clients' updates U that solve P U = S by least squares.
 
-    P, (rounds, clients), is 1 where a client takes part in a round, else 0.
+    P, (rounds, clients), is 1 where a client takes part in a round, else 0. S holds one sum of updates per round: the recorded
+    mean times the number of clients.
     clients:  dict from the name of each client whose update is determined to an observation with that update, which attacks on
               single rounds can be given. Its round is the first one of the client.
     residual: norm of P U - S relative to that of S; near 0 if clients repeat their updates.
@@ -34,9 +36,9 @@ class Disaggregated:
 def disaggregate(sums: Sequence[Observation]) -> Disaggregated:
     """Return the updates of single clients that explain secure sums by least squares, as far as the sums determine them.
 
-    All clients are taken to have the same weight in a sum, as with equal numbers of examples. The weights of a client's
-    observation are the mean of those that were sent in its rounds, as the update is then accurate to the second order in their
-    changes.
+    All clients are taken to have the same weight in a sum, as with equal numbers of examples. The model weights in a client's
+    observation are the mean of the model weights that were sent in its rounds; the update is then accurate to the second order in
+    the changes of the model weights.
     sums: the secure sums (means over the cohort) of several rounds. Raises ValueError if there are none.
     """
     if not sums:

@@ -19,9 +19,9 @@ from attacker.attacks.simulation.client import build_network, find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 MAX_FEATURE_RATIO = 0.1
-"""Largest distance between the features read off a gradient and those of a known example that count as the same, relative to the
-median distance to the features of others. On 24 CIFAR-10 images of the tuning part, 12 of which were known, it found 12, 12 and 7
-known ones in batches of 2, 4 and 8 on CPL's untrained LeNet, and named none wrongly."""
+"""Largest distance at which features read off a gradient count as those of a known example, relative to the median distance to
+the features of other examples. On 24 CIFAR-10 images of the tuning part, 12 of which were known, it found 12, 12 and 7
+of them in batches of 2, 4 and 8 on CPL's untrained LeNet, and named none wrongly."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,10 @@ def select_rounds(case: Case, kept: Collection[int]) -> Case | None:
 
 
 def _select_places(links: Links, at: Sequence[int]) -> tuple[Links, Tensor]:
-    """Return the links between the observations with indices `at` only, and the earlier number of each of their examples.
+    """Return the links restricted to the observations with indices `at`, and the old number of each example that is left, (V,).
 
-    Links state which batch positions hold the same example. The examples that occur are numbered anew from 0.
+    Links state which batch positions hold the same example. The V examples that occur in these observations are numbered anew
+    from 0; entry v of the second result is the number of example v in `links`.
     """
     numbers, places = torch.unique(torch.cat([links.places[o] for o in at]), return_inverse=True)
     chosen = replace(
@@ -86,10 +87,10 @@ def mark_notes(linked: Case) -> Case:
 def explain_rounds(
     case: Case, known: CertifiedExamples, knows_defense: bool, device: str
 ) -> tuple[Case | None, tuple[Slot, ...]]:
-    """Return the case without the rounds that the known examples explain, and the batch positions of the known examples in those.
+    """Return the case without the rounds that the known examples explain, and the slots of the known examples in these rounds.
 
-    For clients that use the same examples in every round: a round is explained if its gradient is that of all known examples. The
-    case is None if no round is left.
+    For clients that use the same examples in every round: a round is explained if its gradient is the gradient of all known
+    examples together. The case is None if no round is left.
     """
     rows = torch.arange(len(known.x))
     slots: list[Slot] = []
@@ -107,9 +108,9 @@ def find_known_examples(
 ) -> Remaining:
     """Return what is left to search after known examples are found in rounds that no closed form certified, by their features.
 
-    Features are the inputs of the last layer, computed from a round's gradient. An example of the links is a known one if the
-    features at all of its places are those of the known one. The gradient of a round whose examples are all known must be theirs;
-    otherwise they are searched for as if they were unknown.
+    Features are the inputs of the last layer, computed from a round's gradient. A linked example counts as a known example if its
+    features in every batch position that it holds match that known example. If all examples of a round are known, the round's
+    gradient must be the gradient of these examples; otherwise they are searched for as if they were unknown.
     linked: the rounds with links. described: their descriptions; empty if they have none, so that no example is known.
     """
     links = linked.links
@@ -141,16 +142,17 @@ def find_known_examples(
 
 
 def _list_places(case: Case, o: int, examples: Sequence[int]) -> list[Slot]:
-    """Return the slots (positions in batches) of the o-th observation of a case. examples: index of the example at each place."""
+    """Return the slots (batch positions) of observation `o` of a case. examples: index of the example in each batch position."""
     observation = case.observations[o]
     slots = list_slots(observation.round, observation.client, find_schedule(observation)[0], len(examples))
     return [replace(slot, example=examples[slot.example]) for slot in slots]
 
 
 def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
-    """Return for each of the V linked examples the index of the known example that all of its places match, or -1, (V,).
+    """Return for each of the V linked examples the index of a known example, or -1, (V,).
 
-    matched: one tensor per observation, with the index of the known example that each of its places matches, or -1.
+    The index is set if every batch position that the linked example holds, over all observations, matches this one known example.
+    matched: one tensor (N,) per observation, with the index of the known example that each batch position matches, or -1.
     """
     held = torch.full((links.examples,), -2)
     for places, found in zip(links.places, matched, strict=True):
@@ -160,9 +162,10 @@ def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
 
 
 def _match_features(case: Case, o: int, one: Described, known: CertifiedExamples, knows_defense: bool, device: str) -> Tensor:
-    """Return for each place of an observation the index of the known example with equal label and like features, (N,), or -1.
+    """Return for each batch position of an observation the index of the known example that it matches, or -1, (N,).
 
-    A known example matches one place at most. Its features are computed at the weights of the observation's round.
+    They match if their labels are equal and their features are near, see MAX_FEATURE_RATIO. A known example matches one position
+    at most. Its features are computed at the weights of the observation's round.
     """
     found = torch.full((len(one.labels),), -1)
     if one.features is None:

@@ -18,8 +18,8 @@ from fedsim.recording.codec import encode
 def link_same(sizes: Sequence[int], labels: Tensor | None = None, notes: tuple[str, ...] = ()) -> Links:
     """Return links that state that all rounds hold the same examples in the same order.
 
-    sizes: number of examples of each round. labels: (N,) labels of the examples, or None. Raises ValueError if the numbers
-    differ.
+    sizes: number of examples of each round. labels: (N,) labels of the examples, or None. Raises ValueError if rounds
+    have different numbers of examples.
     """
     if len(set(sizes)) != 1:
         raise ValueError(

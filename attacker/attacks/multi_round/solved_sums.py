@@ -1,6 +1,7 @@
-"""Examples of single clients from secure sums that are solved for the clients' updates, if clients repeat these.
+"""Examples of single clients from secure sums that are solved for the clients' updates.
 
-The weights change between rounds, so that clients' updates do as well, and the solved ones are approximate. No answer is certain.
+It is assumed that a client sends the same update in each of its rounds. As the weights change between rounds, updates change as
+well, and the solved updates are approximate. No answer is certain.
 """
 
 from dataclasses import replace
@@ -19,9 +20,9 @@ from attacker.reconstruction import Reconstruction, Slot
 def attack_solved_sums(
     case: Case, attack: str, rng: Generator, progress: Progress | None = None, device: str = "cpu"
 ) -> Reconstruction:
-    """Return the examples that closed forms find in the updates of single clients which explain a case's sums by least squares.
+    """Return the examples that closed forms find in the single clients' updates that explain a case's sums by least squares.
 
-    The slots of an example name its client and all rounds in which that took part. attack: name of the attack.
+    The slots of an example name its client and all rounds in which this client took part. attack: name of the attack.
     Raises ValueError with the reason if the sums determine no client's update, or if closed forms find nothing in any.
     """
     started, found = perf_counter(), disaggregate(case.observations)

@@ -49,9 +49,9 @@ class Stop:
                `tolerance`. The caller may raise this threshold, for example for noise.
     give_up:   share of the maximum number of iterations after which hopeless problems are stopped, at the earliest after
                `MIN_GIVE_UP_STEPS` iterations. 0 never stops a problem as hopeless, and ignores `early` and `stall`.
-    hopeless:  a problem is hopeless if its best loss is above this share of the loss at its starting point, and also above the
-               share `unexplained` of the zero loss. All losses are compared after the loss that known noise causes
-               (`Problems.floor`) is subtracted.
+    hopeless, unexplained: a problem is hopeless if its best loss is above the share `hopeless` of the loss at its starting point,
+               and also above the share `unexplained` of the zero loss. All losses are compared after the loss that known noise
+               causes (`Problems.floor`) is subtracted.
     early:     pairs of an iteration and a share that takes the place of `hopeless` after it. Those later than the share `give_up`
                of the iterations are ignored.
     stall:     a problem is also hopeless if this test finds that it is stalled near the loss of plain examples
@@ -73,7 +73,7 @@ class Stop:
     stall: Stall | None = None
 
     def get_hopeless_loss(self, iteration: int, steps: int) -> float:
-        """Return the share of the loss at the start above which a problem is hopeless after this iteration; inf if none is.
+        """Return the share of the loss at the start above which a problem is hopeless after this iteration; inf without a test.
 
         iteration: its number, from 1. steps: maximum number of iterations.
         """
@@ -171,7 +171,7 @@ class _Active:
 
     ids:     their row numbers in the latents that the search began with. z: current latents (P, D).
     best_z, best: best latents so far, (P, D), and their losses, (P,).
-    mark:    best loss (P,) when the search last made progress. waited: number of iterations (P,) since then.
+    mark:    best loss (P,) when the search last made progress (see `Stop.decrease`). waited: number of iterations (P,) since.
     first:   losses (P,) at the starting points, infinite before they are known.
     history: for each iteration, the best losses (P,) after it.
     """
@@ -309,7 +309,8 @@ def _find_ended(active: _Active, stop: Stop, enough: Tensor) -> Tensor:
 def _find_hopeless(active: _Active, stop: Stop, problems: Problems, per_problem: dict[str, Any], steps: int) -> Tensor:
     """Return a mask (P,) of the active problems that are given up after this iteration, see `Stop`.
 
-    Plain examples are evaluated only if `Stop.stall` is due, and high losses alone do not end all problems.
+    Plain examples are evaluated only if the test `Stop.stall` is due, and only if some problem is not given up already because of
+    its high loss.
     per_problem: data of the active problems.
     """
     none = torch.zeros_like(active.best)

@@ -18,7 +18,7 @@ class GradientPenalty:
     """The settings of an optimiser of the loss L plus its gradient's norm, `L + weight * r * |dL/dz|`, with a short length r.
 
     Its gradient is nearly `(1 - weight) * dL/dz(z) + weight * dL/dz(z + r u)`, where u is the unit vector along dL/dz(z). Each
-    step therefore needs two evaluations. The second is at z + r u, where the best latents are also looked for.
+    step therefore needs two evaluations, at z and at z + r u. The best latents of the search may be of either kind.
 
     inner:    the optimiser that gets this gradient.
     weight:   above 0, at most 1. With 1 it is the gradient at z + r u alone (sharpness-aware minimisation, Foret et al. 2021).
@@ -51,10 +51,10 @@ class GradientPenalty:
 
 @dataclass
 class GradientPenaltyStepper:
-    """A running optimisation, whose evaluations are alternately at the latents and at the points a short way up from them.
+    """A running optimisation, whose evaluations are alternately at the latents z and at z + r u, see `GradientPenalty`.
 
-    from_: latents (P, D) from which the last way up began. slope, height: gradients (P, D) and losses (P,) there. All three are
-    None if the next evaluation is at the latents themselves.
+    from_: the latents z (P, D) if the next evaluation is at z + r u. slope, height: gradients (P, D) and losses (P,) at z. All
+    three are None if the next evaluation is at z.
     """
 
     settings: GradientPenalty

@@ -30,7 +30,7 @@ class Lines:
     length:      step length to be evaluated next.
     low_*:       step length, loss and slope at the lowest point so far that fulfils the first Wolfe condition, that of
                  sufficient decrease; at first the beginning of the line.
-    high_*:      the same at the other end of the interval in which the search goes on.
+    high_*:      step length, loss and slope at the other end of the interval in which the search goes on.
     bounded:     whether that other end is known yet; before, the values high_* mean nothing.
     trials:      number of points evaluated on this line.
     """

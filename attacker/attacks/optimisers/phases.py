@@ -12,11 +12,12 @@ from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, S
 class Phased:
     """The settings of an optimiser with phases of equal length, in each of which only one part of the variables changes.
 
-    The first step of each phase but the first only returns to the best latents so far.
+    The first step of each later phase only returns to the best latents so far.
 
     inner: the optimiser of each phase, whose schedules run from the beginning to the end of the phase.
-    sizes: sizes of the parts of the latent of one example. examples: number V of examples, whose latents lie one after the other
-    at the beginning of a latent vector. What follows them changes in every phase.
+    sizes: number of variables in each part of the latent of one example, in order; one phase per part. examples: number V of
+    examples, whose latents lie one after the other at the beginning of a latent vector. The variables after these latents are
+    optimised in all phases.
     """
 
     inner: Optimiser

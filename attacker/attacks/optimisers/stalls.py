@@ -13,9 +13,9 @@ from torch import Tensor
 class Stall:
     """A test whether a search is stalled: both limits must be exceeded. All losses are best losses so far.
 
-    after, since: numbers of iterations: the test is made after the first, and compares its loss with that after the second.
-    plain:        share of the loss of plain examples (grey images) above which the loss is.
-    fall:         share of the loss after `since` iterations above which the loss is.
+    after, since: numbers of iterations: the test is made after `after` iterations, and compares with the loss after `since`.
+    plain:        the loss must be above this share of the loss of plain examples (grey images).
+    fall:         the loss must be above this share of the loss after `since` iterations.
     """
 
     after: int

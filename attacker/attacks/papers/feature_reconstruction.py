@@ -37,19 +37,20 @@ def feature_reconstruction(
 ) -> GradientMatching:
     """Match gradients and features with an untrained network as prior (Liu et al. 2024, section 4.2 and appendix F).
 
-    Features are recovered by tensors from the gradient behind a wide layer of random Gaussian weights that the server has added.
-    The loss is the cosine distance of tensors of equal weight, plus the share of the features' norm outside the recovered spans,
-    plus total variation, and is minimised by Adam. The copy of the paper that was used lacks the values of the settings, so the
-    defaults are our own.
+    Features are recovered by tensor decomposition from the gradient behind a wide layer of random Gaussian weights, which the
+    server has added. The loss is the cosine distance of the gradients, whose tensors have equal weight, plus the share of the
+    features' norm outside the recovered spans, plus total variation, and is minimised by Adam. The copy of the paper that was
+    used lacks the values of the settings, so the defaults are our own.
 
-    matched: the features: gaussian (inputs of the wide layer, by tensors) or head (inputs of the last layer, on any network,
-    solved from its gradient as in `inverting_gradients`).
+    matched: the features: gaussian (inputs of the wide layer, by tensor decomposition) or head (inputs of the last layer, on any
+    network, solved from its gradient as in `inverting_gradients`).
     feature_matching: weight of the distance between the features of the images and those that are recovered; 0 leaves it out.
     decoder: deep_prior (the weights of an untrained U-Net per image), or another as in `cpl`, which needs another learning_rate,
     such as 0.1 for pixels.
     steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
     learning_rate: that of the first steps; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps.
-    tv: as in `cpl`. If a defense adds noise of known variance, 0.07 times its ratio to the signal is added.
+    tv: as in `cpl`. If a defense adds noise of known variance, this weight is increased by 0.07 times the ratio of noise to
+    signal in the gradient.
     weighted: divide each tensor of the gradient by its norm before the comparison, so that large ones do not dominate,
     unless a defense adds noise of known variance.
     batch_norm: as in `inverting_gradients`. knows_defense: as in `dlg`.

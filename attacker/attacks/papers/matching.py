@@ -111,8 +111,8 @@ def cpl(
     label_rule: how labels are read from the gradient: inferred, bias, rows, llg, or ilrg, see `attacker.attacks.labels.rules`; or
     joint (optimised together with the images).
     steps: maximum number of iterations, of 20 gradient evaluations each for lbfgs and wolfe, and of one for all others.
-    patience: a search stops after 20 * patience gradient evaluations, with every optimiser, in which its best loss decreased by
-    at most 5 %.
+    patience: a search stops once its best loss has decreased by at most 5 % over the last 20 * patience gradient evaluations,
+    with any optimiser.
     restarts: as in `dlg`.
     tolerance: a search stops if its loss is at most this, or at most 1e-8 of the zero loss. The paper uses a tolerance of 1e-4.
     tv: weight of the total variation of pixels in [0, 1] in the loss, as a multiple of the zero loss, see `Prior`. The paper uses
@@ -201,11 +201,11 @@ def inverting_gradients(
     paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
-             first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Until then it also stops if that loss
-             is above the limits in `EARLY_LIMITS` after fewer steps, or is stalled near that of a grey image after 30
-             (`INVERTING_STALL`), but only with the settings for which these were chosen: unsigned steps at the default learning
-             rate, in pixels, without further terms of the loss. 0 never stops it. It does not stop the null (the search without
-             the gradient).
+             first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Before, it also stops if its best
+             loss is above the share of its first loss that `EARLY_LIMITS` states for 6, 15 and 30 steps, or if it is stalled near
+             the loss of a grey image after 30 steps (`INVERTING_STALL`), but only with the settings for which these tests were
+             chosen: unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never
+             stops a search. The null (the search without the gradient) is never stopped.
     batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if
                 clients train in mode "train" and return them (`buffers="shared"`).
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last
@@ -214,15 +214,18 @@ def inverting_gradients(
             standard normal prior, such as those of a generator; the paper has none.
     denoiser: keeps the search near images that a denoiser leaves as they are (Romano et al. 2017, RED): the file of one that
               attacker train-prior wrote, or `module:function`, see `learned.enhancer`; none for none, as in the paper.
-    denoiser_weight: weight of half the mean squared difference of images and denoised ones, relative to the same loss.
+    denoiser_weight: weight of half the mean squared difference of images and denoised images, relative to the loss of a zero
+                     gradient.
     denoiser_noise: standard deviation of noise that is added before denoising at the first step, falling to 0 at the last one, as
                     a diffusion prior does (Mardani et al. 2024, RED-diff); a value to try: 0.2.
     draws: search with the images for what the client drew in its one step: the mixtures of MixUp (and of InstaHide without
            flipped values or public images), and the masks of dropout(). By default, they are ignored.
     consistency: if above 0, all starts (`restarts`, at least 2) are made at once. It is the weight of the mean squared difference
-                 between the images of each start and the mean over starts, relative to the same loss (Yin et al. 2021,
-                 GradInversion, eq. 11). The images of the start with the lowest loss, without this term, are returned.
-    registered: with consistency, shift the images of each start onto that mean, and take the mean of the shifted images instead.
+                 between the images of each start and the mean over starts, relative to the loss of a zero gradient
+                 (Yin et al. 2021, GradInversion, eq. 11). The images of the start with the lowest loss, without this term, are
+                 returned.
+    registered: with consistency, shift the images of each start onto the mean over starts, and compare with the mean of the
+                shifted images instead.
     denoised: if a defense adds noise of known variance to images' gradients, also add total variation with the weight 0.2 times
               the ratio of noise to signal in the gradient, see `Prior.tv_of_noise`; the paper does not.
     compared_share: share of the entries of each tensor of the gradient that are compared, the largest ones by magnitude; 1 for

@@ -53,11 +53,13 @@ def rog(
     distance: euclidean (squared), as in the paper; cosine or absolute.
     local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
     about n times as long for n local steps.
-    enhancer: changes the images after the search, and those of the null: none, small (shipped), the file of an enhancer that
-    attacker train-prior wrote, that of a generator, which looks for the nearest images that it makes (ROGS) by Adam or, if
-    @frank_wolfe follows the file, by the method of Frank and Wolfe, or `module:function`, see `learned.enhancer`.
-    lpips_weights: file of AlexNet's weights, with which LPIPS is a part of that search's distance, as for attacker score; by
-    default those in torch's hub cache, and no LPIPS without them.
+    enhancer: changes the images after the search, and also the images of the null (the attack without the gradient): none, small
+    (shipped), the file of an enhancer that attacker train-prior wrote, the file of a generator, or `module:function`, see
+    `learned.enhancer`. With a generator, the nearest images that it can make are looked for (ROGS), by Adam or, if @frank_wolfe
+    follows the file, by the method of Frank and Wolfe.
+    lpips_weights: file of AlexNet's weights for LPIPS, which is then a part of the distance in the search of a generator for the
+    nearest images (ROGS); as --lpips-weights of attacker score. By default the weights in torch's hub cache; without these, the
+    distance has no LPIPS.
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
     the paper does not.
     tv, denoised: as in `cpl`; the paper uses no total variation (--preset published).

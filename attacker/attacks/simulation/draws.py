@@ -38,8 +38,8 @@ class _Masked(nn.Module):
 class Draws:
     """The random draws of one local step as variables.
 
-    examples: number N in the batch. mixes: whether examples are mixed. masks: for the name of each layer that stands for dropout,
-    its number of features F and its probability p that a feature is dropped.
+    examples: number N in the batch. mixes: whether examples are mixed. masks: dict from the name of each layer that replaces
+    dropout (see `replace_dropout`) to its number of features F and the probability p with which dropout drops a feature.
     """
 
     examples: int
@@ -91,11 +91,12 @@ def replace_dropout(model: nn.Module) -> dict[str, float]:
 
 
 def find_draws(observation: Observation, model: nn.Module, weights: Weights) -> Draws | None:
-    """Return what the client of an observation drew, if it declares such a defense; None without one.
+    """Return the draws of the client of an observation as variables; None if it declares no MixUp, InstaHide or dropout.
 
-    model: in which the dropout of a defense becomes layers that take masks. weights: of the model, by name.
-    Raises ValueError if the update is not of one step, or if values are flipped or public images are mixed in, as InstaHide does
-    by default: then there are more variables than values.
+    model: the network; dropout layers that a defense added are replaced in place by layers that take masks. weights: of the
+    model, by name.
+    Raises ValueError if the update is not of one step, or if InstaHide inverts values, as it does by default, or mixes in public
+    images: either adds about as many unknowns as the examples have values.
     """
     step, count = observation.inputs.step, observation.num_examples or 0
     dropped = replace_dropout(model)

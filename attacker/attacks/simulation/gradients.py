@@ -200,8 +200,8 @@ def sum_squares(gradient: Mapping[str, Tensor]) -> Tensor:
 def is_close(found: Probed, expected: Probed) -> bool:
     """Return whether the results of `evaluate_test_problems` agree.
 
-    Each gradient may differ by `AGREEMENT_TOLERANCE` times its norm (at least 1e-4 of the norm of all gradients together), and
-    the derivative by five times this share of its norm.
+    The gradient of each parameter may differ by `AGREEMENT_TOLERANCE` times its norm, or times 1e-4 of the norm of all gradients
+    together if that is larger. The derivative by x may differ by `5 * AGREEMENT_TOLERANCE` times its norm.
     """
     gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
     whole = sum_squares(gradients[1]).sqrt()

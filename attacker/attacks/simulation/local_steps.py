@@ -43,9 +43,10 @@ def build_stepped_gradient(gradient: Gradients, training: Training, sizes: Seque
 
 
 def simulate_one_step(gradient: Gradient, weights: Weights, training: Training) -> Gradient:
-    """Return the gradient that `convert_to_gradient` recovers after one local step on `gradient`.
+    """Return the gradient that `convert_to_gradient` recovers from the update of one local step on `gradient`.
 
-    It is `gradient` itself if clients train by SGD without clipping of the gradient.
+    It is `gradient` itself if clients train by SGD without clipping of the gradient, since the conversion undoes the learning
+    rate and the weight decay.
     """
     if training.is_linear:
         return gradient

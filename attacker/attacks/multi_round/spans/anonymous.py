@@ -1,6 +1,7 @@
 """Grouping of updates whose senders are not known, by the examples that they have in common.
 
-Updates of one client share examples from epoch to epoch; those of different clients do not, unless two of them hold the same one.
+Updates of one client share examples from epoch to epoch. Updates of different clients do not, unless two clients hold the same
+example.
 The numbers of shared examples follow from the row spaces of the first layer's updates, without labels or names.
 """
 
@@ -13,20 +14,22 @@ from attacker.attacks.multi_round.spans.row_space import RowSpace
 
 
 def group_updates(spaces: Sequence[RowSpace], shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
-    """Return groups of updates that appear to be of one client each, as indices in the order of rounds, the largest first.
+    """Return groups of updates that appear to be of one client each, the largest group first.
 
-    An update that shares no example with another one is a group of its own, and so is one of full rank, which shares dimensions
-    with any other. shared: as `recovery.count_all_shared` returns it. rounds: the round of each update.
+    A group is a list of indices of updates, sorted by their rounds. An update that shares no example with another update is a
+    group of its own. So is an update of full rank, which shares dimensions with any other.
+    shared: as `recovery.count_all_shared` returns it. rounds: the round of each update.
     """
     saturated = torch.tensor([space.saturated for space in spaces])
     return group_rounds(shared.masked_fill(saturated[:, None] | saturated[None], 0), rounds)
 
 
 def group_rounds(shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
-    """Return groups of updates that share examples, as indices in the order of `rounds`, the largest group first.
+    """Return groups of updates that share examples, the largest group first.
 
-    Pairs that share the most examples are joined first. A pair is not joined if that would put two updates of one round into a
-    group, since a client sends one a round.
+    A group is a list of indices of updates, sorted by their rounds. Pairs of updates that share the most examples are joined
+    first. A pair is not joined if that would put two updates of one round into a group, since a client sends one update per
+    round.
     shared: numbers of shared examples, (N, N), as `count_all_shared` returns them. rounds: the round of each update.
     """
     group = list(range(len(rounds)))

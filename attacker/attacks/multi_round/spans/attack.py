@@ -48,7 +48,8 @@ examples was wrong (benchmarks/rounds.py)."""
 class Spans:
     """An attack that intersects the row spaces of a client's updates of the linear layer whose input is the example itself.
 
-    With `UNNAMED_NEEDS`, a case holds the updates of all clients without their names. The attack then also groups them by client.
+    With `UNNAMED_NEEDS`, a case holds the updates of all clients without their names. The attack then also groups the updates by
+    client.
 
     relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
              by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
@@ -67,7 +68,9 @@ class Spans:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Return one reconstruction for each of `cases`, each of which is of one client.
+        """Return one reconstruction for each of `cases`.
+
+        A case holds the updates of one client, or with `UNNAMED_NEEDS` of all clients.
 
         Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
         """
@@ -122,10 +125,8 @@ def spans(*, relu: bool = True, anonymous: bool = False) -> Spans:
 
     Where two batches share exactly one example, their row spaces in general share only the multiples of [x, 1].
 
-    Batches that several rounds share as a whole are recovered from the zeros that ReLU causes in all of their updates.
-
-    relu: also look for examples that alone turn on neurons, and for the remaining examples of batches of one local step by the
-          zeros that ReLU causes in the update.
+    relu: also use the zeros that ReLU causes in updates: look for examples that alone turn on neurons, for the remaining examples
+          of batches of one local step, and for whole batches that a client uses in several rounds. False: intersections alone.
     anonymous: whether the server does not see which client sent an update, a weaker attacker. All updates are then attacked
           together, and grouped by the examples that they share.
     """
@@ -135,8 +136,8 @@ def spans(*, relu: bool = True, anonymous: bool = False) -> Spans:
 def require_input_layer(observation: Observation) -> InputLayer:
     """Return the input layer of the observed model, the linear layer with bias whose input is the example itself.
 
-    Raises ValueError if the model has none, or if clients do not train it or use another optimiser than SGD, so that the rows of
-    its update are not linear combinations of its inputs.
+    Raises ValueError if the model has no such layer, or if the rows of its update are no linear combinations of examples, since
+    clients do not train the layer, use another optimiser than SGD, or draw random numbers before it, such as dropout of inputs.
     """
     layer = find_input_layer(observation.model, observation.data)
     if layer is None:
@@ -168,7 +169,7 @@ def compute_spaces(
 
 
 def find_limits(observation: Observation) -> tuple[Tensor, Tensor]:
-    """Return the normalised inputs, (F,) each, of an example of all zeros and of one of all ones."""
+    """Return the flattened normalised inputs, (F - 1,) each, of an example of all zeros and of one of all ones."""
     data = observation.data
     low, high = (data.normalise(torch.full(data.shape, value, dtype=torch.float64)).flatten() for value in (0.0, 1.0))
     return low, high
@@ -189,10 +190,11 @@ def list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Te
 
 
 def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Tensor | None]:
-    """Return a function from the index of an observation to the approximate gradient at neurons that are on, (labels, neurons).
+    """Return a function from the index of an observation to the templates of `build_templates`, (labels, neurons), or to None.
 
-    See `build_templates`; None if that cannot tell it, as for a network that is not a chain of layers. low, high: normalised
-    inputs of an example of all zeros and of one of all ones.
+    A template is the approximate derivative of the loss by the outputs of the first layer, at neurons that are on, for an example
+    of a given label. The function returns None if `build_templates` does, or if the network is not a chain of layers.
+    low, high: normalised inputs of an example of all zeros and of one of all ones.
     """
     chain = find_chain(case.observations[0])
     return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
@@ -289,7 +291,10 @@ def list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Seque
 
 
 def _number_groups(holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """Return the number, from 1, of the group of observations that holds each example; 0 if several groups hold it, or none."""
+    """Return for each example the number, from 1, of the group of observations that contain it; 0 if several or none do.
+
+    holders: for each example, the indices of the observations that contain it. groups: lists of indices of observations.
+    """
     number = {t: n for n, group in enumerate(groups, start=1) for t in group}
     own = [{number[t] for t in held} for held in holders]
     return tuple(float(next(iter(one))) if len(one) == 1 else 0.0 for one in own)
@@ -323,7 +328,7 @@ def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:
 
 
 def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: int) -> tuple[str, ...]:
-    """Return notes on the ranks, the shared examples and the examples that were recovered.
+    """Return notes on the ranks of the row spaces, the examples that rounds share, and the examples that were recovered.
 
     shared: as `count_all_shared` returns it. isolated: number of examples from intersections alone. found: number of all
     examples, including those from the zeros of ReLU.

@@ -57,7 +57,8 @@ class CohortSpans:
 
     The span of examples x is the set of all linear combinations of their vectors [x, 1].
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
-    repeated: whether to solve sums for updates that clients repeat instead (`attack_solved_sums`).
+    repeated: whether to solve the sums for single clients' updates instead, which are assumed equal in all rounds of a client
+              (`attack_solved_sums`).
     sees_gradient: False gives the null, the attack without the sums, whose examples have the value 0.5 everywhere.
     """
 
@@ -152,8 +153,8 @@ def cohort_spans(*, lone_rows: bool = True, repeated: bool = False) -> CohortSpa
     sums in which it took part. Its examples are then separated by the zeros that ReLU causes in the update.
     lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does: several neurons, or a single one if
                the values in its row are those of an 8-bit image.
-    repeated: for any network: solve the sums for the updates of single clients, which are taken to repeat theirs in every round,
-               and attack these by the closed forms of `exact`. It fails unless the weights hardly change.
+    repeated: for any network: assume that a client sends the same update in every round, solve the sums for the updates of single
+               clients, and attack these updates by the closed forms of `exact`. It fails unless the weights hardly change.
     """
     return CohortSpans(lone_rows=lone_rows, repeated=repeated, needs=SUM_NEEDS if repeated else COHORT_NEEDS)
 
@@ -186,9 +187,10 @@ def list_groups(found: Reconstruction) -> list[int]:
 def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
     """Return groups of certain examples of one client each, as lists of indices in `found`.
 
-    There are no groups unless clients take several local steps without weight decay, and ReLU follows the first layer. An example
-    that several clients hold would join theirs. If no client took part in all sums of an example, it is left out, and so is a
-    group if none took part in the sums of all its examples.
+    There are no groups unless clients take several local steps without weight decay, and ReLU follows the first layer.
+    An example that several clients hold would join the groups of these clients. Two rules prevent this: an example is left out if
+    no client took part in all sums that contain it, and a group is left out if no client took part in all sums that contain any
+    of its examples.
     """
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
@@ -230,7 +232,8 @@ def _describe(
 def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
     """Return a dict from the name of each client whose examples' span can be isolated to vectors (dimensions, F) that span it.
 
-    The span is that of the vectors [x, 1] of the examples x. The entries of the vectors have noise of standard deviation 1.
+    It is the span of the vectors [x, 1], of length F, of the client's examples x. The entries of the returned vectors have noise
+    of standard deviation 1. Clients whose span cannot be isolated are left out, see `isolate_clients`.
     """
     layer = require_input_layer(case.observations[0])
     bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations))

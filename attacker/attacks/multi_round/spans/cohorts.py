@@ -1,9 +1,10 @@
 """Spans of single clients' examples, computed from secure sums and their cohorts, and the part of each client in a sum.
 
 The span of examples x is the set of all linear combinations of their vectors [x, 1]; a cohort is the clients of one sum.
-The row space of a summed update is the sum of the spans of its clients' examples, although the model moves between rounds. If
-clients use the same examples in every round, the intersection of all sums that a client takes part in is in general its own span
-as soon as no other client takes part in all of them. Given the spans of all clients of a round, its sum splits into their parts.
+The row space of a summed update is the sum of the spans of its clients' examples, although the model changes between rounds. If
+clients use the same examples in every round, the row spaces of all sums in which a client took part intersect, in general, in the
+span of this client's examples, as soon as no other client took part in all of these sums. Given the spans of all clients of a
+round, its sum splits into one part per client.
 """
 
 from collections.abc import Mapping, Sequence

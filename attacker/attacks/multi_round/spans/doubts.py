@@ -1,10 +1,11 @@
 """Doubts about recovered examples: which of them may be mixtures of examples, so that they must not count as certain.
 
 A one-dimensional intersection, or a direction that several rows have, is an example only if nothing else explains it. Four facts
-decide. An answer whose values are those of an 8-bit image is an image; if some answers are, one that is not is a mixture. Behind
-one step on a layer with ReLU, the neurons that an example turns off have rows of the other examples only, so that their rank is
-smaller by one. An intersection of two spaces says something only if both are the whole span of their examples, and together have
-room among all examples. And of examples that depend linearly on each other, one is a mixture.
+decide. An answer whose values are those of an 8-bit image is an image; if some answers are 8-bit images, an answer that is none
+is a mixture. Behind one step on a layer with ReLU, the neurons that an example turns off have rows of the other examples only, so
+that the rank of these rows is smaller by one. An intersection of two spaces is evidence only if both are the whole span of their
+batches' examples, and if their ranks add up to at most the dimension of the span of all examples: otherwise they intersect by
+chance. And of examples that depend linearly on each other, one is a mixture.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ SPARE_ROWS = 8
 MIN_COSINE = 1e-4
 """Smallest cosine between an example and a neuron's weights, in magnitude, from which the neuron's state is known."""
 MIN_DUAL = 1e-3
-"""Smallest cosine between an example and the direction that rows of neurons lack which it turns off."""
+"""Smallest cosine between an example and the direction that is orthogonal to the rows of all neurons that it turns off."""
 MAX_UNION_SPACES = 64
 """Number of row spaces from which the dimension of all examples is estimated."""
 
@@ -40,7 +41,8 @@ def review(
 ) -> FoundExamples:
     """Return the examples, with clearance 0 for those that may be mixtures, and infinite for those that are 8-bit images.
 
-    forwards: dict from the index of the space of each update of one step on a layer with ReLU to a function that returns the
+    If some are 8-bit images, all others have clearance 0.
+    forwards: dict from the index of each row space whose update is one step on a layer with ReLU to a function that returns the
     [W, b] that was sent.
     """
     if not len(found.vectors):
@@ -72,7 +74,10 @@ def review(
 
 
 def find_stored(found: FoundExamples, data: DataSpec) -> Tensor:
-    """Return a mask (N,) of the examples that are 8-bit images, see `is_eight_bit`; False for all if the data are no images."""
+    """Return a mask (N,) of the examples that are 8-bit images (`is_eight_bit`) and have an error of at most MAX_CERTAIN_ERROR.
+
+    It is False for all if the data are no images.
+    """
     if not data.is_image:
         return torch.zeros(len(found.vectors), dtype=torch.bool)
     return is_eight_bit(convert_to_examples(found.vectors, data)) & _is_precise(found)
@@ -83,12 +88,13 @@ def _is_precise(found: FoundExamples) -> Tensor:
 
 
 def shows_example(space: RowSpace, forward: Tensor, vector: Tensor) -> bool | None:
-    """Return whether a batch has an example that turns on the same neurons as a given one; None if that cannot be told.
+    """Return whether a batch has exactly one example that turns on the same neurons as a given one; None if that cannot be told.
 
     The rows of neurons that an example turns off are combinations of the batch's other examples: their rank is smaller than that
     of the space by one. The vector that is orthogonal to them is not orthogonal to the example, nor to the rows of the neurons
-    that it turns on. A mixture of examples turns off neurons that some of them turn on, or the reverse. Too few rows, and a
-    space that is not the whole span of its examples, tell nothing. False also stands for several examples with the same neurons.
+    that it turns on. A mixture of examples turns off neurons that some of them turn on, or the reverse. The result is None if too
+    few rows are off, or if the space is not the whole span of its batch. It is also False if several examples turn on the same
+    neurons.
     space: of an update of one step. forward: [W, b] (width, F) that was sent. vector: a multiple of [x, 1] in the space.
     """
     point = vector / vector[-1]
@@ -108,13 +114,16 @@ def shows_example(space: RowSpace, forward: Tensor, vector: Tensor) -> bool | No
 
 
 def _has_room(spaces: Sequence[RowSpace], room: int) -> bool:
-    """Return whether two of the spaces are the whole span of their examples, and have no more dimensions together than `room`."""
+    """Return whether at least two of the spaces are `complete`, and the two smallest ranks of these add up to at most `room`."""
     ranks = sorted(space.rank for space in spaces if space.complete)
     return len(ranks) > 1 and sum(ranks[:2]) <= room
 
 
 def measure_room(spaces: Sequence[RowSpace]) -> int:
-    """Return the dimension of the span of at most MAX_UNION_SPACES row spaces, in which two of them intersect by chance."""
+    """Return the dimension of the span of the first MAX_UNION_SPACES row spaces together; saturated ones are left out.
+
+    Two of these spaces whose ranks add up to more intersect by chance, also if their batches share no example.
+    """
     kept = [space.y for space in spaces if space.rank and not space.saturated][:MAX_UNION_SPACES]
     if not kept:
         return 0
@@ -123,10 +132,10 @@ def measure_room(spaces: Sequence[RowSpace]) -> int:
 
 
 def doubt_dependent(found: FoundExamples, spaces: Sequence[RowSpace]) -> FoundExamples:
-    """Return the examples, of which those have clearance 0 that are a linear combination of others of a space.
+    """Return the examples, with clearance 0 for each example that depends linearly on other examples of the same row space.
 
-    Examples of a space are independent in general, so that one of the examples in such a combination is a mixture. Examples with
-    infinite clearance keep it.
+    The examples of a batch are independent in general, so that one of the examples in a linear dependence is a mixture. Examples
+    with infinite clearance keep it.
     """
     doubtful = torch.zeros(len(found.vectors), dtype=torch.bool)
     for t, space in enumerate(spaces):

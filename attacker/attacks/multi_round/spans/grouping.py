@@ -21,7 +21,8 @@ from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_thres
 from attacker.attacks.multi_round.spans.separation import ZERO_LEVEL
 
 MAX_ERROR = 10.0
-"""Largest error of a row by those of the examples, in units of the row's own noise, up to which its examples are known."""
+"""Largest error of a row that errors of the recovered examples may cause, in units of the row's own noise. Rows with a larger
+error are not used."""
 MIN_COSINE = 1e-5
 """Smallest cosine between an example and a neuron's weights, in magnitude, from which the neuron's state is known."""
 
@@ -31,9 +32,9 @@ def group_by_client(
 ) -> list[list[int]]:
     """Return groups of at least two examples that belong to one client each, as indices of `found`.
 
-    spaces: of the sums. sent: [W, b] (width, F) of the layer, as it was sent in each of these rounds. clients: number of
-    clients of each sum, which is the mean of their updates. The clients take several local steps of SGD without weight decay,
-    which would turn neurons off by itself.
+    spaces: row spaces of the sums. sent: [W, b] (width, F) of the layer, as it was sent in the round of each sum. clients: number
+    of clients of each sum; a recorded sum is the mean of their updates. The clients take several local steps of SGD without
+    weight decay, which would turn neurons off by itself.
     """
     links: list[tuple[int, int]] = []
     for t, (space, forward, count) in enumerate(zip(spaces, sent, clients, strict=True)):
@@ -54,8 +55,9 @@ def group_by_client(
 def link_examples(vectors: Tensor, space: RowSpace, forward: Tensor, clients: int) -> list[tuple[int, int]]:
     """Return pairs of examples of a sum that belong to the same client, as pairs of indices of rows of `vectors`.
 
-    They do if a neuron is off for the second at the weights sent and has it in its row of the update, and the change of the
-    weights by the first, the only other example in the row, is large enough to turn the neuron on for the second.
+    The first and the second example belong to the same client if a neuron is off for the second example at the weights sent, its
+    row of the update contains the second example, the first is the only example in the row for which the neuron is not off, and
+    the change of the weights by the first is large enough to turn the neuron on for the second.
     vectors: (n, F) multiples of [x, 1] in the sum's row space, in units of noise. forward: [W, b] (width, F) that was sent.
     clients: number of clients of the sum.
     """

@@ -1,7 +1,8 @@
 """The update of an input layer as rows whose span is that of the examples.
 
 For z = W x + b, an SGD update of any number of steps is [dW, db] = D^T [X, 1] - c [W, b], where X holds the examples that were
-used, and c is the share of the weights that weight decay removed. Adding c [W, b] leaves rows in the span of the vectors [x, 1].
+used, and c is the share of the weights that weight decay removed. Adding c [W, b] leaves rows in the span of the vectors [x, 1],
+whose length, the number of inputs plus 1, is F.
 """
 
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def compute_decayed_share(training: Training, steps: int) -> float:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """The update of an input layer as rows (width, F + 1) in the span of [x, 1] of its examples, up to errors, in float64.
+    """The update of an input layer as rows (width, F) in the span of the vectors [x, 1] of examples, up to errors, in float64.
 
     noise: (width,) estimated standard deviation of the rounding errors of each row's values. A defense's noise is not included.
     """
@@ -76,12 +77,12 @@ def read_rows(observation: Observation, layer: InputLayer, device: str = "cpu") 
 
 
 def join_parameters(tensors: Mapping[str, Tensor], layer: InputLayer, device: str = "cpu") -> Tensor:
-    """Return the layer's weight and bias among `tensors` as one matrix (width, F + 1), in float64."""
+    """Return the layer's weight (width, F - 1) and bias (width,) among `tensors` as one matrix (width, F), in float64."""
     return torch.cat([tensors[layer.weight].double(), tensors[layer.bias].double()[:, None]], dim=1).to(device)
 
 
 def convert_to_examples(vectors: Tensor, data: DataSpec) -> Tensor:
-    """Return examples (N, *shape) on the scale [0, 1], not clamped, from vectors (N, F + 1).
+    """Return examples (N, *shape) on the scale [0, 1], not clamped, from vectors (N, F).
 
     A vector is any multiple of [x, 1], where x is the flattened normalised example.
     """

@@ -81,8 +81,8 @@ def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
 def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> FoundExamples:
     """Return the plausible examples that are one-dimensional intersections of two to MAX_MEMBERS row spaces, each once.
 
-    Pairs of spaces that share one dimension come first. Of the others, only those are intersected with further spaces of which
-    fewer examples are known than they share, so that the cost grows with the number of pairs.
+    Pairs of spaces that share one dimension come first. A pair that shares several dimensions is intersected with further spaces
+    only if fewer examples of the pair are known than it shares, so that the cost grows with the number of pairs.
     shared: as `count_all_shared` returns it. low, high: smallest and largest normalised inputs (F - 1,), see `is_plausible`.
     """
     pairs = [(i, j) for i, j in torch.combinations(torch.arange(len(spaces))).tolist() if shared[i, j]]

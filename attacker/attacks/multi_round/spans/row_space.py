@@ -62,8 +62,9 @@ class RowSpace:
 def compute_row_space(rows: Tensor, noise: Tensor, most: int | None, rng: Generator) -> RowSpace:
     """Return the row space of a matrix (width, F) of noisy rows.
 
-    noise: (width,) lower estimate of the standard deviation of each row's entries. It is replaced, where larger, by an estimate
-           from the parts of rows outside of the `most` strongest directions, if the matrix has at least two more.
+    noise: (width,) lower estimate of the standard deviation of each row's entries. A larger estimate, from the components of rows
+           outside of the `most` strongest directions, replaces it. This second estimate is made only if there are at least
+           `most` + 2 columns and `most` + 2 nonzero rows.
     most:  largest possible rank, such as the number of examples; None if it is not known, and then `noise` is used as it is.
     rng:   used for large matrices, whose strongest directions are approximated.
     """
@@ -95,8 +96,8 @@ def _measure_noise(rows: Tensor, basis: Tensor) -> Tensor:
 def _decompose(rows: Tensor, most: int | None, rng: Generator) -> tuple[Tensor, Tensor]:
     """Return singular values, descending, and their right singular vectors, one per row.
 
-    If `most` + OVERSAMPLING is less than a third of their number, only so many of the largest are returned, approximated by
-    subspace iteration. Otherwise, and if `most` is None, all are returned.
+    If `most` + OVERSAMPLING is less than a third of the smaller side of the matrix, only the `most` + OVERSAMPLING largest are
+    returned, approximated by subspace iteration. Otherwise, and if `most` is None, all are returned.
     """
     count = min(rows.shape) if most is None else most + OVERSAMPLING
     if 3 * count >= min(rows.shape):
@@ -129,7 +130,8 @@ class Intersection:
 def intersect(first: Tensor, second: Tensor) -> Intersection:
     """Return the intersection of two row spaces y (rank, F) in units of noise.
 
-    Of each shared direction there are two noisy copies, one per space. Their mean, weighted by their variances, is returned.
+    Of each shared direction there are two noisy copies, one per space. Their mean, weighted by their inverse variances, is
+    returned.
     """
     stack = torch.cat([first, second])
     r = torch.linalg.qr(stack.T).R
@@ -147,7 +149,7 @@ def intersect(first: Tensor, second: Tensor) -> Intersection:
 
 
 def compute_threshold(features: int) -> float:
-    """Return the length up to which a vector of `features` entries with unit noise counts as noise."""
+    """Return the length up to which a vector of `features` entries with unit noise counts as noise: MARGIN * sqrt(features)."""
     return MARGIN * math.sqrt(features)
 
 
@@ -173,7 +175,8 @@ def project(spaces: Sequence[Tensor], rng: Generator) -> Tensor:
 def count_shared(projected: Tensor, ranks: Tensor, pairs: Tensor, *, margin: float = 1.0) -> Tensor:
     """Return the number of shared dimensions (P,) of pairs (P, 2) of projected row spaces (N, rank, d).
 
-    ranks: (N,) ranks without padding. margin: factor of the threshold.
+    ranks: (N,) ranks of the spaces before they were padded with rows of zeros. margin: factor by which the threshold of
+    `compute_threshold` is multiplied.
     """
     threshold = margin * compute_threshold(projected.shape[2])
     found = []

@@ -40,7 +40,8 @@ def add_same_batches(
     """Return the examples found, together with those of batches that several rounds share as a whole.
 
     shared, forwards: as in `recovery.recover` and `recovery.add_separated`. get_templates: returns the known values of the
-    gradient (`build_templates`) in the update of a space, given its index. limits: lowest and highest normalised inputs.
+    gradient (`build_templates`) for the update of a row space, given the space's index, or None. limits: lowest and highest
+    normalised inputs, (F - 1,) each.
     """
     for group in group_same_batches(spaces, shared, list(forwards)):
         if sum(group[0] in holders for holders in found.holders) >= spaces[group[0]].rank:
@@ -65,8 +66,9 @@ def add_same_batches(
 
 
 def group_same_batches(spaces: Sequence[RowSpace], shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
-    """Return groups of at least two of the `rounds` whose row spaces are equal, each of ascending indices.
+    """Return groups of at least two row spaces that are equal, as ascending lists of their indices in `spaces`.
 
+    rounds: indices in `spaces` of the row spaces to be grouped. Spaces of rank 0 or of full rank are left out.
     shared: numbers of dimensions that spaces share, as `recovery.count_all_shared` returns them.
     """
     groups: list[list[int]] = []

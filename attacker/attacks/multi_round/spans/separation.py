@@ -30,14 +30,14 @@ MIN_EQUATIONS = 3
 
 @dataclass(frozen=True)
 class ReluBatch:
-    """A batch behind one SGD step on a first layer with ReLU: its row space, and [W, b] (width, F + 1) before the step."""
+    """A batch behind one SGD step on a first layer with ReLU: its row space, and [W, b] (width, F) before the step."""
 
     space: RowSpace
     forward: Tensor
 
 
 def separate(batch: ReluBatch, known: Tensor) -> Tensor:
-    """Return vectors (n, F) of the unknown examples of a batch; n is the number of all of them, or 0 if they cannot be separated.
+    """Return vectors (n, F) of the unknown examples of a batch; n is the number of unknown examples, or 0 if separation fails.
 
     A vector is [x, 1], the flattened example with a 1 appended, times a factor, in units of the noise's standard deviation.
     Batches with more than MAX_UNKNOWN unknown examples are not separated.
@@ -66,6 +66,8 @@ def separate(batch: ReluBatch, known: Tensor) -> Tensor:
 
 def _find_directions(inner: Tensor, noise: Tensor, live: Tensor) -> Tensor:
     """Return independent directions (n, unknown) of rows to which only one unknown example contributes.
+
+    Such rows are found as groups of parallel rows.
 
     inner: (width, unknown) part of each neuron's row that known examples do not explain. noise, live: (width,) standard deviation
            of each row's noise, and mask of the rows to use. n is smaller than `unknown` if some examples have no such rows.
