@@ -1,7 +1,10 @@
 """Functions that make recordings, files and objects for the code blocks of a page. A comment above a block names them."""
 
 import contextlib
+import json
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,7 +20,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from PIL import Image
-from started_service import StartedService
+from started_service import DOCUMENTED_ADDRESS, StartedService
 
 from attacker.attacks import AttackSpec
 from attacker.commands import demo
@@ -45,6 +48,7 @@ class Page:
     replaced: dict[str, str] = field(default_factory=dict)
 
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ONE_STEP = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
 RUNS: dict[str, dict[str, Any]] = {
     "images": {"rounds": 2, "model": "lenet_dlg", "data": "digits", "clients": {"count": 2}, "training": ONE_STEP},
@@ -238,7 +242,8 @@ def no_federation(page: Page) -> None:
 
 
 def serving(page: Page) -> None:
-    """Start the service on the page's folder of runs, without TLS."""
+    """Start the service on the page's folder of runs, without TLS. Its jobs search for two steps."""
+    page.replaced |= {'"rounds": "1-4"': '"rounds": "1-4", "arguments": {"steps": 2}'}
     page.service.start(["serve", "runs", "--no-stand-by"])
 
 
@@ -271,6 +276,34 @@ def short_demo(page: Page) -> None:
     page.monkeypatch.setattr(demo, "DEMO_FEDERATIONS", {"single": short})
 
 
+def benchmark_data(page: Page) -> None:
+    """Make the interpreter and the benchmarks available on the page, and let them run a small instance without data sets."""
+    python = page.folder / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    (page.folder / "benchmarks").symlink_to(BENCHMARKS)
+    page.replaced |= {"--data DIR": "--quick"}
+
+
+def short_audit(page: Page) -> None:
+    """Reduce the budget of the audit that the page starts to one second."""
+    page.replaced |= {'"seconds": 600': '"seconds": 1'}
+
+
+def finished_audit(page: Page) -> None:
+    """Wait for the audit that the page has started, and put the id of its job in place of `JOB`."""
+    address = f"{DOCUMENTED_ADDRESS}/api/v1/jobs"
+    token = (page.folder / "runs" / ".attacker" / "token").read_text()
+    while True:
+        status, answer = page.service.ask(["curl", "-H", f"Authorization: Bearer {token}", address])
+        assert status == 0, answer
+        (job,) = (one for one in json.loads(answer)["items"] if "attack" not in one["spec"])
+        if job["state"] not in ("queued", "running"):
+            break
+        time.sleep(0.2)
+    page.replaced |= {"JOB": job["id"]}
+
+
 def certificate(page: Page) -> None:
     """Write a TLS certificate and its key."""
     made = make_server(page.folder / "certificates")
@@ -301,6 +334,9 @@ SETUPS: dict[str, Callable[[Page], None]] = {
         serving,
         small_grid,
         short_demo,
+        benchmark_data,
+        short_audit,
+        finished_audit,
         certificate,
     )
 }
