@@ -1,4 +1,4 @@
-"""Audit of a recorded federation: what its server could learn, how it was found out, and what to change."""
+"""Audit of a recorded federation: what its server could learn about the clients' data, the evidence, and what to change."""
 
 from attacker.audit.audit import Audit, audit, check_recording
 from attacker.audit.findings import GRADES, Finding, Grade, NotChecked, Passed

@@ -94,7 +94,8 @@ class AuditedAttack:
     def of(cls, summary: Summary, rows: Sequence[ScoreRow], updates: int) -> "AuditedAttack":
         """Return the result of a scored attack.
 
-        summary: of the scores of the attack and its null. rows: scores of the attack alone. updates: number of updates attacked.
+        summary: summary of the scores of the attack and its null. rows: scores of the attack alone.
+        updates: number of updates attacked.
         """
         verdict = summary.verdict
         shown = [row for row in rows if row.pair and (row.success or not verdict or not verdict.recovered)]
@@ -129,7 +130,8 @@ def count_confident(folder: Path, cases: Sequence[str]) -> int:
 def describe_failures(rows: Sequence[Row], cases: Sequence[Planned], failed: Mapping[str, str]) -> tuple[int, str]:
     """Return on how many updates an attack failed, and why it failed on the first, shortened; 0 and "" if it failed on none.
 
-    rows: the updates of the sample, all those of a client in one case. cases: their cases. failed: reasons by the keys of cases.
+    rows: the updates of the sample. cases: the cases of these updates; all updates of one client are in one case.
+    failed: dict from the key of each failed case to the reason.
     """
     lost = {case.rows[0].client: " ".join(failed[case.key].split()) for case in cases if case.key in failed}
     reason = next(iter(lost.values()), "")

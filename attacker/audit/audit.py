@@ -187,8 +187,8 @@ def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path
 def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
     """Return a `NotChecked` for each distinct reason why the error of an attack has no lower bound; empty if none is missing.
 
-    scorer: None if the true examples are not given, which is then the only reason. Otherwise it knows the reasons, such as a
-    defense for which no bound is known.
+    scorer: None if the true examples are not given, which is then the only reason. Otherwise the reasons are read from
+    `scorer.bounds`; one is, for example, that no bound is known for the defense.
     """
     if scorer is None:
         reason = "lower bounds on the errors of attacks are computed from the true examples, which were not given"

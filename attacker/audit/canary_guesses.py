@@ -23,13 +23,15 @@ NOISE_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryGuesses:
-    """Numbers of canaries, of guesses and of right guesses. A canary is a pair of known examples of which a client used one.
+    """The number of canaries, and how many guesses about them are right.
 
+    A canary is a pair of known examples of which a client used one. Its score is the estimate by `separate_canaries`.
+    canaries:       number of all canaries.
     guesses, right: number of canaries guessed, those with the largest absolute scores, and how many of these guesses are right.
     right_of_all:   number of right guesses if every canary is guessed.
     overlap:        mean over canaries of the sum of squared correlations of the noise in its score with that in the scores of
-                    the same client's other canaries; extrapolated for clients with more than `MAX_SEPARATED`. A score is an
-                    estimate by `separate_canaries`.
+                    the same client's other canaries. If a client has more than `MAX_SEPARATED` canaries, the sum is computed
+                    in groups of at most this size, and multiplied by the ratio of the client's canaries to those of the group.
     """
 
     canaries: int
@@ -44,11 +46,13 @@ def guess_canaries(
 ) -> CanaryGuesses | None:
     """Guess which of the two examples of each canary its client used, and count right guesses; None without canaries.
 
-    Canaries of which a client used neither or both are ignored; truth decides this, and which guesses are right, but no guess.
+    Canaries of which a client used neither or both are ignored. The true examples are read only to decide this and which guesses
+    are right, not to guess.
     The coin of a canary is +1 if the client used the first version and -1 if it used the second. Up to `MAX_SEPARATED` coins of a
     client are estimated together by `separate_canaries`, which accounts for the influence of these canaries on one another. The
-    evidence on a canary is the inner product, summed over rounds, of the difference of its versions' gradients with the observed
-    gradient, less what the canaries contribute on average.
+    evidence on a canary is an inner product of two gradients, summed over rounds. One is the gradient of the canary's first
+    version minus that of its second. The other is the observed gradient minus what all these canaries contribute to it on
+    average, if each version is used with probability 1/2.
     epsilon, delta: declared privacy, by which `choose_guesses` chooses the number of guesses; None if no epsilon is declared.
     """
     scores: list[float] = []
@@ -118,8 +122,8 @@ def _compare_pairs(scorer: Scorer, seen: Observation, pairs: Sequence[tuple[int,
     """Return `inner` and `products` of one update of one client, as in `separate_canaries`.
 
     pairs: of each canary, the indices of its first and second version in the data set. What the canaries contribute on average,
-    if each version is used with probability 1/2, is subtracted from the observed gradient; if the update has fewer examples than
-    there are canaries, it is reduced in proportion.
+    if each version is used with probability 1/2, is subtracted from the observed gradient. If the update has fewer examples than
+    there are canaries, this contribution is first multiplied by the number of examples divided by the number of canaries.
     """
     model = build_network(seen)
     simulate = build_gradient(model, seen.data, seen.training.loss, seen.gradient.build())

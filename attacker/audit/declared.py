@@ -39,7 +39,7 @@ class Signature:
 
 
 def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
-    """Return the signature of a defense, measured on random updates as `draw_like` draws them."""
+    """Return the signature of a defense, measured on random updates with the shapes and sizes of `like`, see `draw_like`."""
     idempotent, additive, zeros, last = True, True, 1.0, take_last_step(spec)
     levels, sizes = dict[str, int](), dict[str, int]()
     for draw in range(NUM_RANDOM_UPDATES):
@@ -65,7 +65,10 @@ def take_last_step(spec: DefenseSpec) -> DefenseSpec:
 
 
 def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
-    """Return the update after a defense in its initial state, as in a client's first round. seed: of its random numbers."""
+    """Return the update after a defense in its initial state, as in a client's first round.
+
+    seed: seed of the defense's random numbers.
+    """
     defense = spec.build()
     return defense.apply(update, defense.init(update), Generator().manual_seed(seed))[0]
 
@@ -95,18 +98,24 @@ def relative_change(one: Update, other: Update) -> float:
 
 
 def zero_share(update: Update) -> float:
-    """Return the share of coordinates that are exactly zero."""
+    """Return the share of all coordinates of an update that are exactly zero, in [0, 1]."""
     return sum(int((t == 0).sum()) for t in update.values()) / max(1, sum(t.numel() for t in update.values()))
 
 
 def count_levels(update: Update) -> dict[str, int]:
-    """Return a dict from tensor name to number of distinct nonzero values, if it has `MIN_COORDINATES` or more nonzeros."""
+    """Return a dict from tensor name to number of distinct nonzero values.
+
+    Tensors with fewer than `MIN_COORDINATES` nonzero values are left out.
+    """
     sent = {name: t[t != 0] for name, t in update.items()}
     return {name: len(torch.unique(t)) for name, t in sent.items() if len(t) >= MIN_COORDINATES}
 
 
 def draw_like(like: Update, seed: int) -> dict[str, Tensor]:
-    """Return Gaussian random tensors shaped like those of `like`, with their root mean squares as deviations (1 for 0)."""
+    """Return Gaussian random tensors with mean 0, by name, with the names and shapes of the tensors of `like`.
+
+    The standard deviation of each is the root mean square of the tensor of the same name in `like`, or 1 if that is 0.
+    """
     rng = Generator().manual_seed(seed)
     found = {}
     for name, t in like.items():

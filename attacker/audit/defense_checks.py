@@ -39,8 +39,8 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
     """Yield results: whether the declared defense was applied to the updates, and whether its limit, if any, is ever reached.
 
     An update does not count as an output of the defense if it has fewer zeros or more distinct values than measured outputs, or
-    is changed by a defense that leaves its own outputs unchanged. Nothing is checked for a defense that ends with noise or has
-    none of these properties. signature: None if the run declares no defense.
+    is changed by a defense that leaves its own outputs unchanged. There is one result, a `NotChecked`, if the run declares no
+    defense (`signature` is None), or one that ends with noise or has none of these properties.
     """
     spec = observations[0].defenses
     if signature is None or not spec.steps:

@@ -27,6 +27,7 @@ MAX_CHANCE = 1e-4
 def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield one result: a `Finding` if more estimated numbers of examples of a label are near whole numbers than chance explains.
 
+    At most the first `MAX_UPDATES` updates are tested.
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the first follows
@@ -79,7 +80,10 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
 
 
 def format_counts(counts: Sequence[int]) -> str:
-    """Return the numbers of examples of all labels as text; of more than `MAX_LISTED` labels, only the first nonzero ones."""
+    """Return the numbers of examples of all labels as text.
+
+    If there are more than `MAX_LISTED` labels, only the first `MAX_LISTED` labels with a nonzero number are listed.
+    """
     if len(counts) <= MAX_LISTED:
         return f"from label 0 on: {', '.join(map(str, counts))}"
     held = [f"{count} of label {label}" for label, count in enumerate(counts) if count]

@@ -29,8 +29,8 @@ MIN_TAIL = 8
 MIN_CORRELATION = 0.1
 """Smallest correlation of the noise of two updates that counts as shared noise."""
 MIN_REUSED_SHARE = 0.05
-"""If single coordinates hardly vary over the updates, and some pairs of updates seem to share noise: smallest share of such pairs
-among all pairs that is reported as reused noise. A smaller one is reported as missing noise."""
+"""Smallest share of pairs of updates with shared noise, among all pairs, that is reported as reused noise if single coordinates
+also hardly vary over the updates. If fewer pairs share noise, missing noise is reported."""
 
 
 def check_noise(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
@@ -43,8 +43,9 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
     There are two possible faults: missing noise, and reused noise (several updates share it).
     No fault: two `Passed`, one per fault.
     One fault: one `Finding` on it.
-    Both faults: one `Finding` on missing noise. It is on reused noise if the only sign of missing noise is that single
+    Both faults: one `Finding`. It is on reused noise if two conditions hold: the only sign of missing noise is that single
     coordinates hardly vary over the updates, and at least a share `MIN_REUSED_SHARE` of the pairs of updates share noise.
+    Otherwise it is on missing noise.
     Nothing to check, since the run declares no defense (`signature` is None) or none that ends with noise (`signature.additive`
     is false): two `NotChecked`.
     """
@@ -106,8 +107,9 @@ def _find_missing(scaled: Sequence[Tensors]) -> str:
 
 
 def _find_quiet(scaled: Sequence[Tensors]) -> str:
-    """Return, as text, how many coordinates are smaller over all updates than the noise alone would be; "" if none or untested.
+    """Return, as text, how many coordinates hardly vary over the updates; "" if there are none, or if nothing is tested.
 
+    A coordinate hardly varies if the sum of its squares over all updates is smaller than the noise alone would make it.
     scaled: as in `_find_missing`; with fewer than `MIN_OBSERVATIONS` updates nothing is tested.
     """
     if len(scaled) < MIN_OBSERVATIONS:

@@ -38,9 +38,9 @@ ATTACK_RULE = "attack"
 class PlannedAttack:
     """An attack on a sample of the recorded updates. Its null, the same attack without the updates, runs on the same sample.
 
-    rows:         the updates.
+    rows:         rows of the recording (one per client and round) with the updates to attack.
     core_seconds: expected time of attack and null together on one core, if every search uses all its iterations; 0 if not
-    estimated.
+                  estimated.
     """
 
     spec: AttackSpec
@@ -63,8 +63,8 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
     seconds: budget of time on one core. The first attack that suits the recording always runs, on at least one client; it is
     usually `exact`, which solves equations instead of searching. The budget left before each attack is shared equally by it and
     the attacks after it. Attacks on single updates get those of the first round with a complete update, since the network of the
-    first round has learned least, which makes examples easiest to separate. Attacks on several rounds get all rounds of each
-    chosen client, of those with the most usable rounds first. out: as in `PlannedAttack.replay`.
+    first round has learned least, which makes examples easiest to separate. Attacks on several rounds (`JOINT_ATTACKS`) get
+    all rounds of each chosen client; clients with the most usable rounds are chosen first. out: as in `PlannedAttack.replay`.
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     if not rows:
@@ -84,8 +84,9 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
 def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) -> Iterator[PlannedAttack | NotChecked]:
     """Yield each attack on the most clients for which it fits into its share of the budget.
 
-    fitting: for each attack, the same attack on fewer and fewer clients, as `_sizes` yields it. If none of them fits, the first
-    attack runs on the fewest clients, and for each other attack a `NotChecked` is yielded. seconds: budget on one core.
+    fitting: for each attack, the same attack on fewer and fewer clients, as `_sizes` yields it. If an attack does not fit on any
+    of these numbers of clients, a `NotChecked` is yielded for it; but the first attack then runs on the fewest clients.
+    seconds: budget on one core.
     """
     left = seconds
     for place, sizes in enumerate(fitting):
@@ -104,11 +105,12 @@ def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) ->
 
 
 def _find_budget(fitting: Sequence[Sequence[PlannedAttack]], place: int) -> int:
-    """Return a budget in whole seconds that is enough for the attack at `place` on one client, whatever those before it use.
+    """Return a budget in whole seconds that is enough for the attack at `place` on one client, whatever earlier attacks use.
 
-    fitting: as in `_share_budget`. It is the smaller of two sufficient budgets: the time of all earlier attacks on the most
-    clients plus, for this attack and each later one, its own time on one client; or, for each attack, its own time on one client
-    or that of the first attack, which runs in any case, whichever is larger.
+    fitting: as in `_share_budget`. Let t be the time of the attack at `place` on one client. Two budgets are enough, and the
+    smaller one is returned, rounded up, plus 1. The first is the time of all earlier attacks on the most clients, plus t times
+    the number of attacks from `place` on. The second is the number of all attacks times the larger of t and the time of the first
+    attack on one client, since the first attack runs in any case.
     """
     need, later = fitting[place][-1].core_seconds, len(fitting) - place
     before = sum(sizes[0].core_seconds for sizes in fitting[:place])
@@ -116,9 +118,10 @@ def _find_budget(fitting: Sequence[Sequence[PlannedAttack]], place: int) -> int:
 
 
 def _fit(whole: PlannedAttack, recording: Recording, out: Path) -> tuple[PlannedAttack, str]:
-    """Return the attack, and why it does not suit a recording; "" if it does.
+    """Return the attack, and why it does not suit the recording; "" if it does.
 
-    whole: the attack on the first clients. A joint attack is returned on those of them with the most usable rounds first.
+    whole: the attack as `_select` returns it. A joint attack that suits is returned with its updates in another order: those of
+    the clients with the most usable rounds come first.
     """
     joint = whole.spec.name in JOINT_ATTACKS
     needs_rounds = joint and not (whole.spec.name == "agic" and _has_epochs(recording))
@@ -174,7 +177,7 @@ def _tuned(name: str, recording: Recording) -> dict[str, object]:
 
 
 def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:
-    """Return an attack on updates of as many clients as an audit attacks at most, with `core_seconds` 0 (not estimated).
+    """Return an attack on updates of `CLIENT_COUNTS[0]` clients, or of all if there are fewer; `core_seconds` is 0.
 
     Joint attacks get all updates of the clients with the most rounds. Others get updates of the first round in `rows`.
     """
@@ -185,7 +188,7 @@ def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:
 
 
 def _keep_clients(one: PlannedAttack, count: int) -> PlannedAttack:
-    """Return the attack on updates of its first `count` clients."""
+    """Return the attack on the updates of `count` clients only, those that come first in `one.rows`."""
     chosen = set(list(dict.fromkeys(row.client for row in one.rows))[:count])
     return replace(one, rows=tuple(row for row in one.rows if row.client in chosen))
 
@@ -193,7 +196,7 @@ def _keep_clients(one: PlannedAttack, count: int) -> PlannedAttack:
 def _sizes(recording: Recording, whole: PlannedAttack, out: Path) -> Iterator[PlannedAttack]:
     """Yield the attack, with its forecast time, on updates of up to 16, 8, 4, 2 and 1 clients (`CLIENT_COUNTS`), in this order.
 
-    A count is left out if the next smaller one includes all clients already. whole: the attack on all of them.
+    A count is left out if the next smaller one includes all clients already. whole: the attack on all clients to choose from.
     """
     clients = {row.client for row in whole.rows}
     for count in CLIENT_COUNTS:

@@ -20,10 +20,10 @@ MAX_MEANINGFUL_EPSILON = 20.0
 
 
 def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Yield the result: whether the reported epsilon is at least that of the declared noise, composed over the rounds.
+    """Yield the result: whether the reported epsilon is at least (1 - `EPSILON_SLACK`) times that of the declared noise.
 
-    It may be smaller by the share `EPSILON_SLACK`. If it is not too small, but so large that it promises hardly anything, a
-    `NotChecked` follows that says so. metrics: rows of metrics.jsonl.
+    The latter is composed over the rounds. If the reported epsilon is large enough, but above `MAX_MEANINGFUL_EPSILON`, a second
+    result follows: a `NotChecked` which says that such an epsilon promises hardly anything. metrics: rows of metrics.jsonl.
     """
     reported = [row for row in metrics if _reported(row) is not None]
     if not reported:
@@ -79,7 +79,8 @@ def _value(row: Mapping[str, Any]) -> float:
 def _expected(recording: Recording, row: Mapping[str, Any]) -> float:
     """Return the epsilon that follows from the declared noise, after the round of a row; infinite without noise.
 
-    It is for a client that took part in every round, and if it protects examples, for the client with the fewest examples.
+    It is computed for a client that took part in every round. If epsilon protects single examples, it is computed for the client
+    with the fewest examples.
     """
     privacy, manifest, number = row["privacy"], recording.manifest, int(row["round"])
     tensors, delta = len(recording.read_sent(recording.list_rounds()[0]).weights), float(privacy.get("delta", 1e-5))

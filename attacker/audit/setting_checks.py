@@ -124,13 +124,16 @@ def _check_buffers(observations: Sequence[Observation], *, own: bool) -> Iterato
 
 
 def _has_changed(observation: Observation, name: str) -> bool:
-    """Return whether a client sent another value of a buffer than it had received; true if it had received none."""
+    """Return whether the observed client sent the buffer `name` with other values than it received; true if it received none."""
     before = observation.buffers.get(name)
     return before is None or not torch.equal(before.double(), observation.buffers_after[name].double())
 
 
 def _list_batch_norm_buffers(observation: Observation, names: Iterable[str]) -> set[str]:
-    """Return those of the buffers `names` that belong to layers of batch norm, by their names if the network cannot be built."""
+    """Return the buffers among `names` that belong to batch-norm layers.
+
+    If the network cannot be built, these are the buffers whose names end with one of `BATCH_NORM_BUFFERS`.
+    """
     own = {name for name in names if name.rpartition(".")[2] in BATCH_NORM_BUFFERS}
     try:
         network = models.build_layout(observation.model, observation.data)
@@ -244,8 +247,9 @@ def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
 
 
 def find_isolated_clients(cohorts: Sequence[Sequence[str]]) -> list[str]:
-    """Return, sorted, each client whose update is a linear combination of the sums, if no client's update changes between rounds.
+    """Return, sorted, each client whose update is a linear combination of the sums.
 
+    It is assumed that each client's update is the same in all rounds.
     cohorts: for each round, the clients whose updates are summed.
     """
     clients = sorted({client for cohort in cohorts for client in cohort})

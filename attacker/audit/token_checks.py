@@ -14,8 +14,9 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 
 TOKENS_RULE = "tokens-readable"
 OUTLIER_FACTOR = 10.0
-"""A row counts as changed by tokens if its norm is larger than this times the median norm of all rows, which most tokens leave
-unchanged. The norm of a row of `MIN_DIMENSIONS` or more independent Gaussian values practically never is."""
+"""A row counts as changed by tokens if its norm is larger than this times the median norm of all rows. Most tokens occur in
+no example, so that the median is that of unchanged rows. Gaussian noise alone practically never makes the norm of a row of
+`MIN_DIMENSIONS` or more values so large."""
 MIN_DIMENSIONS = 4
 """Smallest number of columns of an embedding that is tested."""
 MAX_LISTED = 12
@@ -84,10 +85,10 @@ def find_outlying_rows(update: Tensor, weights: Tensor, *, zeros_count: bool) ->
     """Return the indices of the rows of `update` (V, D) that changed more than weight decay and noise explain, ascending.
 
     Weight decay adds the same multiple of `weights`, (V, D) before training, to all rows. This multiple is estimated by a median
-    and subtracted. The rows are then those with more than `OUTLIER_FACTOR` times the median norm of all rows, so that few or none
-    are found if tokens changed most rows.
-    zeros_count: whether the defense leaves rows of zeros zero. If it does, and some row of nonzero weights is zero in the update,
-    there was no weight decay, and all nonzero rows are returned. If it does not, and the median norm is zero, none is returned.
+    and subtracted. A row is then returned if its norm is more than `OUTLIER_FACTOR` times the median norm of all rows. If tokens
+    changed most rows, few or none are returned.
+    zeros_count: whether the defense leaves rows of zeros zero. If true, and some row is zero in `update` but not in `weights`,
+    there was no weight decay, and all nonzero rows are returned. If false, and the median norm is zero, no row is returned.
     """
     update, weights = update.double(), weights.double()
     powers, unchanged = weights.square().sum(dim=1), (update == 0).all(dim=1)

@@ -19,9 +19,11 @@ MAX_UPDATES = 16
 class AuditOutcome:
     """Summary of an audit.
 
-    grade: the worst grade of the findings. recovered, examples: of the examples that the strongest attack attacked, the number
-    that it recovered, and their number; 0 without the true examples. psnr: its mean PSNR in dB; None without images, and without
-    the true examples. accuracy: test accuracy of the global model after the last round; None if it was not measured then.
+    grade:      the worst grade of the findings.
+    examples:   number of distinct true examples that the strongest attack tried to reconstruct. recovered: how many of them it
+                recovered. Both are 0 without the true examples.
+    psnr:       mean PSNR of the strongest attack in dB; None for data that are not images, and without the true examples.
+    accuracy:   test accuracy of the global model after the last round; None if it was not measured in that round.
     has_answer: whether an attack reconstructed at least one update.
     """
 
@@ -48,9 +50,11 @@ def name_changed_run(run: Path, change: str) -> Path:
 
 
 def recommend_defense(recording: Recording) -> str:
-    """Return a defense to try, as text: clipping at the median norm of the updates, and Gaussian noise of about the same norm.
+    """Return a defense to try, as text: clipping to the median Euclidean norm of the updates, then Gaussian noise.
 
-    The first `MAX_UPDATES` complete updates are measured. Raises ValueError if none of them can be read, or most are zero.
+    The standard deviation of the noise is this norm divided by the square root of the number of coordinates, so that the norm of
+    the noise on a whole update is about the median norm. The first `MAX_UPDATES` complete updates are measured.
+    Raises ValueError if none of them can be read, or most are zero.
     """
     norms, size = [], 1
     for row in [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"][:MAX_UPDATES]:

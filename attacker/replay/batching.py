@@ -60,8 +60,8 @@ class CaseFootprint:
     """An estimate of the memory and time that one case takes, from the sizes of the model's parameters and activations.
 
     The model is built on the meta device, which allocates no memory.
-    shapes:    shapes of the model's parameters by name; a parameter that layers share has several names. distinct: the names with
-               only the first one of each parameter.
+    shapes:    shapes of the model's parameters by name; a parameter that layers share has several names.
+    distinct:  the names of the parameters, with only the first name of a parameter that layers share.
     remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per search; 0 if the
                attack has no optimiser. searches: number of searches of a case that run at once.
     """
@@ -122,8 +122,8 @@ class CaseFootprint:
 def divide_memory(device: str) -> tuple[float, int]:
     """Return the memory in bytes for one chunk, and the number of workers that may run at once: 1 on a GPU, else one per core.
 
-    On a GPU the memory is a share of what is free now, since other processes may use it. On the CPU it is a share of all memory,
-    so that chunks do not depend on the momentary load.
+    On a GPU the memory is the share `MEMORY_SHARE` of what is free now, since other processes may use the rest. On the CPU it is
+    this share of the total memory, divided by the number of cores, so that chunks do not depend on the momentary load.
     """
     if device.startswith("cuda"):
         free, _ = torch.cuda.mem_get_info(torch.device(device))

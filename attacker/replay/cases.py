@@ -162,7 +162,7 @@ def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int
     """Return the first way in which weights differ in name or shape from a model's parameters, or "" if they do not.
 
     shapes: shapes of all parameters by name. required: names that `weights` must have; a parameter that layers share has further
-    names. The text is a part of a sentence that ends with the name of the model.
+    names. The text is not a whole sentence: the caller appends the name of the model.
     """
     for name in sorted(weights.keys() | required):
         if name not in weights:
@@ -203,9 +203,10 @@ def _count_not_finite(tensor: Tensor) -> int:
 def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
     """Return the entry of a case in `attack.json`.
 
-    whole: whether the case holds the usable rounds of a client, or of all clients. Then the entry also lists pairs of round and
-    attempt (a number that increases if a resumed federation records the round again), the omitted rounds, and for each round the
-    clients that its update depends on. If the attack does not see their names, only scoring reads these.
+    whole: whether the case holds the usable rounds of a client, or of all clients. Then the entry has three more keys: `rounds`,
+    a list of pairs of round and attempt (a number that increases if a resumed federation records the round again); `left_out`,
+    the omitted rounds; and `cohorts`, for each of the `rounds` the clients that its updates depend on. If the attack does not see
+    the names of clients, only scoring reads `cohorts`.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
     told = {**make_row_entry(recording, first), "key": case.key}
@@ -227,7 +228,7 @@ def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict
 
 
 def make_row_entry(recording: Recording, row: Row) -> dict[str, Any]:
-    """Return the entry in `attack.json` of one row, a client in a round, even if its update was not received."""
+    """Return the entry in `attack.json` of one row (a client in a round). A row without an update has an entry, too."""
     return {
         "key": row.key,
         "round": row.round,

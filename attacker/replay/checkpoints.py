@@ -39,10 +39,10 @@ def run_of(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The settings under which a checkpoint is written. A replay resumes from it only if all of them equal its own.
+    """The settings under which a checkpoint is written. A replay resumes from it only if they equal those of the replay.
 
-    attack: the printed specification. device: cpu or cuda. torch, fedleak: versions. form: format version of the file; a replay
-    also reads the older ones in `READABLE_FORMATS`.
+    attack: the specification of the attack, as text. device: cpu or cuda. torch, fedleak: versions. form: format version of the
+    file; it may differ, if it is one of `READABLE_FORMATS`.
     """
 
     attack: str
@@ -77,7 +77,8 @@ class Origin:
 class FileMemory:
     """The checkpoint of one task in one file. Every call of `keep` replaces the file atomically; `forget` deletes it.
 
-    cases: keys of the task's cases in the order of the attack. origin: settings of this replay; a file with others is not used.
+    cases: keys of the task's cases in the order of the attack.
+    origin: settings of this replay; a file that was written with other settings is not used.
     every: seconds that the attack waits between two calls of `keep`; this class does not enforce them.
     look:  callback that the attack calls with intermediate results, or None; see `Memory`.
     """
@@ -150,7 +151,7 @@ class ReplayCheckpoint:
 def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
     """Read a checkpoint; return None if it is not a checkpoint or does not exist.
 
-    tensors: whether to read the saved state; False leaves `kept` incomplete.
+    tensors: whether to read the saved states; if False, `kept` holds only states without any tensor.
     """
     try:
         with open_tensors(path, limit=MAX_BYTES) as file:

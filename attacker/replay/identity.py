@@ -96,7 +96,10 @@ def _hash_value(value: Any) -> str:
 
 
 def _read_identity(folder: Path) -> str | None:
-    """Return the digest of the replay that wrote `folder`; "" if `attack.json` has none or is damaged, None if it is missing."""
+    """Return the digest of the replay that wrote `folder`, from its `attack.json`.
+
+    It is "" if the file holds no digest or is damaged, and None if there is no such file.
+    """
     path = folder / "attack.json"
     if not os.path.lexists(path):
         return None

@@ -24,9 +24,9 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
 
     Its list of cases holds the cases of `plan`, the rows without a usable update, and all others that an existing file lists. A
     damaged file is replaced, with a warning; cases of other rounds are listed again once they are replayed again.
-    oracles: names of the oracles (information that no server has, such as true labels) that the attack was given. A null (the
-    same attack without the update) is given none of those that the user asked for. The entry `asked_oracles` lists what the user
-    asked for in either case, so that the replay can be repeated.
+    oracles: names of the oracles (information that no server has, such as true labels) that the attack used: those that it always
+    needs (`list_oracles`) and those that the user gave. A null (the same attack without the update) uses only the former. The
+    entry `asked_oracles` lists what the user gave, also for a null, so that the replay can be repeated.
     """
     spec = identity.spec
     told = [make_row_entry(recording, row) for row in plan.idle]

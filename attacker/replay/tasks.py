@@ -72,7 +72,7 @@ class Member:
     """One case of a task as plain data.
 
     key:    unique name of the case. rows: round and client of its observations, in the order of rounds.
-    labels, logits: true labels, and logits of the true examples, from oracles; None without that oracle.
+    labels, logits: true labels, and logits of the true examples, from oracles; None if the oracle is not used.
     """
 
     key: str
@@ -83,7 +83,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Cases that are attacked at once. They agree in the number of rounds and, by round, in the planned number of examples."""
+    """Cases that are attacked at once. They agree in `Planned.sizes`: the numbers of examples of their observations, in order."""
 
     members: tuple[Member, ...]
 
@@ -245,7 +245,7 @@ class TaskRunner:
                 self._attack(part, outcome, progress)
 
     def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
-        """Write a reconstruction and add its case to `outcome.done`, unless the case was finished before.
+        """Write a reconstruction and add its case to `outcome.done`; do nothing if a finished reconstruction exists.
 
         If its values or its last loss are not finite, the case is recorded as failed instead. If its search was also interrupted,
         it may have had no time for a finite loss: nothing is recorded, so that the case is attacked again. The result of an

@@ -25,9 +25,11 @@ class AttackOnSetting:
     rmse:      mean over examples of the root mean squared error of the reconstruction, data in [0, 1]; a small value means that
                much leaks. null_rmse: the same for the attack's null, which does not read the update.
     recovered, null_recovered: shares of recovered examples, by the attack and by its null. psnr: mean in dB; None for tables.
-    specs:     the attack as text with its arguments, those chosen on the tuning clients; one for each different choice of a seed.
-    knows:     whether the attack models the defense and has scores. refused: why it could not run with the first seed with which
-               it could not; "" if it always ran. Scores are then over the other seeds, and None if there are none.
+    specs:     the attack with its arguments, as text. The arguments are chosen on the tuning clients, for each seed; if they
+               differ between seeds, there is one text for each choice.
+    knows:     whether the attack models the defense and has scores.
+    refused:   why the attack could not run, for the first seed where this happened; "" if it ran for all seeds. The scores are
+               over the seeds for which it ran; they are None if there are none.
     errors:    dict from an example (`ExampleKey`) to its RMSE. cases: dict from an example to the seed and key of its case.
     """
 
@@ -50,7 +52,8 @@ class SettingResult:
 
     training:  batch size, local work and rounds. settings: what the defense sets, as text.
     strength:  position in the defense's list of strengths, from 1; 0 without a defense.
-    accuracy, loss, bytes_up: means over finished federations. epsilon: their largest; None if one is infinite, or none finished.
+    accuracy, loss, bytes_up: means over finished federations. epsilon: the largest one of the finished federations; None if the
+               epsilon of one of them is infinite, or if none has finished.
     finished, seeds: number of finished federations, and of all. failed: why a federation failed, or "".
     attacks:   dict from an attack's name to its scores.
     strongest: name of the attack with the smallest mean RMSE, by which the setting is judged; "" if no attack has scores.
@@ -109,8 +112,9 @@ def compare_settings(
     """Return the results of all settings, and for each training the comparisons of its winner with the other acceptable settings.
 
     results: each federation with its result; None if it is not finished. The settings are returned in this order.
-    A setting is acceptable if it is audited and its accuracy is at most `grid.max_accuracy_loss` below that of the undefended
-    federation, if that is known. The winner is the acceptable setting with the highest RMSE under its strongest attack.
+    A setting is acceptable if it is audited, its accuracy is known, and this accuracy is at most `grid.max_accuracy_loss` below
+    that of the undefended setting of the same training. If the latter is not known, every known accuracy is acceptable. The
+    winner is the acceptable setting with the highest RMSE under its strongest attack.
     """
     groups: dict[tuple[TrainingKey, str, int], list[tuple[GridFederation, FederationResult | None]]] = {}
     for federation, result in results:
@@ -189,7 +193,7 @@ def _is_ranked(one: SettingResult) -> bool:
 
 
 def _dominates(other: SettingResult, one: SettingResult) -> bool:
-    """Return whether `other` is at least as accurate and as protective as `one`, and better in one of both.
+    """Return whether `other` is at least as accurate and as protective as `one`, and better in at least one of the two.
 
     Protective means a high RMSE of the strongest attack. A setting that is not audited, has no known accuracy, or is of another
     training dominates none.
@@ -207,8 +211,8 @@ def _protection(one: SettingResult) -> float:
 def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> list[PairedComparison]:
     """Return the comparisons of the winner among settings of one training with the others that are acceptable.
 
-    A setting is acceptable if it is audited and its accuracy is at most `max_loss` below that of the undefended federation, if
-    that is known. Settings without an example in common with the winner are left out.
+    Which setting is acceptable, and which is the winner, is defined in `compare_settings`; max_loss: largest loss of accuracy of
+    an acceptable setting. Settings without an example in common with the winner are left out.
     """
     plain = next((one.accuracy for one in settings if one.defense == UNDEFENDED), None)
     able = [

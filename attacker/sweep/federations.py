@@ -56,8 +56,9 @@ class AttackScores:
 class FederationResult:
     """The results of one federation.
 
-    accuracy, loss: after the last finished round; None if unknown. bytes_up: sent by all clients in all rounds.
-    epsilon: over all rounds; None if infinite or not computed.
+    accuracy, loss: of the global model on the test data, after the last finished round; None if unknown.
+    bytes_up: number of bytes sent by all clients in all rounds.
+    epsilon: epsilon of all rounds together; None if infinite or not computed.
     failed:  the error that stopped the training; "" if there was none. A federation that failed is not attacked.
     attacks: dict from the attack's name in the grid to its scores.
     """

@@ -14,7 +14,8 @@ SIZE_INCHES = (6.4, 4.0)
 def draw_front(settings: Sequence[SettingResult]) -> str:
     """Return an SVG with one point per audited setting and the Pareto front as a line; "" without points.
 
-    settings: of one kind of training. Up is more accurate, right is better protected (larger error of the strongest attack).
+    settings: settings of one kind of training.
+    Up is more accurate, right is better protected (larger error of the strongest attack).
     A setting is audited if an attack that models its defense has scores; without a defense, if any attack has. Others are not
     drawn, since a better attack might find more.
     """

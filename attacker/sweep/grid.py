@@ -74,7 +74,7 @@ class _GridFile(_FrozenTable):
 
 @dataclass(frozen=True, kw_only=True)
 class GridAttack:
-    """An attack of a grid. name: in the grid.
+    """An attack of a grid. name: the name that the grid gives it.
 
     candidates: the attack with each of its settings; of several, the one that is best on the tuning clients is used.
     """
@@ -98,7 +98,8 @@ class GridFederation:
 
     defense:  name of its defense, "none" for the baseline. strength: position in the list of strengths, from 1; 0 for the
               baseline.
-    settings: the keys of the experiment that the defense sets, with their values. experiment: all of its settings.
+    settings: the keys of the experiment that the defense sets, with their values. experiment: the whole experiment, with these
+              settings.
     """
 
     defense: str
@@ -123,7 +124,8 @@ class GridFederation:
 class SweepGrid:
     """All federations and attacks of a sweep. source: path of the grid.
 
-    max_accuracy_loss: an acceptable defense has an accuracy at most this number below that of the undefended federation.
+    max_accuracy_loss: an acceptable defense has an accuracy at most this number below that of the undefended federation, in
+    [0, 1].
     """
 
     source: str
@@ -138,7 +140,7 @@ class SweepGrid:
         return max(len(one.candidates) for one in self.attacks)
 
     def digest(self, federation: GridFederation) -> str:
-        """Return a hash of the settings that determine the results of one federation: its experiment and all attacks on it."""
+        """Return a hash of what determines a federation's results: its experiment, all attacks, and the field `attacked`."""
         attacks = {one.name: [str(spec) for spec in one.candidates] for one in self.attacks}
         facts = [federation.experiment.to_toml(), attacks, self.attacked.model_dump()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -21,8 +21,8 @@ PARENT_SECONDS = 0.2
 class SweepProgress:
     """The progress of a sweep.
 
-    done, total: number of finished federations, also by earlier runs, and of all. name: the federation that was finished last.
-    seconds_left: expected time of the rest; None if unknown.
+    done, total: number of finished federations, with those of earlier runs, and number of all federations.
+    name: name of the federation that was finished last. seconds_left: expected time for all others; None if unknown.
     """
 
     done: int
@@ -47,7 +47,7 @@ SweepWatch = Callable[[SweepProgress], None]
 
 
 def read_state(grid: SweepGrid, out: Path) -> SweepState:
-    """Return what a sweep in the folder `out` has finished so far, with the settings of this grid."""
+    """Return the results in the folder `out`. A federation stored with other settings than the grid's counts as unfinished."""
     return SweepState(results=tuple((one, read_result(grid, one, out)) for one in grid.federations))
 
 
@@ -82,7 +82,11 @@ def run_sweep(
 def _measure_all(
     grid: SweepGrid, left: Sequence[GridFederation], out: Path, *, workers: int, ray: str | None, deadline: float
 ) -> Iterator[str]:
-    """Measure the federations in `left`, and yield the name of each when it is finished; stop early when the time is used up."""
+    """Train and attack the federations in `left`, and yield the name of each when it is finished.
+
+    deadline: value of `time.monotonic` after which no further part begins, see `OutOfTime`. Federations that are then unfinished
+              are not yielded.
+    """
     if workers > 1 and len(left) > 1:
         yield from _measure_in_processes(grid, left, out, workers, deadline - monotonic())
         return
@@ -106,7 +110,7 @@ def _join(ray: str | None) -> AbstractContextManager[None]:
 def _measure_in_processes(
     grid: SweepGrid, left: Sequence[GridFederation], out: Path, workers: int, seconds: float
 ) -> Iterator[str]:
-    """Measure federations in processes of one thread each, and yield the name of each when it is finished.
+    """Train and attack federations in processes of one thread each, and yield the name of each when it is finished.
 
     seconds: time that is left, from now. A time is given to processes instead of a deadline, since their clocks need not agree.
     """
@@ -143,7 +147,10 @@ def _exit_with(parent: int) -> None:
 
 
 def _measure_in_worker(grid: SweepGrid, federation: GridFederation, out: Path, seconds: float) -> bool:
-    """Measure one federation; return whether it is finished, or False if a part was left when the time was over."""
+    """Train and attack one federation; return whether it is finished, False if a part was left when the time was over.
+
+    seconds: time, from now, after which no further part begins, see `OutOfTime`; a part that has begun is finished.
+    """
     try:
         measure_federation(grid, federation, out, deadline=monotonic() + seconds)
     except OutOfTime:

@@ -54,7 +54,7 @@ def write_tables(
 def to_csv(settings: Sequence[SettingResult]) -> str:
     """Return a CSV table with one line per setting and attack, and one for a setting without attacks.
 
-    `counts` is True for the strongest attack of a setting, by which it is judged.
+    The column `counts` is True for the strongest attack of a setting, by which the setting is judged.
     """
     text = StringIO()
     rows = [_describe_attack(one, name) for one in settings for name in (*one.attacks, *([] if one.attacks else [""]))]
@@ -185,7 +185,10 @@ def describe_training(training: tuple[int, str, int]) -> str:
 
 
 def describe_comparison(one: PairedComparison) -> str:
-    """Return a comparison of the best protected setting (the winner) with another one as one sentence."""
+    """Return one sentence that compares the best protected setting (the winner) with another one.
+
+    It gives the difference of their RMSE with its interval, the numbers of examples and of batches, and the adjusted p-value.
+    """
     found = one.difference
     ends = f"{'simultaneous 95 % interval' if found.is_interval else 'too few batches for an interval; values from'}"
     names = f"behind {one.winner.name} than behind {one.other.name}"

@@ -22,8 +22,9 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgres
     """Run tasks on at most `count` worker processes, and yield each task's index in `tasks` and its outcome when it finishes.
 
     told: callback that receives the progress of each task.
-    After Ctrl-C, the workers have `INTERRUPT_SECONDS` to write their best results so far. If it came while this function waited,
-    the outcomes of tasks that end in this time are yielded, and KeyboardInterrupt is raised.
+    After Ctrl-C, the workers have `INTERRUPT_SECONDS` to write their best results so far. If Ctrl-C came while this generator
+    waited for a worker, the outcomes of tasks that end in this time are yielded, and then KeyboardInterrupt is raised. If it came
+    while the caller handled an outcome, no more outcomes are yielded.
     """
     pool = _Pool(job, tasks, min(count, len(tasks)), told)
     try:

@@ -29,7 +29,7 @@ class WorkerProcess(Generic[Message]):
 
     program, arguments: Python source code to run with `python -c`, and its `sys.argv[1:]`.
     heard:       callback that receives each message, and None once the worker has died. It is called on a thread that only reads
-                 messages. A worker that writes an invalid line is killed.
+                 messages. A worker that writes an invalid line, or one of more than `max_line` bytes, is killed.
     read:        function that parses a line; raises ValueError if the line is invalid.
     threads:     see `make_environment`. environment: variables in addition to those of this process.
     max_line:    largest length of a line from the worker, in bytes.
