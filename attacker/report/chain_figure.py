@@ -22,9 +22,9 @@ def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *,
 
     The height of each box, down to a smallest one, is proportional to the number of the layer's unknowns, the values of its
     input. Its colours show which share of them gradient constraints determine, which share weight constraints determine in
-    addition, which share equations are missing for (hatched in red), and which share the layer does not use. The layer of
-    `RankReport.critical`, for which most equations are missing, has a red frame (as in R-GAP, figure 2); without missing
-    equations, that with the largest index.
+    addition, which share equations are missing for (hatched in red), and which share the layer does not use. The critical layer
+    (`RankReport.critical`) has a red frame, as in R-GAP, figure 2. It is the layer with the most missing equations; among layers
+    with equally many, also if none lacks any, it is the layer with the largest `LayerRank.index`, R-GAP's index.
 
     words: description of each layer. title, verdict: text above the boxes.
     """

@@ -153,8 +153,9 @@ class GrowthLine:
     joint:  whether the attack uses the rounds together. If not, an example counts as recovered after k rounds if it is recovered
             in at least one of the first k.
     points: share by number of rounds, ascending. null: the same for the null (the attack without the update); empty without one.
-    bound:  the privacy accountant's upper bound on the share, by number of rounds; empty if the federation declares no noise. As
-            the probability of success without the updates it takes the null's share, but at least 1 / (n + 1) for n examples.
+    bound:  the privacy accountant's upper bound on the share, by number of rounds; empty if the federation declares no noise. The
+            bound takes the null's share as the probability of success without the updates, but at least 1 / (n + 1) for n
+            distinct examples of the attack.
     """
 
     attack: str
@@ -166,7 +167,10 @@ class GrowthLine:
 
 
 def list_changes(manifest: Manifest) -> str:
-    """Return the clients' defenses as text, separated by commas: those of update, gradient, network and inputs; "" if none."""
+    """Return the clients' defenses as text, separated by commas; "" if there are none.
+
+    The order is: defense of the update, way of computing the gradient (if not "plain"), change of the network, change of inputs.
+    """
     m = manifest
     gradient = m.gradient if m.gradient.strip() not in ("", "plain") else ""
     return ", ".join(part for part in (str(m.defense), gradient, m.network, m.inputs) if part.strip())
@@ -206,7 +210,7 @@ class ReportedRun:
 
     @cached_property
     def changes(self) -> str:
-        """The specifications of the clients' defenses as text: those of update, gradient, network and inputs; "" if none."""
+        """The specifications of the clients' defenses as text, see `list_changes`; "" if there are none."""
         return list_changes(self.manifest)
 
     @cached_property

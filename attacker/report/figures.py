@@ -43,8 +43,8 @@ CHART_STYLE: dict[Any, Any] = {
 def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
     """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 
-    A thin line is one case, for at most `MAX_LINES` cases; the thick line is the median over all cases with a positive loss, in
-    which a case that ended earlier counts with its last value.
+    Each thin line is one case; at most `MAX_LINES` cases have one. The thick line is the median over all cases with a positive
+    loss; after its last iteration, a case counts with its last loss.
     losses: for each case, the loss after each iteration.
     name: text that differs from the names of all other charts of the page, so that no element ids are equal.
     """
@@ -72,8 +72,8 @@ def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
 def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool = False) -> str | None:
     """Return a chart of one quantity over the rounds; None if no value is a finite number.
 
-    name: as in `draw_loss_curves`. values: None for a round without a value. share: whether the vertical axis runs from 0 to 1;
-    by default it runs from 0 to above the largest value.
+    name: as in `draw_loss_curves`. values: one per round; the line connects the neighbours of a round whose value is None or not
+    finite. share: whether the vertical axis runs from 0 to 1; by default it runs from 0 to above the largest value.
     """
     known = [(round, value) for round, value in zip(rounds, values, strict=True) if value is not None and np.isfinite(value)]
     if not known:

@@ -234,9 +234,9 @@ def _collect_unscored(
 ) -> Unscored:
     """Return the reconstructions of an attack's cases without scores, each beside that of its null, the attack without update.
 
-    Cases that share rounds with a case in which these rounds are scored (`find_superseded`) are left out. source: name of the
-    attack's folder. facts: dict from such names to the content of attack.json. attack: the attack with its scored examples.
-    missing: list to which files that cannot be shown are added.
+    A case is left out if it shares at least one round with a case of higher priority, see `find_superseded`. source: name of the
+    attack's folder. facts: dict from the names of all attacks' folders to the content of attack.json. attack: the attack with its
+    scored examples. missing: list to which hints on files that cannot be shown are added.
     """
     told, reconstructions = facts[source], folder / "reconstructions"
     nulls = [
@@ -294,9 +294,9 @@ def _read_pairs(
 ) -> dict[tuple[str, PlaceKey], ExamplePair]:
     """Return a dict from (name of an attack's folder, `PlaceKey` of an example) to the pair of original and reconstruction.
 
-    Of each attack, the first `MAX_PAIRS` rows are read, and those with a pair are in the result. With "" in place of the folder's
-    name, the result holds the original alone, to be shown for an attack that failed on the example; for table rows, this entry is
-    empty. rows: score rows by the name of the attack's folder.
+    Only the first `MAX_PAIRS` score rows of each attack are used, and of these only rows with a pair. For each example there is
+    also an entry with "" in place of the folder's name: the original alone, to be shown for an attack that failed on the example.
+    For table rows, this entry is empty. rows: dict from the name of an attack's folder to its score rows.
     """
     pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
     for source, some in rows.items():

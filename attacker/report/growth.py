@@ -49,8 +49,8 @@ def _count(attack: AttackOnRun, counted: Sequence[CaseGrowth]) -> list[GrowthPoi
 def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
     """Return, for each k, the share of distinct examples that an attack on single rounds recovers in one of the first k rounds.
 
-    Rounds without finished cases (done or failed) are not counted. The denominator is the number of distinct examples in all
-    others.
+    k counts only rounds that have a finished case (done or failed). The denominator is the number of distinct examples of all
+    these rounds.
     """
     finished = attack.finished
     total, rounds = attack.distinct, sorted({round for example in finished for round in example.rounds})
@@ -62,11 +62,11 @@ def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
 
 
 def _add_bound(line: GrowthLine, attack: AttackOnRun, recording: Recording) -> GrowthLine:
-    """Return the line with an upper bound on the share, which follows from the noise that the federation declares.
+    """Return the line with an upper bound on the share at each number of rounds, from the noise that the federation declares.
 
     The line is returned unchanged if no noise is declared, or no recorded round can be read. The bound depends on the probability
-    that a guess recovers an example. It is taken as the null's share at the same number of rounds, but at least 1 / (n + 1) for n
-    examples and below 1.
+    that a guess recovers an example. This probability is taken as the null's share at the same number of rounds, but at least
+    1 / (n + 1), where n is the number of distinct examples of the attack (`AttackOnRun.distinct`), and below 1.
     """
     try:
         noise, uses = find_declared_noise(recording)

@@ -62,7 +62,7 @@ class ExamplePair:
 def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
     """Read the pair in `file`, relative to `run`: a PNG with the original on the left, or a table row as JSON.
 
-    columns: those of the table, which tell units and categories. If their names differ from those in the file, each value is
+    columns: the table's columns, with their units and categories. If their names differ from the names in the file, each value is
     shown as a plain number. A file that is missing, cannot be read or lies outside the run gives a pair with only a `problem`.
     """
     if not {"", ".", ".."}.isdisjoint(file.split("/")):
@@ -147,7 +147,8 @@ def _make_cells(
 ) -> Iterator[TableCell]:
     """Yield one cell per variable: a continuous column, or the adjacent one-hot columns of a categorical variable.
 
-    found, original: one value per column, in [0, 1] for continuous columns. Values of `found` are clamped there.
+    found, original: reconstruction and original, one value per column, in [0, 1] for continuous columns. In these columns,
+    `found` is clamped to [0, 1].
     """
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name, one[0] * (one[1].kind == "continuous")))
     x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)

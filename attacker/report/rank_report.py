@@ -81,7 +81,10 @@ def analyse_chain(chain: Chain, *, dead: float, prove: bool) -> RankReport:
 
 
 def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
-    """Write a picture of the chain and its rank analysis as PNG, SVG or PDF, depending on the suffix of `path`."""
+    """Write a picture of the chain and its rank analysis as PNG, SVG or PDF, depending on the suffix of `path`.
+
+    title: text above the picture.
+    """
     from attacker.report.chain_figure import write_chain_picture
 
     write_chain_picture(
@@ -110,9 +113,12 @@ def make_table(report: RankReport, chain: Chain) -> Table:
     """Return a table with one row per layer; the critical layer, which lacks most equations, is red.
 
     If several layers lack equally many, the critical one has the largest index. The columns are the layer's name, its
-    description, and fields of `LayerRank`: the number of unknowns (values of the layer's input), the numbers of gradient, weight
-    and virtual constraints on them as R-GAP (Zhu and Blaschko 2021, section 4) counts them, R-GAP's index ("RA"), the rank ("≤"
-    marks one that was counted, "~" one that depends on the data), and the number of missing equations.
+    description, and fields of `LayerRank`:
+
+    unknowns: number of values of the layer's input. gradient, weight, virtual: numbers of constraints on them, as R-GAP (Zhu and
+    Blaschko 2021, section 4) counts them; virtual ones are further constraints from earlier layers. RA: R-GAP's index, the
+    unknowns minus these three numbers. rank: number of independent equations; "≤" marks an upper bound found by counting, "~" a
+    rank that depends on the data. missing: number of missing equations.
     """
     made = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     made.add_column("layer", overflow="fold")

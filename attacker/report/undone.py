@@ -38,9 +38,9 @@ def list_unfinished(
 
     A case counts as not scored if it is finished now (done or failed), and was not finished at the last scoring or never scored.
 
-    told: content of its attack.json. states: dict from the key of each of its cases to the case's state now. scored: the same for
-    the states at the last scoring. replay, score: the commands to name in the hints; "" for `score` leaves out the hint on
-    scoring.
+    told: content of its attack.json. states: dict from the key of each of its cases to the case's state now. scored: dict from
+    the key of each case with score rows to the case's state at the last scoring. replay, score: the commands to name in the
+    hints; if `score` is "", the hint on scoring is left out.
     """
     spec, count = told["spec"], len(states)
     waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))

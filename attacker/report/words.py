@@ -89,7 +89,10 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes as text in powers of 1000, such as "73 B", "73.0 kB" or "730 kB"."""
+    """Return a number of bytes as text in B, kB, MB or GB (powers of 1000), such as "73 B", "73.0 kB" or "730 kB".
+
+    The number has one digit after the decimal point if it is below 100 and the unit is not B.
+    """
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5 or unit == "GB":
             break
@@ -136,9 +139,9 @@ def _is_gone(summary: Summary) -> bool:
 
 
 def describe_verdict(run: ReportedRun) -> str:
-    """Return the conclusion on a run as text.
+    """Return the conclusion on a run as text, drawn from the scores of its attacks.
 
-    It is drawn from the scores. If every attack failed, or nothing is scored, the text says what was done so far.
+    If every attack failed, or no finished case is scored, the text says instead what was done so far.
     """
     if run.attacks and all(attack.has_failed for attack in run.attacks):
         return _describe_failures(run)
@@ -207,7 +210,10 @@ def _describe_unscored(run: ReportedRun) -> str:
 
 
 def _describe_failures(run: ReportedRun) -> str:
-    """Return the sentences for a run on which every attack failed, with the most frequent reason if one is known."""
+    """Return the sentences for a run on which every attack failed, with the most frequent reason if one is known.
+
+    A reason counts once for each scored example and for each case without scores.
+    """
     cases = sum(attack.states["failed"] for attack in run.attacks)
     who = "The attack" if len(run.attacks) == 1 else f"Each of the {len(run.attacks)} attacks"
     reasons: Counter[str] = Counter()
@@ -236,8 +242,8 @@ def describe_unfinished(run: ReportedRun) -> str:
 def describe_coverage(run: ReportedRun) -> str:
     """Return one sentence on the attacks of a run and how many of their cases are finished and failed; "" without cases.
 
-    If there are attacks on single rounds, it also says how many of the recorded updates or secure sums one of them attacked at
-    most. If clients' replies held no update, it says how many.
+    If there are attacks on single rounds, the sentence also states the largest number of cases of one of them, and the number of
+    recorded updates (or secure sums), such as "on 3 of 8 updates". If replies of clients held no update, it states their number.
     """
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (total := states.total()):
@@ -256,7 +262,8 @@ def describe_coverage(run: ReportedRun) -> str:
 def format_states(states: Mapping[str, int], wanted: Sequence[CaseState] = STATES) -> str:
     """Return the number of cases by state as text, such as "2 done, 1 failed, 3 waiting".
 
-    wanted: the states to name, in this order; others are left out, and so are states without cases.
+    states: number of cases by state. wanted: the states to name, in this order. States that are not in `wanted` or have no cases
+    are left out.
     """
     return format_counts(states, wanted)
 
@@ -308,8 +315,8 @@ def _of(estimate: Estimate | None) -> Estimate:
 def _describe_oracle_attack(summaries: Sequence[Summary], top: Summary, manifest: Manifest) -> str:
     """Return a sentence on the best attack with an oracle if it recovered a larger share than `top`, otherwise "".
 
-    An oracle is information that no server has. The sentence begins with a space. top: summary that `find_strongest` chose. It
-    has an oracle only if all scored attacks have one; the result is then "".
+    An oracle is information that no server has. The sentence begins with a space. top: summary that `find_strongest` chose. If
+    `top` has an oracle itself, all scored attacks have one, and the result is "".
     """
     scored = [one for one in summaries if one.oracles and one.success]
     told = [one for one in scored if _of(one.success).value > _of(top.success).value]

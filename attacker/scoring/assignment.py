@@ -18,11 +18,11 @@ def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | Non
 
     x:      (M, *shape), the reconstructions. truth: (N, *shape), the originals.
     places: for each original, the largest number of reconstructions that may be assigned to it; by default 1. If several are
-            assigned to one original, their smallest index is returned, not that of the best match. After `keep_first`, which
-            sorts them, it belongs to the one that the attack itself ranks highest.
+            assigned to one original, their smallest index is returned, not the index of the best match. After `keep_first`, which
+            sorts reconstructions, the smallest index belongs to the reconstruction that the attack itself ranks highest.
 
-    Raises ValueError if M exceeds the sum of `places`. `keep_first` drops the surplus by the attack's own ranking; to drop the
-    worst matches would select reconstructions by truth.
+    Every reconstruction is assigned. Raises ValueError if M exceeds the sum of `places`: call `keep_first` before, which drops
+    the surplus by the attack's own ranking. To drop the worst matches would select reconstructions by truth.
     """
     assigned: list[int | None] = [None] * len(truth)
     owners = [original for original in range(len(truth)) for _ in range(places[original] if places else 1)]
@@ -55,8 +55,9 @@ def rank_candidates(confidence: Tensor, explained: Tensor | None = None) -> list
 
 
 def keep_first(found: Reconstruction, most: int) -> Reconstruction:
-    """Return a reconstruction of the `most` best examples (or all, if there are fewer) by the attack's own ranking, best first.
+    """Return the reconstruction with only its `most` best examples by the attack's own ranking, sorted, best first.
 
+    If it has fewer examples, all are kept and sorted.
     The slots (places in the client's batches that an example fills) of dropped examples are dropped, too.
     """
     kept = rank_candidates(found.confidence, found.explained)[:most]

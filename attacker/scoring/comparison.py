@@ -100,8 +100,8 @@ def compare_examples(
 def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence[int] | None = None) -> list[bool]:
     """Return, for each true label in turn, whether at least one equal recovered label is left.
 
-    Each true label then removes equal recovered labels, as far as there are any: one, or `places[i]` for the i-th true label. So
-    labels are compared as multisets, since the order of recovered labels means nothing.
+    The i-th true label then uses up `places[i]` equal recovered labels, by default 1, or fewer if fewer are left. So labels are
+    compared as multisets, since the order of recovered labels means nothing.
     """
     left = Counter(recovered)
     read = []
@@ -119,8 +119,9 @@ def _to_number(value: Tensor) -> float | None:
 def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a dict from the key of each case to the key of a case of another client, if possible of the same round.
 
-    Cases without an update, and those for which there is no such case, are left out. The choice is not random: it is the next
-    such case in the order of `cases`, where the first case follows the last. cases: entries of `attack.json`.
+    Cases without an update, and cases for which there is no case of another client, are left out. The choice is not random: it is
+    the next case of another client (of the same round, if there is one) in the order of `cases`, where the first case follows the
+    last. cases: entries of `attack.json`.
     """
     complete = [case for case in cases if case["status"] == "complete"]
     found = {}

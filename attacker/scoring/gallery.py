@@ -59,12 +59,12 @@ class Gallery:
         return cls(_normalise(flat - centre), torch.from_numpy(chosen), centre, constant, tuple(x.shape[1:]))
 
     def repeat_constant(self, count: int) -> Tensor:
-        """Return `count` copies of the image of one colour, or row, `constant`: (count, *shape)."""
+        """Return `count` copies of the image of one colour, or of the table row, given by `constant`: (count, *shape)."""
         one = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
         return one.expand(count, *self.shape).clone()
 
     def compare(self, x: Tensor, truth: Tensor, assigned: Sequence[int | None], indices: Sequence[int]) -> list[MeasuredRow]:
-        """Return the fields of score rows on re-identification, one mapping per original.
+        """Return the fields of score rows on re-identification, one dict per original.
 
         x: (M, *shape) in [0, 1], the reconstructions. truth: (N, *shape), the originals. assigned: index in x of each original's
         reconstruction, or None. indices: data set indices of the originals.
@@ -121,7 +121,7 @@ class Gallery:
 
 
 def _flatten(x: Tensor) -> Tensor:
-    """Flatten examples to (N, d); sides of images longer than `MAX_SIDE` pixels are first reduced to that by averaging."""
+    """Flatten examples to (N, d); a height or width of images above `MAX_SIDE` pixels is first reduced to it by averaging."""
     if x.ndim == 4 and max(x.shape[-2:]) > MAX_SIDE:
         x = adaptive_avg_pool2d(x, (min(MAX_SIDE, x.shape[-2]), min(MAX_SIDE, x.shape[-1])))
     return x.flatten(1).float()
@@ -133,10 +133,11 @@ def _normalise(x: Tensor) -> Tensor:
 
 
 def _estimate_chance(own: float, others: NDArray[Any]) -> float:
-    """Estimate the probability that a random other example is at a distance of at most `own`.
+    """Estimate the probability that a random other example is at a distance of at most `own` from a reconstruction.
 
-    others: distances of a sample of other examples. If all are above `own`, the probability is extrapolated by a power law, see
-    `chance` in `Gallery.compare`.
+    own: distance of the original. others: distances (n,) of a sample of other examples. If k > 0 of them are at most `own`, ties
+    included, the estimate is (1 + k) / (1 + n). If all are above `own`, it is extrapolated by a power law, see `chance` in
+    `Gallery.compare`.
     """
     ordered = np.sort(others)
     within = int((ordered <= own + 1e-6).sum())
@@ -154,9 +155,10 @@ def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
     """Estimate the probability that N random examples of the gallery fit the M reconstructions at least as well as the originals.
 
     Fit is the sum of distances under the best one-to-one assignment, in which surplus reconstructions or examples are left over.
-    The estimate uses `GALLERY_SIZE` random draws, or for M = N = 1 every example of the gallery; a tie counts half. near: (M, N),
-    distances to the originals. far: (M, n), distances to the gallery. The result is None without reconstructions or originals, if
-    N exceeds `MAX_JOINT_EXAMPLES` or n, or if M exceeds 16 times `MAX_JOINT_EXAMPLES`.
+    The estimate uses `GALLERY_SIZE` random draws of N examples, or for M = N = 1 every example of the gallery; a tie counts half.
+    near: (M, N), distances of the reconstructions to the originals. far: (M, n), their distances to the gallery. The result is
+    None without reconstructions or originals, if N exceeds `MAX_JOINT_EXAMPLES` or n, or if M exceeds 16 times
+    `MAX_JOINT_EXAMPLES`.
     """
     answers, originals = near.shape
     count = far.shape[1]
@@ -173,5 +175,5 @@ def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
 
 
 def _sum_best_distances(distances: NDArray[Any]) -> float:
-    """Return the smallest sum of distances over one-to-one assignments of rows to columns; excess ones stay unassigned."""
+    """Return the smallest sum of distances over one-to-one assignments of rows to columns; surplus rows or columns stay out."""
     return float(distances[linear_sum_assignment(distances)].sum())

@@ -31,8 +31,9 @@ Fields = dict[str, Sequence[Any]]
 def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str) -> list[MeasuredRow]:
     """Return one dict for each pair of a reconstruction and its original: fields of the pair's `ScoreRow`, by name.
 
-    raw: (N, *shape), the reconstructions as the attack returned them. `mse_raw` is computed from them, `mse` from their values
-    clamped to [0, 1], and other measures from `clean_examples(raw)`. truth: (N, *shape), the originals.
+    raw: (N, *shape), the reconstructions as the attack returned them. `mse_raw` is computed from them, and is None if it is NaN
+    or infinite. All other measures are computed from `clean_examples(raw)`, which replaces NaN by 0; for `mse`, one-hot columns
+    are clamped to [0, 1], too. truth: (N, *shape), the originals.
     perceptual: the LPIPS model, or the reason why there is none, which then becomes the field `lpips_reason` of images.
     """
     x = clean_examples(raw, spec)
@@ -50,7 +51,8 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
 def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
     """Return reconstructions (N, *shape) with 0 for NaN, clamped to [0, 1] except in one-hot columns.
 
-    In one-hot columns the category with the largest value is the answer, and several values may exceed 1.
+    One-hot columns are not clamped, since the reconstructed category is the one with the largest value, and several values may
+    exceed 1.
     """
     x = raw.nan_to_num()
     categorical = torch.tensor([column.kind == "categorical" for column in spec.columns] or [False])

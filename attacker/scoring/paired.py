@@ -33,12 +33,12 @@ def get_score(row: ScoreRow, score: str) -> float | None:
 
 
 def fill_failures(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> list[ScoreRow]:
-    """Return all rows in order; those without a reconstruction get the null's scores on the same example and case.
+    """Return all rows in order; rows without a reconstruction get the null's scores on the same example and case.
 
-    Filled in are the fields `FILLED_SCORES`, since an attack without a reconstruction reveals no more than its null does. If
-    `null` has no such score, that of the row's field `constant` is taken: the score of the image of one colour, or of the table
-    row, with the smallest mean squared error over a sample of the data set. Rows of cases that were not attacked yet are
-    unchanged.
+    The reason is that an attack without a reconstruction reveals no more than its null does. Only fields in `FILLED_SCORES` that
+    are None are filled in. If `null` has no score either, the row's field `constant` gives it: the score of the image of one
+    colour with the smallest mean squared error over a sample of the data set, or of the mean table row. Rows of cases that were
+    not attacked yet are unchanged.
     """
     answers = {_get_key(row): row for row in null}
     found = []

@@ -55,9 +55,9 @@ class ScoreRow:
     iterations, evaluations, restarts, seconds, route, interrupted, notes: effort, method and remarks of the attack on this case,
     see `Reconstruction`; None without a reconstruction of the case. surplus: number of reconstructed examples beyond those that
     the case can have; the attack's lowest ranked ones, they were dropped before the comparison with originals.
-    mse, psnr, ssim, ssim_global, lpips: errors and similarities, see `metrics`; all but `mse` are of images. `mse_raw` is the
-    mean squared error before the reconstruction is clamped to [0, 1]. continuous_error, categorical_right: measures of table
-    rows.
+    mse, psnr, ssim, ssim_global, lpips: errors and similarities, see `metrics`. Table rows have only `mse` of these. `mse_raw` is
+    the mean squared error before the reconstruction is clamped to [0, 1]. continuous_error, categorical_right: measures of table
+    rows only.
     flat: whether the original is nearly of one colour. exact_match: whether every category of a table row is right, and every
     number to 0.1 % of its range.
     bound_mse: lower bound on the expected `mse` of any attack, see `attacker.bounds`; None if it was not asked for, or no bound
@@ -74,14 +74,15 @@ class ScoreRow:
     original. chance: estimated upper bound on the probability that at least one of the case's reconstructions would be this near
     without any information. case_chance: estimated probability that random other examples are as near to all reconstructions of
     the case as the originals are. See `Gallery.compare`.
-    label_true, label_recovered, label_success: the labels, and whether the true one is among those recovered for the case, each
-    of which counts once. label_true_name, label_recovered_name: names of their classes.
+    label_true, label_recovered: labels of the original and of its reconstruction. label_success: whether the true label is among
+    the labels recovered for the case, where each recovered label serves one original only (`comparison.match_labels`).
+    label_true_name, label_recovered_name: names of the classes.
     confidence: the attack's estimate of the probability that `success` is true. explained: share of the squared norm of the
     observed gradient that the reconstruction explains. Both are None if the attack does not compute them.
     pair: file with original and reconstruction, relative to the run.
-    constant: dict of the scores of the best image of one colour, or of the mean table row, which count if there is no
-    reconstruction; None if there is a reconstruction. environment: versions of packages, machine, and commit of the code that
-    scored.
+    constant: dict of the scores of the best image of one colour or of the mean table row (`Gallery.constant`), which count if
+    there is no reconstruction; None if there is a reconstruction. environment: versions of packages, machine, and commit of the
+    code that scored.
     """
 
     run: str = ""
@@ -166,7 +167,7 @@ class ScoreRow:
     def identified(self) -> bool | None:
         """Return whether `chance` is at most 1 % (`MAX_CHANCE`), so that guesses would hardly be as near to the original.
 
-        False if `failure` states why there is no reconstruction; otherwise None if `chance` is None.
+        The result is False if `failure` is not None, since there is no reconstruction then; otherwise None if `chance` is None.
         """
         return False if self.failure is not None else None if self.chance is None else self.chance <= MAX_CHANCE
 
@@ -187,8 +188,8 @@ class ScoreRow:
     def from_dict(cls, values: Mapping[str, Any]) -> "ScoreRow":
         """Build a row from the output of `to_dict`, also of an older version of this program. Unknown keys are ignored.
 
-        Raises ValueError, naming the field, if a value is missing or has the wrong type, and if the row comes from a newer
-        version.
+        Raises ValueError, naming the field, if a value is missing or has the wrong type. Also raises ValueError if the entry
+        `version` is above `FORMAT_VERSION`, so that the row comes from a newer program.
         """
         version = values.get("version", 0)
         if type(version) is not int or version > FORMAT_VERSION:
@@ -247,8 +248,8 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
     source: name of the attack's folder. only: keys of cases; earlier rows of the source are then replaced only if they are of
     these cases, and others are kept.
 
-    All other complete lines are kept byte by byte, and are parsed only if they may belong to the source, since a live run is
-    scored after every round. Raises DamagedFile for such a line that is not JSON.
+    All other complete lines are kept byte by byte. To save time, since a live run is scored after every round, only lines that
+    may be among the rows to replace are parsed. Raises DamagedFile if a parsed line is not JSON.
     """
     mark = f'"source": {json.dumps(source)}'.encode()
 

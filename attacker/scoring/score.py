@@ -165,10 +165,11 @@ class Scorer:
         return rows
 
     def _measure_growth(self, folder: Path, facts: AttackFacts) -> Iterator[CaseGrowth]:
-        """Yield one `CaseGrowth` for each attacked case: how many of its examples are recovered from how many rounds.
+        """Yield one `CaseGrowth` for each case: how many of its examples are recovered from how many rounds.
 
-        Cases without truth and waiting cases are left out; a case whose rounds are part of another case is included. Yield
-        nothing if the attack has only cases of single rounds.
+        If at least one case of the attack has several rounds, all its cases are included, also cases of one round, and cases
+        whose rounds are part of another case. Otherwise nothing is yielded. Cases without an update, cases without truth and
+        waiting cases are left out.
         """
         if not any("rounds" in case for case in facts["cases"]):
             return
@@ -194,17 +195,18 @@ class Scorer:
     def read_originals(
         self, round: int, attempt: int, client: str, cohort: Sequence[str] = ()
     ) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
-        """Return (batch, position, index) of each distinct example that a client used in a round, and their x and y.
+        """Return (batch, position, index) of each of the N distinct examples that a client used in a round, and their x and y.
 
-        batch, position: those of the first use, from 1 and from 0. index: in the data set. attempt: number of the start of the
-        run in which the round was recorded; above 1 only after a resume. cohort: the clients of a secure sum; their batches are
-        numbered consecutively, client after client.
+        batch, position: number of the local step of the first use, from 1, and position in the batch of this step, from 0. index:
+        index in the training set of the attribute `data`. x: (N, *shape). y: (N,), labels. attempt: 1 plus the number of times
+        that the run had been resumed when the round was recorded. cohort: the clients of a secure sum; their steps are numbered
+        consecutively, client after client.
         """
         examples, x, y = self._read_originals([Use(round, attempt, tuple(cohort) or (client,))])
         return [(example.batch, example.position, example.index) for example in examples], x, y
 
     def _read_originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
-        """Return the N distinct examples that observations were computed from, and their x (N, *shape) and y (N,)."""
+        """Return the N distinct examples that observations were computed from, their x (N, *shape) and their labels y (N,)."""
         examples = list_originals((one.round, self.read_used(one.round, one.attempt, *one.clients)) for one in observed)
         return examples, *self.data.train[[example.index for example in examples]]
 
@@ -212,7 +214,7 @@ class Scorer:
         """Return a Counter from the data set index of each example of a case to how many reconstructions it may have.
 
         The number is 1 unless a round used the example more than once per epoch, see `count_places`. observed: the observations
-        of the case. facts: content of `attack.json`, from which the number of epochs is read.
+        of the case. facts: content of `attack.json`, from which the number of epochs per round is read.
         """
         epochs = facts["run"].get("training", {}).get("epochs") or 1
         return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
@@ -301,16 +303,20 @@ class Scorer:
             )
 
     def _make_missing_tags(self, state: CaseState) -> AttackFacts:
-        """Return the fields about tags of an example without a reconstruction, which has none of the original's."""
+        """Return the fields about tags of an example without a reconstruction.
+
+        With a tagger, `tag_jaccard` is 0, as if the reconstruction had no tag, or None if the case is waiting; `tag_reason` says
+        that there is no reconstruction. Without a tagger, `tag_reason` is the only field.
+        """
         if isinstance(self.tagger, str):
             return {"tag_reason": self.tagger}
         return {"tag_reason": "no reconstruction", "tag_jaccard": None if state == "waiting" else 0.0, "tagger": self.tagger.name}
 
     def _score_constants(self, truth: Tensor) -> list[dict[str, float]]:
-        """Return, for each original, a dict from names in `FILLED` to the scores of the image or row `Gallery.constant`.
+        """Return, for each original, a dict from names in `FILLED_SCORES` to the scores of `Gallery.constant` as reconstruction.
 
-        They count for originals without a reconstruction. Scores that cannot be computed are left out. truth: (N, *shape), the
-        originals.
+        These scores of a constant image or mean table row count for originals without a reconstruction. Scores that cannot be
+        computed are left out. truth: (N, *shape), the originals.
         """
         measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
         return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
@@ -343,7 +349,7 @@ class Scorer:
 def _select_cases(cases: Sequence[AttackFacts], only: Container[str] | None) -> list[AttackFacts]:
     """Return the cases to score. only: keys of cases; None for all.
 
-    If it holds a case of several rounds, all cases of several rounds of the same client are returned, too.
+    If `only` holds the key of a case of several rounds, all cases of several rounds of the same client are returned, too.
     """
     if only is None:
         return list(cases)
@@ -388,9 +394,9 @@ def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
 
 
 def _make_missing_fields(state: CaseState, reason: str) -> AttackFacts:
-    """Return the score fields of an example without a reconstruction.
+    """Return the measures of an example without a reconstruction (`make_empty_measures`), and its `label_success`.
 
-    It counts as not recovered, with `reason` as its `failure`. If the case is waiting, these fields are None.
+    `success` and `label_success` are False, `failure` is `reason`. If the case is waiting, these three fields are None.
     """
     if state == "waiting":
         return {**make_empty_measures(reason), "success": None, "label_success": None, "failure": None}

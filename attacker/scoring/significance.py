@@ -40,8 +40,8 @@ def adjust_for_multiple_tests(values: Sequence[float]) -> list[float]:
 def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the p-value of a one-sided t-test for a mean above 0, with cluster-robust standard error.
 
-    values: difference between attack and null of each example. groups: cluster of each example; at least two clusters. If the
-    standard error is 0, the p-value is 0 for a positive mean and otherwise 1.
+    values: attack minus null of each example. groups: cluster of each example; at least two clusters. If the standard error is 0,
+    the p-value is 0 for a positive mean and otherwise 1.
     """
     centre, error, count = _mean_and_error(values, groups)
     if error == 0:
@@ -50,7 +50,10 @@ def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
 
 
 def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
-    """Return the mean over examples, its cluster-robust standard error, and the number of clusters, at least two."""
+    """Return the mean over examples, its cluster-robust standard error, and the number of clusters.
+
+    values: one per example. groups: cluster of each example; the caller must give at least two clusters.
+    """
     sums, sizes = _sum_clusters(values, groups)
     count, total = len(sums), float(sizes.sum())
     centre = float(sums.sum()) / total
@@ -70,9 +73,9 @@ def _sum_clusters(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[
 def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the p-value of a one-sided sign-flip test for a sum above 0, which flips the signs of whole clusters.
 
-    Clusters whose sum is 0 are ignored, and the p-value is 1 if no other is left. If at most `MAX_ENUMERATED_CLUSTERS` are left,
-    all flips are enumerated; if at most `MAX_DRAWN_CLUSTERS`, `SIGN_DRAWS` flips are drawn with a fixed seed; otherwise the
-    normal approximation is used. values: difference between attack and null of each example. groups: cluster of each.
+    Clusters whose sum is 0 are ignored, and the p-value is 1 if no cluster is left. If at most `MAX_ENUMERATED_CLUSTERS` are
+    left, all flips are enumerated; if at most `MAX_DRAWN_CLUSTERS`, `SIGN_DRAWS` flips are drawn with a fixed seed; otherwise the
+    normal approximation is used. values: attack minus null of each example. groups: cluster of each example.
     """
     sums, _ = _sum_clusters(values, groups)
     sums = sums[np.abs(sums) > 1e-12]
@@ -115,9 +118,11 @@ def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict
 
 
 def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> float | None:
-    """Return the sum over K clusters of the mean normal score of `case_chance`, divided by sqrt(K); None if no row has it.
+    """Return the sum of the normal scores of K clusters, divided by sqrt(K); None if no row has a `case_chance`.
 
-    Each case has one score, which is large if its chance is small. clusters: as in `Paired.clusters`.
+    The normal score of a case is the standard normal quantile of 1 - `case_chance`, so that it is large if the chance is small.
+    The score of a cluster is the mean over its cases; without a leak, its variance is about 1 or less. clusters: as in
+    `Paired.clusters`.
     """
     cases = {row.case: (clusters[row.index], row.case_chance) for row in rows if row.case_chance is not None}
     found: dict[int, list[float]] = defaultdict(list)
@@ -158,7 +163,7 @@ def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], le
     values: sample from which the spread of differences is estimated. groups: cluster of each value; at least two clusters.
 
     The standard error is replaced by the upper limit of its one-sided 90 % confidence interval, since few clusters determine it
-    poorly.
+    poorly. level: significance level of the test.
     """
     _, error, count = _mean_and_error(values, groups)
     wide = error * sqrt((count - 1) / chi2.ppf(0.1, count - 1))
@@ -168,7 +173,8 @@ def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], le
 def run_fisher_test(mine: Sequence[float], its: Sequence[float]) -> float:
     """Return the p-value of Fisher's exact test, one-sided, that the attack (`mine`) has more successes than the null (`its`).
 
-    mine, its: success of the same independent examples, 0 or 1. The test ignores which examples they are.
+    mine, its: success of attack and null on the same independent examples, 0 or 1. The test uses only the two numbers of
+    successes, and ignores which examples succeeded.
     """
     count, more, less = len(mine), sum(value > 0.5 for value in mine), sum(value > 0.5 for value in its)
     return float(hypergeom.sf(more - 1, 2 * count, more + less, count))
@@ -178,7 +184,7 @@ def find_detectable_successes(its: Sequence[float], level: float) -> float | Non
     """Return the smallest difference of shares, attack minus null, that `run_fisher_test` detects with probability `TEST_POWER`.
 
     The null's successes are taken as given. The attack's share is found in steps of 0.001. The result is None if even an attack
-    that recovers every example is not detected. its: success of each example for the null, 0 or 1. level: significance level.
+    that recovers every example is not detected. its: success of the null on each example, 0 or 1. level: significance level.
     """
     count, less = len(its), sum(value > 0.5 for value in its)
     needed = np.arange(less, count + 1)
@@ -195,8 +201,8 @@ def find_detectable_share(null: float, examples: int, clusters: int, level: floa
     """Return by how much the attack's share must exceed the null's for a sign test over clusters to detect it.
 
     Detected means with probability `TEST_POWER`. The result is None if even an attack that recovers everything is not detected.
-    The sign test counts the examples that only one of attack and null recovered. The attack's share is found on a grid of 40
-    steps from the null's share to 1.
+    The sign test counts the examples that only one of attack and null recovered; their probability is computed as if attack and
+    null succeeded independently. The attack's share is found on a grid of 40 steps from the null's share to 1.
 
     null: share of `examples` examples that the null recovered; one success and one failure are added to it (Laplace). clusters:
     number of clusters; each is treated as one example, and at most 200 count. level: significance level.

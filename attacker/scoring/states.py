@@ -31,7 +31,9 @@ MAX_REASON_LENGTH = 2000
 def find_state(row: Mapping[str, Any]) -> CaseState:
     """Return the state of a score row's case, given the row as JSON.
 
-    If the row has no valid state, as in old versions, it is inferred from whether the row is interrupted, and from its failure.
+    If the row has no valid state, as in old versions, the state is inferred from two other entries. It is "interrupted" if the
+    entry `interrupted` is true. Otherwise it depends on the entry `failure`: "waiting" for `REASON_WAITING`, "done" for None and
+    `REASON_UNMATCHED`, and "failed" for any other reason.
     """
     if (said := row.get("state")) in STATES:
         state: CaseState = said
@@ -47,9 +49,9 @@ def find_state(row: Mapping[str, Any]) -> CaseState:
 def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState, str]:
     """Read the result of a case from the folder of its attack.
 
-    Returns the reconstruction or None, the state, and why there is no reconstruction ("" if there is one). A case whose file
-    cannot be read counts as failed, and so does one that was interrupted, and failed when it was attacked again. key: key of the
-    case.
+    Returns the reconstruction or None, the state, and why there is no reconstruction ("" if there is one). A case counts as
+    failed if its file cannot be read, and also if it was interrupted at first and failed when it was attacked again. key: key of
+    the case.
     """
     path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
     if not os.path.lexists(path):
@@ -66,7 +68,7 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState,
 def read_reason(failed: Path) -> str:
     """Return why a case failed, from the file `failed` that replay wrote.
 
-    At most `MAX_REASON_LENGTH` characters are kept. If the file cannot be read, the text says so.
+    The reason is cut to `MAX_REASON_LENGTH` characters. If the file cannot be read, the text says so.
     """
     try:
         return to_printable(str(read_json(failed)["reason"])[:MAX_REASON_LENGTH])
@@ -89,7 +91,7 @@ class RowWithState(Protocol):
 def count_cases(rows: Iterable[RowWithState]) -> dict[str, int]:
     """Return a dict from each state that occurs to the number of cases in it, in the order of `STATES`.
 
-    rows: of one attack.
+    rows: rows of one attack; several rows of one case count once.
     """
     counted = Counter({row.case: row.state for row in rows}.values())
     return {state: counted[state] for state in STATES if counted[state]}

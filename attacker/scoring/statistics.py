@@ -84,12 +84,12 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     values:   in [0, 1], one per example; between 0 and 1 for an example that was attacked several times with different success.
     clusters: cluster of each example; None if every example is its own cluster. The effective number is then that of examples.
 
-    Otherwise the effective number is the number of examples divided by the design effect 1 + (m - 1) r, where m is the mean
-    cluster size over examples and r the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar
-    1993). It is also divided by the squared ratio of the quantiles of the t and the normal distribution, because r is estimated
-    (Korn and Graubard 1998). It is at least the number of examples divided by m, which for clusters of equal size is the number
-    of clusters. This lower limit is taken if all values are equal or there are fewer than `MIN_CORRELATION_CLUSTERS` clusters,
-    since the data then do not show r.
+    Otherwise the effective number is the number of examples divided by the design effect 1 + (m - 1) r. Here m is the mean over
+    examples of the size of an example's cluster, and r the correlation within clusters by the analysis of variance (Kish 1965;
+    Donner and Klar 1993). The effective number is also divided by the squared ratio of the quantiles of the t and the normal
+    distribution, because r is estimated (Korn and Graubard 1998). It is at least the number of examples divided by m, which for
+    clusters of equal size is the number of clusters. This lower limit is taken if all values are equal or there are fewer than
+    `MIN_CORRELATION_CLUSTERS` clusters, since the data then do not show r.
 
     Raises ValueError without values.
     """
@@ -166,11 +166,14 @@ def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) 
 def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64], level: float) -> float:
     """Return the effective number of examples that `estimate_share` describes.
 
-    For a share near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
+    For a share p near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
     correlation. Therefore the sum of squares between clusters is computed as if there were further clusters of average size:
-    `PSEUDO_CLUSTERS` * (2 share - 1)^2 of only successes, and as many of only failures. In the ratio of quantiles, t has 2 (K -
-    1) degrees of freedom for K clusters. array: values. sizes: number of values of each cluster. own: index of each value's
-    cluster.
+    `PSEUDO_CLUSTERS` (2 p - 1)^2 clusters in which every example succeeds, and equally many in which every example fails. The
+    ratio of quantiles, which `estimate_share` describes, is taken for the t distribution with 2 (K - 1) degrees of freedom, where
+    K is the number of clusters.
+
+    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. own: (N,), index of each value's cluster. level:
+    confidence level of the interval.
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())
@@ -190,8 +193,8 @@ def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int
 def _compute_errors(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
     """Return means and cluster-robust standard errors (B,) of B resamples.
 
-    totals, sizes: sum and number of the values of each of K clusters. times: how often each resample contains each cluster, (B,
-                   K).
+    totals, sizes: (K,), sum and number of the values of each of K clusters. times: (B, K), how often each resample contains each
+    cluster.
     """
     count = times.shape[1]
     size = (times * sizes).sum(axis=1)
@@ -203,7 +206,9 @@ def _compute_errors(totals: Floats, sizes: Floats, times: Floats) -> tuple[Float
 def _compute_quantiles(totals: Floats, sizes: Floats, value: float, error: float, level: float) -> tuple[float, float]:
     """Return the lower and upper quantile of (mean* - mean) / error* over resampled clusters (Efron 1981; Hall 1988).
 
-    The error* of a resample is at least 0.3 times `error`: with few clusters, some resamples contain nearly only one of them.
+    mean* and error* are the mean and the standard error of a resample. error* is taken as at least 0.3 times `error`, since with
+    few clusters some resamples contain nearly only one of them. totals, sizes: as in `_compute_errors`. value, error: mean and
+    standard error of the sample. The two quantiles are those at (1 - level) / 2 and (1 + level) / 2.
     """
     means, errors = _compute_errors(totals[None], sizes[None], _draw_resamples(len(sizes)))
     ratio = (means - value) / np.maximum(errors, 0.3 * error)
@@ -221,10 +226,10 @@ def _draw_resamples(count: int) -> Floats:
 class ConfidenceQuality:
     """How well confidences agree with what was recovered.
 
-    decided: number of confidences. auroc: probability that a recovered example has a higher confidence than one that is not,
-    where a tie counts half; None if all are recovered or none. error: expected calibration error: the absolute difference of mean
-    confidence and share recovered in each of `CONFIDENCE_BINS` bins of confidence, averaged with the number of examples in each
-    bin as weight.
+    decided: number of confidences. auroc: probability that a recovered example has a higher confidence than one that was not
+    recovered, where a tie counts half; None if all or no examples are recovered. error: expected calibration error: the absolute
+    difference of mean confidence and share recovered in each of `CONFIDENCE_BINS` bins of confidence, averaged with the number of
+    examples in each bin as weight.
     """
 
     decided: int

@@ -35,17 +35,17 @@ class Summary:
     example are averaged first, so that it counts once in them. Intervals are over clusters of examples that are connected by
     common cases, see `statistics`.
     success, label_success: shares of examples recovered, and of true labels recovered.
-    psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over these distinct examples. One without a
-    reconstruction counts with the scores of the null's reconstruction, or of the best constant image, see `fill_failures`. None
-    if no row has the measure. In means, a PSNR counts as at most 58.9 dB, see `PSNR_OF_8_BITS`.
+    psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over these distinct examples. An example
+    without a reconstruction counts with the scores of the null's reconstruction, or of the best constant image, see
+    `fill_failures`. None if no row has the measure. In means, a PSNR counts as at most 58.9 dB, see `PSNR_OF_8_BITS`.
     seconds, iterations: total wall time of done cases, and median of their numbers of iterations; each case counts once. None if
     no case is done. failures: number of rows of finished cases without a reconstruction.
     identified: share of examples to which guesses would be as near with a probability of at most 1 %, see `ScoreRow.identified`.
     other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
     if no other client was attacked.
     exact_match: share of table rows that are matched exactly.
-    tag_jaccard: mean Jaccard similarity of the tags of originals and reconstructions, 0 for an original without one; tagger: name
-    of the tagger. Both are None without a tagger, see `semantic`.
+    tag_jaccard: mean Jaccard similarity of the tags of originals and reconstructions, 0 for an original without a reconstruction.
+    tagger: name of the tagger. Both are None without a tagger, see `semantic`.
     bound: mean of the lower bounds on the mean squared error. efficiency: this mean divided by the mean squared error over the
     same examples; each of the two is first raised to the error of rounding to 8 bits if it is smaller. Both are None if no bounds
     were computed.

@@ -194,8 +194,8 @@ def _format_leaked(leaked: Sequence[Comparison]) -> str:
 def _format_detectable(verdict: Verdict) -> str:
     """Return a clause on the mean differences between attack and null that the tests may have missed.
 
-    Scores that are shares are left out. If no other score has a known `Comparison.detectable`, the clause says what so few cases
-    can show.
+    Scores that are shares are left out. If no other score has a known `Comparison.detectable`, the clause says that with so few
+    cases, only a recovered example or one much nearer to its original than the null's reconstruction shows a leak.
     """
     sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None and one.unit != "%"}
     told = [_format_size(one) for one in sizes.values()]
@@ -255,9 +255,10 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
 def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
     """Test each score of `COMPARED_SCORES`, re-identification and single examples; return their comparisons.
 
-    The p-values are adjusted for the number of tests. A score is left out if fewer than `MIN_CLUSTERS` clusters have it, the
-    labels if an oracle supplied them, and the last two tests if the rows lack the values that they need. clusters: dict from an
-    example's index to its cluster.
+    The p-values are adjusted for the number of tests. A score is left out if fewer than `MIN_CLUSTERS` clusters have it, and
+    `label_success` also if an oracle supplied the labels. The tests of re-identification and of single examples are left out if
+    the rows have no `case_chance` or no `chance`, see `run_reidentification_test` and `bound_single_example`. clusters: dict from
+    an example's index to its cluster.
     """
     found: list[dict[str, Any]] = []
     oracles = both.attack[0].oracles
@@ -296,7 +297,7 @@ def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any
     """Test whether the mean difference is positive; return a dict of the p-value `p` and a function `least`.
 
     `least` maps a significance level to the smallest mean difference that the test would detect with probability 0.95. signed:
-    difference between attack and null of each example, positive if the attack is better. groups: cluster of each example.
+    difference of attack and null for each example, positive if the attack is better. groups: cluster of each example.
     """
     return {"p": run_t_test(signed, groups), "least": partial(find_detectable_mean, signed, groups)}
 
@@ -304,9 +305,10 @@ def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any
 def _test_shares(both: Paired, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
     """Return a dict of `p` and `least`, as in `_test_means`, for a score that is 1 for a success of a row and 0 otherwise.
 
-    Fisher's exact test is used if every example is its own cluster and its mean over rows is 0 or 1, otherwise a sign-flip test.
-    `least` returns None if no difference would be detected. name: field of `ScoreRow`. differences: attack minus null by the
-    example's index in the data set. groups: cluster of each of them.
+    Fisher's exact test is used if every example is its own cluster, and has a mean score of 0 or 1 over its rows both for the
+    attack and for the null. Otherwise a sign-flip test is used. `least` returns None if no difference would be detected. name:
+    field of `ScoreRow`. differences: dict from each example's index in the data set to attack minus null. groups: cluster of each
+    of these examples.
     """
     mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
     count = len(set(groups))
@@ -339,10 +341,11 @@ def _has_chances(both: Paired) -> bool:
 def _has_recovered(both: Paired, compared: Sequence[Comparison]) -> bool:
     """Return whether a leak, which some comparison shows, includes recovered examples, and not only better scores.
 
-    It does if the attack recovers significantly more examples than the null does, or one that the null does not recover and whose
-    `ScoreRow.chance` is significant after correction for the numbers of rows and of compared scores. If no row has `chance`, as
-    in earlier versions, the number of examples recovered by the attack minus that by the null must exceed half the number of
-    compared examples.
+    It does if the attack recovers significantly more examples than the null does (the comparison of `success` shows a leak). It
+    also does if the attack recovers an example that the null does not recover, and its `ScoreRow.chance` is at most
+    `SIGNIFICANCE_LEVEL`, divided by the number of rows with a chance and by the number of comparisons (Bonferroni). If no row
+    has `chance`, as in earlier versions, the number of examples recovered by the attack minus the number recovered by the null
+    must exceed half the number of compared examples.
     """
     if any(one.leaks and one.score == "success" for one in compared):
         return True

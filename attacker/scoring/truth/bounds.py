@@ -31,8 +31,9 @@ class CaseBounds:
     """Lower bounds on the expected mean squared error of the reconstruction of each true example, for the cases of one run.
 
     read_used: function that returns the examples of a round, given round, attempt and clients. seconds: time budget of all calls
-    of `find` together. A case has no bound if its expected time exceeds what is left, if none is known, as for secure sums and
-    some defenses, or if its files are damaged. The attribute `reasons` is a dict from the key of such a case to the reason.
+    of `find` together. A case has no bound if computing it is expected to take longer than the budget left, if no bound is known
+    (as for secure sums and some defenses), or if its files are damaged. The attribute `reasons` is a dict from the key of each
+    case without a bound to the reason.
     """
 
     def __init__(self, recording: Recording, data: Dataset, read_used: ReadUsed, *, seconds: float = float("inf")) -> None:
@@ -44,10 +45,10 @@ class CaseBounds:
         self._rows = {(row.round, row.attempt, row.client): row for row in recording.read_rows(on_damage=lambda error: None)}
 
     def find(self, key: str, observed: Sequence[Use]) -> dict[int, float]:
-        """Return a dict from the data set index of each example of a case to the lower bound on the error of its reconstruction.
+        """Return a dict from the data set index of each example of a case to the lower bound on its mean squared error.
 
-        The result is empty if there is no bound. key: key of the case, under which `reasons` then has the reason. observed: the
-        observations of the case.
+        The result is empty if there is no bound; the attribute `reasons` then holds the reason under `key`. key: key of the case.
+        observed: the observations of the case.
         """
         uses = tuple(observed)
         if uses not in self._found:
