@@ -157,9 +157,9 @@ class ServiceSettings:
 
     @property
     def measures(self) -> bool:
-        """Whether a job's time and memory can be measured, because it runs in its worker's process and that one's children.
+        """Whether a job's time and memory can be measured: it must run in its worker's process and in child processes of it.
 
-        This is not so with a Ray cluster other than "local".
+        False with a Ray cluster other than "local".
         """
         return self.ray in (None, "local")
 

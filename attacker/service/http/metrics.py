@@ -51,8 +51,8 @@ class Metrics:
     def count_arrived(self, rounds: Sequence[Arrived]) -> None:
         """Count new rounds, and record the delay of each: seconds from its last reply until it was found (`Arrived.lag`).
 
-        Unknown and negative delays are not recorded, and none of `GAUGE_SECONDS` or more, since such a round probably came while
-        the service was not running.
+        All rounds are counted. A delay is not recorded if it is unknown, negative, or at least `GAUGE_SECONDS`: such a round was
+        probably recorded while the service was not running.
         """
         self.arrivals.inc(len(rounds))
         for lag in (round.lag for round in rounds):

@@ -55,7 +55,8 @@ class Source:
     cases, answers, failures: dicts from the key of a case to the case, to the summary of its reconstruction (also an unfinished
     one of an interrupted case), and to the reason of failure.
     running: keys of the cases that are being attacked.
-    marks: dict from the name of a case's file to a value that changes when the file changes. facts: such a value of attack.json.
+    marks: dict from the name of a case's file to a value that changes when the file changes. facts: the corresponding value for
+    attack.json.
     trouble: messages about files that cannot be read.
     """
 

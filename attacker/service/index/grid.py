@@ -43,9 +43,10 @@ def make_grid(
 ) -> Grid:
     """Return the grid with a cell for each row of the index (client and round).
 
-    A cell shows the attack of `sources` with the highest leak on the observation, and the scores of this attack's null. Its state
-    is over all of `sources`. rows: by round. scores: dict from the folder of an attack or null to its scores. nulls: results
-    among which the null of each attack (the same attack without the update) is looked for.
+    A cell shows the attack of `sources` with the highest leak on the observation, and the scores of this attack's null. The state
+    of a cell is the last in `STATE_ORDER` of the states of all cases that use the observation, over all of `sources`.
+    rows: dict from round to the rows of the index. scores: dict from the folder of an attack or null to its scores.
+    nulls: results among which the null of each attack (the same attack without the update) is looked for.
     """
     verdicts = [_collect_verdicts(source, scores.get(source.name, {})) for source in sources]
     beside = {source.name: find_null(source, nulls) for source in sources}

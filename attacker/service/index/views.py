@@ -127,7 +127,8 @@ def describe_case(
 ) -> CaseTold:
     """Return one case for the API, without its examples.
 
-    scores: score rows of the case. null_scores: those of the attack's null, the same attack without the update, on the same case.
+    scores: score rows of the case. null_scores: score rows of this case for the attack's null, the same
+    attack without the update.
     """
     answer = source.answers.get(facts.key)
     return CaseTold(
@@ -166,7 +167,7 @@ def describe_whole_case(
 ) -> CaseWhole:
     """Return one case for the API, with its examples.
 
-    whole: its reconstruction; None if there is none. scores, null_scores: as in `describe_case`. examples: those to show.
+    whole: its reconstruction; None if there is none. scores, null_scores: as in `describe_case`. examples: the entries to show.
     """
     short = describe_case(source, facts, scores, null_scores)
     return CaseWhole(
