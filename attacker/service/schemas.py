@@ -105,7 +105,7 @@ class AttackOnRecording(TypedDict):
 
     source: name of the folder with these results. null: whether the attack is a null (the same attack without the update).
     oracles: names of information that the attack was given although no server has it, such as "labels".
-    cases: number of cases with an update to attack. waiting: number of those that are being attacked, or have no result yet.
+    cases: number of cases with an update to attack. waiting: number of these cases that are being attacked or have no result yet.
     scored: number of cases that had finished (by a reconstruction or by failing) when they were scored.
     examples: number of distinct examples in scored cases. success: share of them that was recovered. labels: share of them whose
     label was recovered; null also if the labels were given. psnr: mean PSNR in dB of the examples whose PSNR is known.
@@ -144,7 +144,7 @@ CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed
 
 
 class GridCell(TypedDict):
-    """One client in one round, with the attack that found most there.
+    """One client in one round, with the attack that has the highest leak there.
 
     leak: in [0, 1], shown as the colour of the cell: the share of examples recovered if scored, else the attack's own confidence,
     else null.
@@ -246,7 +246,8 @@ class ExampleTold(TypedDict):
     image, original: addresses of PNG files; null if there is no picture, as for tables, which have `values`.
     batch, position: local step, from 1, and place in its batch, from 0, in which the example was used first; if the case is not
     scored, as the attack assigns them.
-    rounds: rounds of the case in which the example was used; if the case is not scored, those to which the attack assigns it.
+    rounds: rounds of the case in which the example was used; if the case is not scored, the rounds to which the attack assigns
+    it.
     failure: why there is no reconstruction of a true example; else null.
     null: what the attack's null reconstructed instead; null if there is nothing.
     """
@@ -364,7 +365,8 @@ class Leakage(TypedDict):
 
 
 class AttackKnown(TypedDict):
-    """A registered attack. source: the publication that it is from, or empty. arguments: those that a job may set, with defaults.
+    """A registered attack. source: the publication that it is from, or empty. arguments: dict from the name of each argument that
+    a job may set to its default.
 
     needs: names of conditions that a case must meet, in lower case, such as "single_example" for an update of one example, see
     `attacker.attacks.base.Need`.
@@ -434,7 +436,7 @@ class PreviewTold(TypedDict):
     update) or attempt of the job begins.
     iteration: current iteration of the search within one restart. most: maximum number of iterations of a restart, as set for the
     attack. loss: median of the attack's loss over the cases that are searched together; null if it is not finite. images: at most
-    48, those that changed last.
+    48 images, the most recently changed.
     """
 
     version: int

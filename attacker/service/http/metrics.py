@@ -101,7 +101,7 @@ class _Asked:
 
 
 def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
-    """Return the number of the newest recorded round minus that of the newest round with a reconstruction by any attack.
+    """Return the number of the newest recorded round minus the number of the newest round that any attack reconstructed.
 
     Nulls (attacks without the update) are not counted. Without a reconstruction, the number of the newest round is returned, and
     0 if no round is recorded. The result is at least 0.

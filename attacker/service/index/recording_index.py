@@ -156,7 +156,7 @@ def _read_rows(
     """Return the rows of `rounds`, or of all rounds for None, without those that cannot be read.
 
     Messages about them are added to `damage`, a dict from round, at most `MAX_MESSAGES` per round; 0 stands for an unknown round.
-    folder: that of the run, whose path is left out of messages.
+    folder: folder of the run, whose path is left out of messages.
     """
     if rounds is not None and not rounds:
         return []

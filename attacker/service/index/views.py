@@ -127,8 +127,8 @@ def describe_case(
 ) -> CaseTold:
     """Return one case for the API, without its examples.
 
-    scores: score rows of the case. null_scores: score rows of this case for the attack's null, the same
-    attack without the update.
+    scores: score rows of the case. null_scores: score rows of this case for the attack's null, the same attack without the
+    update.
     """
     answer = source.answers.get(facts.key)
     return CaseTold(
@@ -289,7 +289,7 @@ def describe_scored_nulls(
 ) -> dict[Place, NullTold]:
     """Return a dict from `ShownScore.place`, the key of a true example, to what the attack's null reconstructed for this example.
 
-    scores, links, cells: those of the null (the same attack without the update), otherwise as in `describe_scored`. If the null
+    scores, links, cells: as in `describe_scored`, but of the null (the same attack without the update). If the null
     has no reconstruction of the example, the entry has neither an image nor values.
     """
     return {
@@ -310,8 +310,8 @@ def describe_found_nulls(
     """Return a dict from the index of an example in the null's reconstruction of a case to this example.
 
     It is for cases without scores. Pages then show the examples of the attack and of its null (the same attack without the
-    update) with equal indices side by side, although they need not be of the same original. whole, links, cells: those of the
-    null.
+    update) with equal indices side by side, although they need not be of the same original. whole, links, cells: as in
+    `describe_found`, but of the null.
     """
     return {
         n: NullTold(

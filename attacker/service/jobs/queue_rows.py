@@ -126,5 +126,5 @@ def _shorten(error: str) -> str:
 
 
 def format_now() -> str:
-    """Return the present time in ISO 8601 and UTC, with milliseconds. The alphabetical order of such texts is that of time."""
+    """Return the present time in ISO 8601 and UTC, with milliseconds. Sorted as text, times are in chronological order."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -13,7 +13,7 @@ JOBS_OF_RULE = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND ident
 
 
 class Recorded(NamedTuple):
-    """One recording. identity: digest of its manifest, which differs from that of an earlier recording with the same id."""
+    """One recording. identity: digest of its manifest, which differs for an earlier recording with the same id."""
 
     id: str
     identity: str
