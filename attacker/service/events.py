@@ -46,7 +46,7 @@ class _Listener:
     gone: bool = False
 
     def take(self, event: Event | None) -> None:
-        """Put an event into the listener's queue; None disconnects the listener after the events that still wait.
+        """Put an event into the listener's queue; None disconnects it once it has received its waiting events.
 
         A listener whose queue is full is disconnected at once, and its waiting events are dropped. Must be called in the event
         loop of the listener.

@@ -24,11 +24,12 @@ EVERY_PREFIX = "every="
 class Budget(BaseModel):
     """Limits of a rule; None for no limit. A round that a limit excludes gets no job from the rule, unless it is recorded again.
 
-    jobs_per_hour: jobs that the rule has submitted within the last hour, over all recordings.
-    cpu_seconds: CPU seconds that ended attempts of the rule's jobs took on a recording; once reached, no further job is
-    submitted.
-    behind: number of the rule's jobs on a recording that wait or run, one for each new round; above it, the oldest waiting jobs
-    are cancelled. If more rounds than this are found at once, only the newest ones get a job.
+    jobs_per_hour: maximum number of jobs that the rule submits within an hour, over all recordings.
+    cpu_seconds: total CPU seconds that ended attempts of the rule's jobs on one recording took; once this is reached, no further
+    job on the recording is submitted.
+    behind: maximum number of the rule's jobs on a recording that wait or run; each new round makes one job. If there are more,
+    waiting jobs are cancelled, those for the earliest rounds first. If more than `behind` new rounds are found at once, only the
+    latest `behind` rounds get a job.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -218,7 +219,7 @@ class Rules:
         return ""
 
     def _catch_up(self, rule: Rule, recording: Recorded) -> None:
-        """Cancel the oldest waiting jobs of a rule on a recording, if more than `Budget.behind` of its jobs there wait or run."""
+        """Cancel waiting jobs of a rule on a recording, earliest rounds first, until at most `Budget.behind` wait or run."""
         if rule.budget.behind is None:
             return
         surplus = self._ledger.count_unfinished(rule.name, recording) - rule.budget.behind
@@ -238,7 +239,7 @@ class Rules:
 
 
 def _uses_all_rounds(rule: Rule) -> bool:
-    """Return whether the rule's attack reconstructs from all rounds of a client, or of all clients, together."""
+    """Return whether a case of the rule's attack combines all rounds of one client, or all rounds of all clients."""
     from attacker.attacks import AttackSpec, Need
 
     needs = AttackSpec(name=rule.attack, arguments=rule.arguments).build().needs

@@ -71,8 +71,8 @@ class ObservationTold(TypedDict):
             did not come in time.
     num_examples: number of distinct examples behind the update, derived from what the client reported; null if unknown.
     bytes:  size of the client's reply. time: when the reply, or that there was none, was recorded, UTC.
-    reason: why the client failed or was late, or why the round has no sum; also if this was after its update entered the sum;
-            else empty.
+    reason: why the client failed or was late, also if it failed after its update had entered the sum; for a sum, why there is
+            none; else empty.
     """
 
     round: int
@@ -105,10 +105,10 @@ class AttackOnRecording(TypedDict):
 
     source: name of the folder with these results. null: whether the attack is a null (the same attack without the update).
     oracles: names of information that the attack was given although no server has it, such as "labels".
-    cases: number of cases with an update to attack. waiting: number of those that are being attacked, or have no result yet.
+    cases: number of cases with an update to attack. waiting: number of these cases that are being attacked or have no result yet.
     scored: number of cases that had finished (by a reconstruction or by failing) when they were scored.
     examples: number of distinct examples in scored cases. success: share of them that was recovered. labels: share of them whose
-    label was recovered; null also if the labels were given. psnr: mean PSNR in dB of those for which it is known.
+    label was recovered; null also if the labels were given. psnr: mean PSNR in dB of the examples whose PSNR is known.
     confidence: the attack's own estimate of the share of examples recovered, in [0, 1], as mean over its reconstructed cases.
     outcome, verdict: comparison with the null, in a few words and as text; null for an attack without scores, and for a null.
     """
@@ -144,14 +144,15 @@ CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed
 
 
 class GridCell(TypedDict):
-    """One client in one round, with the attack that found most there.
+    """One client in one round, with the attack that has the highest leak there.
 
     leak: in [0, 1], shown as the colour of the cell: the share of examples recovered if scored, else the attack's own confidence,
     else null.
-    attack: folder name of the attack with the highest leak, to which the numbers belong. cases: keys of its cases that use the
-    update of this client in this round.
+    attack: folder name of the attack with the highest leak, to which the numbers belong. cases: keys of this attack's cases that
+    use the update of this client in this round.
     state: the first of "running", "waiting", "interrupted", "failed" and "done" that is the state of a case that uses the
-    update, over all attacks shown; "none" if there is no case that can be attacked.
+    update; "none" if there is no case that can be attacked. Cases of all attacks count, or those of the one attack that the
+    request names.
     null_success, null_psnr: scores of the attack's null (the same attack without the update); null if there are none.
     """
 
@@ -245,7 +246,8 @@ class ExampleTold(TypedDict):
     image, original: addresses of PNG files; null if there is no picture, as for tables, which have `values`.
     batch, position: local step, from 1, and place in its batch, from 0, in which the example was used first; if the case is not
     scored, as the attack assigns them.
-    rounds: rounds of the case in which the example was used; if the case is not scored, those to which the attack assigns it.
+    rounds: rounds of the case in which the example was used; if the case is not scored, the rounds to which the attack assigns
+    it.
     failure: why there is no reconstruction of a true example; else null.
     null: what the attack's null reconstructed instead; null if there is nothing.
     """
@@ -311,11 +313,13 @@ class Headline(TypedDict):
     updates: number of recorded updates that can be attacked, sums of secure aggregation included. attacked: number of those that
     some attack has finished with, by a reconstruction or by failing. absent: how often a client that was asked for an update
     failed or was late.
-    cases, finished, failed: numbers of cases over all attacks, nulls excluded; failed cases count as finished.
-    examples: number of distinct examples in finished cases of `attack` with scores. psnr: mean PSNR in dB of those for which it
-    is known. null_psnr: the same for the attack's null.
-    worst: at most 6 distinct examples that one attack reconstructed best: `attack` or, if that is null, the first attack with a
-    reconstruction. Without scores, these are one example of each of its cases with the highest confidence.
+    cases, finished, failed: numbers of cases with an update, over all attacks but not their nulls; failed cases count as
+    finished.
+    examples: number of distinct scored examples in finished cases of `attack`. psnr: mean PSNR in dB of those examples whose PSNR
+    is known. null_psnr: mean PSNR in dB of the reconstructions by the attack's null.
+    worst: the examples that leaked worst: at most 6 distinct examples that one attack reconstructed best. This attack is `attack`
+    or, if that is null, the first attack with a reconstruction. If it has no scores, `worst` has the first example of each of
+    those of its cases that have the highest confidence.
     """
 
     sentence: str
@@ -340,8 +344,9 @@ class Leak(TypedDict):
 
     A case of several rounds counts in each of them. success: share of distinct examples that was recovered; null if nothing is
     scored.
-    psnr: their mean PSNR in dB; null if it is not known. examples: number of examples; one that is part of several cases counts
-    several times here. confidence: the attack's own estimate of the share recovered, in [0, 1], with 0 for failed cases.
+    psnr: mean PSNR in dB of the distinct examples; null if it is not known. examples: number of examples; an example in several
+    cases counts several times here. confidence: the attack's own estimate of the share recovered, in [0, 1], with 0 for failed
+    cases.
     """
 
     attack: str
@@ -360,7 +365,8 @@ class Leakage(TypedDict):
 
 
 class AttackKnown(TypedDict):
-    """A registered attack. source: the publication that it is from, or empty. arguments: those that a job may set, with defaults.
+    """A registered attack. source: the publication that it is from, or empty. arguments: dict from the name of each argument that
+    a job may set to its default.
 
     needs: names of conditions that a case must meet, in lower case, such as "single_example" for an update of one example, see
     `attacker.attacks.base.Need`.
@@ -428,8 +434,9 @@ class PreviewTold(TypedDict):
 
     version: number of the preview. It increases with every preview of a job, also when the next attack, null (attack without the
     update) or attempt of the job begins.
-    iteration: current iteration of the search within one restart. most: largest number of iterations of one restart. loss: median
-    over the cases that are searched together; null if it is not finite. images: at most 48, those that changed last.
+    iteration: current iteration of the search within one restart. most: maximum number of iterations of a restart, as set for the
+    attack. loss: median of the attack's loss over the cases that are searched together; null if it is not finite. images: at most
+    48 images, the most recently changed.
     """
 
     version: int

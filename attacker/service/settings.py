@@ -30,8 +30,8 @@ class ServiceSettings:
                  none: nothing is scored, and neither originals nor scores are shown.
     rules:       file of the rules that start attacks automatically; None for no rules.
     workers:     maximum number of jobs that run at once, each in its own process; with 0, jobs only wait. None: 1 with `ray`;
-                 with the device "cuda" one per visible GPU, with one named GPU 1; otherwise as many as fit into the cores with
-                 `threads` each.
+                 one per visible GPU with the device "cuda"; 1 with a numbered GPU such as "cuda:0"; otherwise the number of cores
+                 divided by `threads`, at least 1.
     threads:     PyTorch threads per worker.
     stand_by:    whether to keep one additional idle worker when no job runs, so that the next job starts at once.
     device, ray, model: as the options of `attacker replay`: the PyTorch device of attacks, the address of a Ray cluster that runs
@@ -41,7 +41,7 @@ class ServiceSettings:
     max_queued:  maximum number of waiting jobs.
     job_seconds, job_megabytes: limits of the duration and the memory of one job. None means the default: `JOB_SECONDS`, and a
                  part of the machine's memory, see `limit_job_memory`.
-    job_limits:  whether these defaults apply. If False, a job has no limit but those given as `job_seconds` or `job_megabytes`.
+    job_limits:  whether these defaults apply. If False, a job has only the limits given as `job_seconds` or `job_megabytes`.
     max_body:    maximum size of a request's body in bytes.
     every:       seconds between two scans of all folders; runs that are being recorded are looked at more often.
     """
@@ -157,9 +157,9 @@ class ServiceSettings:
 
     @property
     def measures(self) -> bool:
-        """Whether a job's time and memory can be measured, because it runs in its worker's process and that one's children.
+        """Whether a job's time and memory can be measured: it must run in its worker's process and in child processes of it.
 
-        This is not so with a Ray cluster other than "local".
+        False with a Ray cluster other than "local".
         """
         return self.ray in (None, "local")
 
@@ -170,8 +170,8 @@ class ServiceSettings:
     def list_truth(self, run: Path) -> tuple[Path, ...]:
         """Return the folders with clients' true examples that scoring may read for the run in `run`; () for no scoring.
 
-        They are those of the setting `truth`. If that is "own", it is the folder `truth` in `run`, or none if this folder does
-        not exist or is a link.
+        They are the folders of the setting `truth`. If the setting is "own", the result is the folder `truth` in `run`, or ()
+        if there is no such folder or it is a link.
         """
         if self.truth != OWN_TRUTH:
             return self.truth

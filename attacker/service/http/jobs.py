@@ -83,7 +83,11 @@ def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
 
 
 def _check(service: Parts, spec: JobSpec) -> None:
-    """Raise RequestError if a job's recording is missing or unreadable, or lacks a client or every round that the job names."""
+    """Raise RequestError if a job cannot run on its recording.
+
+    That is so if the recording is missing or cannot be read, if it lacks at least one of the clients that the job names, or if it
+    has none of the rounds that the job names.
+    """
     runs = service.catalogue.list_runs()
     try:
         run = service.catalogue.get_run(spec.recording)

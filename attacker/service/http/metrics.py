@@ -51,8 +51,8 @@ class Metrics:
     def count_arrived(self, rounds: Sequence[Arrived]) -> None:
         """Count new rounds, and record the delay of each: seconds from its last reply until it was found (`Arrived.lag`).
 
-        Unknown and negative delays are not recorded, and none of `GAUGE_SECONDS` or more, since such a round probably came while
-        the service was not running.
+        All rounds are counted. A delay is not recorded if it is unknown, negative, or at least `GAUGE_SECONDS`: such a round was
+        probably recorded while the service was not running.
         """
         self.arrivals.inc(len(rounds))
         for lag in (round.lag for round in rounds):
@@ -101,7 +101,7 @@ class _Asked:
 
 
 def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
-    """Return the number of the newest recorded round minus that of the newest round with a reconstruction by any attack.
+    """Return the number of the newest recorded round minus the number of the newest round that any attack reconstructed.
 
     Nulls (attacks without the update) are not counted. Without a reconstruction, the number of the newest round is returned, and
     0 if no round is recorded. The result is at least 0.

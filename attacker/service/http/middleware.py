@@ -65,7 +65,9 @@ class ServiceParts(Protocol):
 
 
 class Guard:
-    """ASGI middleware that makes the checks of this module before, and while, the application answers a request.
+    """ASGI middleware that refuses requests that are not allowed, too large or too slow, and adds the security headers.
+
+    A response is cut off if the session of its request ends, or if the client receives it too slowly.
 
     patience: seconds that a client may take, see `CLIENT_SECONDS`.
     """
@@ -145,9 +147,9 @@ def _check_host(headers: Headers, settings: ServiceSettings) -> None:
 def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
     """Raise Refused for a changing request that may come from another site's page, or that declares too large a body.
 
-    The headers Origin and Sec-Fetch-Site must not name another origin, and the content type must be JSON (a DELETE may have
-    none). Without permission by CORS, browsers let other sites' pages send forms and plain text, but neither JSON nor DELETE
-    requests.
+    The header Origin, if given, must name the service's host and port. Sec-Fetch-Site, if given, must be "same-origin" or "none".
+    The content type must be JSON (a DELETE may have none). Without permission by CORS, browsers let other sites' pages send forms
+    and plain text, but neither JSON nor DELETE requests.
     """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
     if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):

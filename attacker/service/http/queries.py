@@ -69,8 +69,8 @@ def cut_page(
 ) -> tuple[Sequence[T], str | None]:
     """Return the first `limit` items whose key is greater than `after`, and the cursor of the next page, None if there is none.
 
-    items: sorted by key. after: a key, which need not be that of an item; None for the first page. cursor: maps the last item of
-    a page to the text from which the client requests the next page.
+    items: sorted by key. after: a key, which need not be the key of an item; None for the first page. cursor: maps the last item
+    of a page to the text from which the client requests the next page.
     """
     found: list[T] = []
     for item in items:

@@ -148,7 +148,9 @@ async def verdict_first(request: Request, service: Service, id: Name) -> Respons
 def _find_worst(
     service: Parts, run: CatalogueRun, source: Source, scores: Mapping[str, Sequence[ShownScore]]
 ) -> Iterator[ShownExample]:
-    """Yield the examples that the attack `source` reconstructed best, with their cases, as `find_worst_examples` selects them.
+    """Yield the examples that leaked worst, that is, that the attack `source` reconstructed best, each with its case.
+
+    `find_worst_examples` selects them.
 
     scores: dict from the key of a case to the score rows of this attack.
     """

@@ -34,7 +34,7 @@ class CaseFacts(NamedTuple):
     """A case (observations that are attacked together) as described in attack.json.
 
     key: name of the case and of its files. rounds: rounds of its observations. examples: number of examples, None if it is not
-    known. status, reason: those of the observation in the recording; of the first one if the case has several.
+    known. status, reason: status and reason of the case's first observation, as in the recording.
     """
 
     key: str
@@ -55,7 +55,8 @@ class Source:
     cases, answers, failures: dicts from the key of a case to the case, to the summary of its reconstruction (also an unfinished
     one of an interrupted case), and to the reason of failure.
     running: keys of the cases that are being attacked.
-    marks: dict from the name of a case's file to a value that changes when the file changes. facts: such a value of attack.json.
+    marks: dict from the name of a case's file to a value that changes when the file changes. facts: the corresponding value for
+    attack.json.
     trouble: messages about files that cannot be read.
     """
 
@@ -106,8 +107,8 @@ def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
     """Read the results in the folder `name` below `reconstructions/` of `run`.
 
-    manifest: that of the recording, for a check that the attack is on this recording; None skips the check. before: the results
-    at an earlier time; reconstructions, failures and attack.json are only read again if they have changed since then.
+    manifest: manifest of the recording, for a check that the attack is on this recording; None skips the check. before: the
+    results at an earlier time; reconstructions, failures and attack.json are only read again if they have changed since then.
     Raises ValueError with a message for users if attack.json is missing, invalid, or of another recording. A reconstruction that
     cannot be read counts as a failure of its case.
     """
@@ -200,7 +201,8 @@ def _list_under_way(run: Path, path: str) -> set[str]:
 def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source:
     """Return the attack and its cases as described in attack.json, as a `Source` without any result.
 
-    Raises ValueError if the file is missing, invalid, or of another recording than that of `manifest`; None skips the last check.
+    Raises ValueError if the file is missing, invalid, or of another recording than `manifest` describes. The last check is
+    skipped if `manifest` is None.
     """
     where = f"reconstructions/{name}/attack.json"
     try:

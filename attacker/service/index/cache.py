@@ -77,7 +77,7 @@ class Shelf(Generic[T]):
                 self._drop(key)
 
     def _add_weight(self, key: Hashable, place: _Place[T], weight: int) -> None:
-        """Count the weight of a new value in place of that of the old one.
+        """Replace the weight of the old value in `place` by `weight`, the weight of the new one, in the sum of all weights.
 
         This does nothing if `place` was dropped while the value was being made.
         """

@@ -47,7 +47,8 @@ class UnknownName(LookupError):
 class CatalogueRun:
     """One run at the time of its last scan.
 
-    identity: text that differs from that of an earlier recording with the same id; empty if the manifest cannot be read.
+    identity: text that differs between two recordings that had the same id at different times; empty if the manifest cannot be
+    read.
     marks: dict from "manifest", "index", "training" and "scores" to a value that changes when the file does.
     sources: dict from the name of each folder of an attack or a null (an attack without the updates) to a value that changes when
     its files do. told: the run as the API returns it.

@@ -43,9 +43,10 @@ def make_grid(
 ) -> Grid:
     """Return the grid with a cell for each row of the index (client and round).
 
-    A cell shows the attack of `sources` with the highest leak on the observation, and the scores of this attack's null. Its state
-    is over all of `sources`. rows: by round. scores: dict from the folder of an attack or null to its scores. nulls: results
-    among which the null of each attack (the same attack without the update) is looked for.
+    A cell shows the attack of `sources` with the highest leak on the observation, and the scores of this attack's null. The state
+    of a cell is the last in `STATE_ORDER` of the states of all cases that use the observation, over all of `sources`.
+    rows: dict from round to the rows of the index. scores: dict from the folder of an attack or null to its scores.
+    nulls: results among which the null of each attack (the same attack without the update) is looked for.
     """
     verdicts = [_collect_verdicts(source, scores.get(source.name, {})) for source in sources]
     beside = {source.name: find_null(source, nulls) for source in sources}
@@ -119,7 +120,7 @@ def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapp
 def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
     """Return the mean over cases of the confidence, the attack's own estimate in [0, 1] of the share of examples recovered.
 
-    keys: of the cases. A failed case counts as 0. Cases without a result, and those of unknown confidence, are left out; None if
+    keys: keys of the cases. A failed case counts as 0. Cases without a result or of unknown confidence are left out; None if
     no case remains.
     """
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]

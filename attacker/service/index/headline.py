@@ -27,11 +27,11 @@ def find_strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> S
 
 
 def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[tuple[str, int]]:
-    """Return the examples that an attack reconstructed best, at most `NUM_HEADLINE_EXAMPLES`, as pairs of case key and index.
+    """Return the examples that leaked worst, that is, that the attack reconstructed best: pairs (case key, index of the example).
 
-    The index is that of the example's row in `scores[key]`. Recovered examples come first, then those with higher PSNR; each
-    distinct example is returned once. If no finished case has scores, the pairs are (key, 0), the first reconstructed example,
-    for the cases with the highest confidence.
+    The index counts the rows of `scores[key]`, from 0. At most `NUM_HEADLINE_EXAMPLES` pairs are returned. Recovered examples
+    come first, then those with higher PSNR; each distinct example is returned once. If no finished case has scores, the pairs are
+    (key, 0), the first reconstructed example, for the cases with the highest confidence.
     """
     rows = [(key, n, row) for key, some in scores.items() if key in source.cases for n, row in enumerate(some) if row.finished]
     if not rows:

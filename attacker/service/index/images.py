@@ -35,8 +35,8 @@ class Halves(NamedTuple):
 def encode_reconstruction(run: Path, file: str, number: int, data: DataSpec) -> bytes:
     """Return one reconstructed example as PNG, with values clamped to [0, 1].
 
-    file: the case's reconstruction, relative to `run`. number: index of the example in it, from 0. Raises NoImage if the example
-    cannot be read or is no image that can be shown, such as a table row.
+    file: path of the case's reconstruction, relative to `run`. number: index of the example in it, from 0. Raises NoImage if the
+    example cannot be read or is no image that can be shown, such as a table row.
     """
     pair = _read_alone(run, file, number, data)
     if pair.reconstruction is None:
@@ -59,7 +59,8 @@ def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, E
     """Return the first reconstructed examples of a case with tabular data, at most `MAX_ROWS`.
 
     The result is a dict from the index of an example in the reconstruction to its values, without an original. It ends before the
-    first example that cannot be read. file: the case's reconstruction, relative to `run`. whole: the same without its examples.
+    first example that cannot be read. file: path of the case's reconstruction, relative to `run`. whole: the content of this file
+    without its examples.
     """
     found = {}
     for number in range(min(whole.answer.examples, MAX_ROWS)):
@@ -74,7 +75,7 @@ def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) ->
     """Return true examples of a case with tabular data, each with its reconstruction, from the first `MAX_ROWS` of `scores`.
 
     The result is a dict from the position of an example in `scores` to the pair. It has no entry for an example without a pair
-    file, or whose file cannot be opened. If a file holds no valid table row, its pair only has a `problem`.
+    file, or whose file cannot be opened. If a file holds no valid table row, only the field `problem` of its pair is set.
     """
     found = {}
     for number, score in enumerate(scores[:MAX_ROWS]):
@@ -102,8 +103,8 @@ def _read_pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
     """Return the original and the reconstruction in `file`, which scoring wrote, relative to `run`.
 
     Raises NoImage if the file cannot be opened or, for images, is not a PNG of twice the width and once the height of an example.
-    If the rest of its content is damaged, the pair only has a `problem`. The declared size is checked before decoding, since a
-    file of a few bytes can declare an image of any size.
+    If the rest of the content is damaged, only the field `problem` of the pair is set. The declared size is checked before
+    decoding, since a file of a few bytes can declare an image of any size.
     """
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)

@@ -30,9 +30,9 @@ TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
 class ReconstructionSummary(NamedTuple):
     """One case's reconstruction in numbers.
 
-    examples: their number. route: the method that found them. loss: the attack's final loss; None if there is none or it is not
-    finite. confidence: mean over examples of the attack's estimate of the probability that an example is recovered; None if no
-    estimate is known. interrupted: whether the search stopped before its end.
+    examples: number of reconstructed examples. route: the method that reconstructed them. loss: the attack's final loss; None if
+    there is none or it is not finite. confidence: mean over examples of the attack's estimate of the probability that an example
+    is recovered; None if no estimate is known. interrupted: whether the search stopped before its end.
     """
 
     examples: int
@@ -53,7 +53,7 @@ class Whole(NamedTuple):
     rounds: dict from the index of an example to all rounds in which the client used it, according to the attack. Both dicts lack
     examples that the attack assigns to no place.
     losses: pairs of iteration and loss, see `thin_curve`. oracles: names of information that the attack had and no server has.
-    shape: that of all examples together, with their number first.
+    shape: shape of the tensor of all reconstructed examples; its first axis counts the examples.
     """
 
     answer: ReconstructionSummary
@@ -118,7 +118,10 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
 
 
 def read_metadata(run: Path, name: str) -> dict[str, Any]:
-    """Read the metadata in the header of a safetensors file. Raises DamagedFile if it is missing or not such a file."""
+    """Return the metadata in the header of the safetensors file `name` below `run`; {} if the header has none.
+
+    Raises DamagedFile if the file is missing or is not a safetensors file.
+    """
     with open_file(run, name, limit=MAX_BYTES) as file:
         return _read_layout(file)[0]
 

@@ -99,7 +99,7 @@ def hash_manifest(folder: Path) -> str:
 def read_index(folder: Path, before: Index | None = None) -> Index:
     """Read the state of the index of the run in `folder`. Damage is reported in `Index.damage`, not raised.
 
-    before: the state at an earlier time, to check only rows of rounds that changed since then for damage; None checks all.
+    before: the state at an earlier time; only rows of rounds that changed since then are checked for damage. None checks all.
     """
     before = before or Index()
     try:
@@ -156,7 +156,7 @@ def _read_rows(
     """Return the rows of `rounds`, or of all rounds for None, without those that cannot be read.
 
     Messages about them are added to `damage`, a dict from round, at most `MAX_MESSAGES` per round; 0 stands for an unknown round.
-    folder: that of the run, whose path is left out of messages.
+    folder: folder of the run, whose path is left out of messages.
     """
     if rounds is not None and not rounds:
         return []
@@ -180,7 +180,7 @@ def _read_rows(
 
 
 def _parse_round(reason: str) -> int:
-    """Return the round in a message about a damaged row, which begins like "row 3, "; 0 for any other message."""
+    """Return the round of a damaged row from a message that begins with "row ROUND, CLIENT"; 0 for any other message."""
     number = reason.removeprefix("row ").partition(",")[0]
     return int(number) if number.isdecimal() and len(number) < 16 else 0
 

@@ -93,9 +93,11 @@ def read_mark(now: float, *paths: Path) -> Mark:
 
 
 def read_work_mark(now: float, folder: Path, *files: Path, alive: float) -> Mark:
-    """Return the value of `read_mark` for `folder` and `files`, and whether an attack may still be writing into `folder`.
+    """Return one value to compare with an earlier one, as `read_mark` does for `folder` and `files`.
 
-    It may if an entry of `folder` was added, removed or renamed in the last `alive` seconds. now: as in `read_mark`.
+    The value also differs if an attack may have been writing into `folder` at one of the two times and not at the other. An
+    attack may be writing if an entry of `folder` was added, removed or renamed in the last `alive` seconds.
+    now: as in `read_mark`.
     """
     try:
         still = now - os.lstat(folder).st_mtime < alive

@@ -20,7 +20,7 @@ MAX_VERDICT = 2000
 class VerdictSummary(NamedTuple):
     """The verdict on one attack as text: whether it found more than its null, the same attack without the clients' updates.
 
-    outcome: in a few words, such as "recovered". words: the same with its reasons, without a full stop.
+    outcome: in a few words, such as "recovered". words: the outcome with its reasons, without a full stop.
     """
 
     outcome: str
@@ -31,7 +31,7 @@ class RunVerdicts(NamedTuple):
     """The verdicts on the attacks of a run: whether each found more than its null, the same attack without the updates.
 
     by_source: dict from the name of an attack's folder to the verdict on this attack; nulls are not in it.
-    sentence:  the conclusion from all of them, as in the report; "" if no finished case is scored, or the manifest is not known.
+    sentence:  the conclusion from all verdicts, as in the report; "" if no finished case is scored, or the manifest is not known.
     strongest: name of the folder of the attack that `sentence` is about; None if no attack has a finished case with scores.
     """
 
@@ -43,8 +43,8 @@ class RunVerdicts(NamedTuple):
 def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
     """Return the verdicts on a run's attacks, from its file of scores.
 
-    They are empty if the file has more than `MAX_ROWS` rows, or a row that is not valid. manifest: that of the recording; without
-    it, `RunVerdicts.sentence` is "".
+    They are empty if the file has more than `MAX_ROWS` rows, or a row that is not valid. manifest: manifest of the recording;
+    without it, `RunVerdicts.sentence` is "".
     """
     rows: list[ScoreRow] = []
     try:

@@ -127,7 +127,8 @@ def describe_case(
 ) -> CaseTold:
     """Return one case for the API, without its examples.
 
-    scores: score rows of the case. null_scores: those of the attack's null, the same attack without the update, on the same case.
+    scores: score rows of the case. null_scores: score rows of this case for the attack's null, the same attack without the
+    update.
     """
     answer = source.answers.get(facts.key)
     return CaseTold(
@@ -166,7 +167,7 @@ def describe_whole_case(
 ) -> CaseWhole:
     """Return one case for the API, with its examples.
 
-    whole: its reconstruction; None if there is none. scores, null_scores: as in `describe_case`. examples: those to show.
+    whole: its reconstruction; None if there is none. scores, null_scores: as in `describe_case`. examples: the entries to show.
     """
     short = describe_case(source, facts, scores, null_scores)
     return CaseWhole(
@@ -288,7 +289,7 @@ def describe_scored_nulls(
 ) -> dict[Place, NullTold]:
     """Return a dict from `ShownScore.place`, the key of a true example, to what the attack's null reconstructed for this example.
 
-    scores, links, cells: those of the null (the same attack without the update), otherwise as in `describe_scored`. If the null
+    scores, links, cells: as in `describe_scored`, but of the null (the same attack without the update). If the null
     has no reconstruction of the example, the entry has neither an image nor values.
     """
     return {
@@ -309,8 +310,8 @@ def describe_found_nulls(
     """Return a dict from the index of an example in the null's reconstruction of a case to this example.
 
     It is for cases without scores. Pages then show the examples of the attack and of its null (the same attack without the
-    update) with equal indices side by side, although they need not be of the same original. whole, links, cells: those of the
-    null.
+    update) with equal indices side by side, although they need not be of the same original. whole, links, cells: as in
+    `describe_found`, but of the null.
     """
     return {
         n: NullTold(

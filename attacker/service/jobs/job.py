@@ -23,7 +23,7 @@ ROUNDS_PATTERN = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,3
 class JobSpec(BaseModel):
     """Request to run one attack on a recording.
 
-    recording: its id, see `run_names`. attack: name of a registered attack.
+    recording: id of the recording, see `run_names`. attack: name of a registered attack.
     arguments: dict from the name of an argument of the attack to its value; only arguments that cannot name a file, a module or
                an address, see `attacker.attacks.arguments`. Those left out have their defaults.
     rounds:    "all", or rounds counted from 1, such as "3", "1-20" or "1-3,7". clients: names of clients, or unique beginnings of
@@ -172,10 +172,12 @@ class Result(FrozenModel):
 class Job(BaseModel):
     """A job as the API returns it.
 
-    attempts: how often a worker was given it. crashes: how often its worker died, since a user last requested a repetition.
+    attempts: number of attempts at the job so far. crashes: number of attempts whose worker died unexpectedly; a user's request
+    to run the job again sets `crashes` to 0, but not `attempts`.
     origin:   `request` for a request of a user, or `rule NAME` for one of the rules that submit jobs for new rounds.
     version:  the value of a counter at the last change of this job. The counter increases with each change of any job.
-    created, started, ended: UTC, ISO 8601; of the submission, the last attempt, and the transition to a final state.
+    created, started, ended: times of the submission, of the start of the last attempt, and of the transition to a final state;
+    ISO 8601, UTC.
     error:    the reason for a final state other than "done", if there is one, in some cases with a traceback after a blank line.
     """
 

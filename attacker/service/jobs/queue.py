@@ -120,7 +120,7 @@ class Queue:
     def list_changes(self, after: int) -> tuple[int, builtins.list[Job]]:
         """Return a pair (version, jobs): the jobs that changed after version `after`, in the order of their last change.
 
-        The returned version is the one to pass as `after` next time: that of the last change, or `after` if nothing has changed.
+        The returned version is the one to pass as `after` next time: the version of the last change, or `after` without a change.
         """
         rows = self.store.read("SELECT * FROM jobs WHERE version > ? ORDER BY version", after)
         return (rows[-1]["version"] if rows else after), [make_job(row) for row in rows]
@@ -218,7 +218,8 @@ class Queue:
     def claim(self, owner: str) -> Claim | None:
         """Mark the next waiting job as running, and return the claim on it, the right to run this attempt; None if no job waits.
 
-        The next job is that of the highest priority, and of several such jobs the one submitted first. owner: as in `recover`.
+        The next job is the waiting job with the highest priority; among jobs of equal priority, the one submitted first.
+        owner: as in `recover`.
         """
         # called often, so an empty queue must not cost a write
         if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):

@@ -24,7 +24,7 @@ class Fenced(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The right to run one attempt of a job and to store how it ends. It ends when the job leaves the state "running".
+    """The right to run one attempt of a job and to store how it ends. The claim ends when the job leaves the state "running".
 
     attempt: number of this attempt at the job, from 1. owner: random id of the start of the service that runs it.
     """
@@ -56,7 +56,7 @@ def end_job(
 ) -> None:
     """Write the final state of a claimed job. Raises Fenced if the claim is no longer valid.
 
-    cpu: CPU seconds of this attempt, added to those of earlier ones. error, result: replace the stored ones, also if they are
+    cpu: CPU seconds of this attempt, added to those of earlier attempts. error, result: replace the stored ones, also if they are
     None.
     share: share of the work that is done, from 0 to 1; None keeps the stored one.
     """
@@ -80,7 +80,7 @@ def end_job(
 def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
     """Put a job back into the queue, or mark it as cancelled if `cancelled` is True, whatever its present state.
 
-    cpu: CPU seconds of its attempt, added to those of earlier ones.
+    cpu: CPU seconds of the attempt that ends, added to those of earlier attempts.
     """
     state, ended = ("cancelled", format_now()) if cancelled else ("queued", None)
     db.execute(
@@ -126,5 +126,5 @@ def _shorten(error: str) -> str:
 
 
 def format_now() -> str:
-    """Return the present time in ISO 8601 and UTC, with milliseconds. The alphabetical order of such texts is that of time."""
+    """Return the present time in ISO 8601 and UTC, with milliseconds. Sorted as text, times are in chronological order."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -13,7 +13,7 @@ JOBS_OF_RULE = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND ident
 
 
 class Recorded(NamedTuple):
-    """One recording. identity: digest of its manifest, which differs from that of an earlier recording with the same id."""
+    """One recording. identity: digest of its manifest, which differs for an earlier recording with the same id."""
 
     id: str
     identity: str
@@ -60,7 +60,8 @@ class Ledger:
         """Submit one job of a rule, store that the rule has dealt with `rounds` of a recording, and return the job.
 
         If the rule has dealt with all of `rounds` before, nothing is submitted or stored. Otherwise only the new ones are stored.
-        spec: the job. Its own field `rounds` says what it attacks. None submits no job, and stores the rounds as left out.
+        spec: request for the job, whose field `spec.rounds` selects the rounds that it attacks; for an attack that combines
+        rounds, they are more than `rounds`. None submits no job, and stores `rounds` as left out.
         Returns None if no job was submitted. Raises Full if too many jobs wait in the queue.
         """
         with self._store.open_transaction() as db:

@@ -56,9 +56,9 @@ class RunningJob:
     def record_answer(self, answer: JobOutcome) -> None:
         """Choose from the outcome that the worker reports how the job ends, and set `end`, which `settle` calls later.
 
-        A job that is done counts as done, even if it was to be interrupted. Otherwise nothing changes if `end` is set already; a
-        job that the supervisor interrupted (`asked`) is cancelled or failed; one that the worker reports as failed is failed; and
-        one that something else interrupted goes back into the queue.
+        A job that is done counts as done, even if its interruption was requested. Otherwise nothing changes if `end` is set
+        already; a job that the supervisor interrupted (`asked`) is cancelled or failed; one that the worker reports as failed is
+        failed; and one that something else interrupted goes back into the queue.
         """
         self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
@@ -136,7 +136,7 @@ class RunningJob:
         """Kill the worker, because it uses more memory than the job's limit `megabytes`, and let the job fail.
 
         If the worker has run other jobs before, their leftovers may be the reason; the job is then repeated in a new worker
-        instead. A job that was already interrupted keeps the reason for that.
+        instead. A job that was already interrupted keeps the reason of that interruption.
         """
         if self.asked is None:
             self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"

@@ -80,7 +80,8 @@ class AuditWork:
     def _replay(self, planned: Replay) -> Replayed:
         """Run one attack of the audit, or its null (without the update), with the options of the job; return what was done.
 
-        The results are also added to `parts`. After an interruption, those so far are added before KeyboardInterrupt is raised.
+        The results are also added to `parts`. After an interruption, the results so far are added before KeyboardInterrupt is
+        raised.
         """
         replay, progress = replace(planned, **make_replay_options(self.task)), self.progress
         assert progress is not None

@@ -8,7 +8,7 @@ from attacker.replay.executors.worker_loop import Throttle, Work, WorkerChannel,
 PROGRESS_SECONDS = 0.5
 """Seconds between two messages about one job."""
 MAX_WORDS = 300
-"""Largest number of characters of the text in such a message."""
+"""Largest number of characters of the text in a progress message."""
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ MAX_LINE_BYTES = 4 * 2**20
 class JobTask:
     """A job as it is sent to a worker.
 
-    job: its id. spec: fields of a `JobSpec` or `AuditSpec`. run: folder of the run. truth: folders that scoring may read; empty
-    for no scoring.
+    job: id of the job. spec: fields of a `JobSpec` or `AuditSpec`. run: folder of the run. truth: folders that scoring may read;
+    empty for no scoring.
     lock: file that is locked while the job runs. preview: file for intermediate images.
     audit: path of an audit's result without its suffix, see `audit_files`; other jobs do not use it.
     threads, device, ray, model: see `Replay`.

@@ -42,7 +42,8 @@ class Preview:
 
     images: (n, H, W, C), 8 bit, C as in the data; n is at most `MAX_IMAGES`. places: place in the recording and recovered label
     of each image.
-    iteration: current iteration of the search within one restart. most: largest number of iterations of one restart.
+    iteration: current iteration of the search within one restart. most: maximum number of iterations of a restart, as set for the
+    attack.
     loss: median of the attack's loss over the cases that are searched together; None if it is not finite.
     version: number of the preview. It increases with every preview of a job, also when the next attack, null (attack without the
     update) or attempt of the job begins.

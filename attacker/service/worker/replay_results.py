@@ -19,7 +19,11 @@ MAX_MESSAGE = 300
 
 
 def make_replay_options(task: JobTask) -> dict[str, Any]:
-    """Return a dict of those keyword arguments of `Replay` that are the same for every replay of a job."""
+    """Return those keyword arguments of `Replay` that say where and how a job computes, not what it attacks.
+
+    They are the PyTorch device, the number of threads, the address of the Ray cluster, the function that builds the model, the
+    seconds between checkpoints, and the callback that writes the preview.
+    """
     return {
         "device": task.device,
         "threads": task.threads,
@@ -38,7 +42,8 @@ def count_done(replay: Replay) -> int:
 def make_result(replay: Replay, replayed: Replayed) -> Attacked:
     """Return the results of one replay in the form in which the queue stores them.
 
-    At most `MAX_MESSAGES` reasons of failed cases and as many remarks are kept, each cut after `MAX_MESSAGE` characters.
+    At most `MAX_MESSAGES` reasons of failed cases and at most `MAX_MESSAGES` remarks are kept, each cut after `MAX_MESSAGE`
+    characters.
     """
     failed = {key[:MAX_MESSAGE]: reason[:MAX_MESSAGE] for key, reason in list(replayed.failed.items())[:MAX_MESSAGES]}
     notes = [*replayed.notes, *_list_left_out(replayed)]
