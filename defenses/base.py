@@ -1,4 +1,4 @@
-"""Defenses that clients apply to their updates: the type, a pair of functions, and its composition; norms, masks and ranks."""
+"""The type of defenses that clients apply to their updates, chains of defenses, and helpers: norms, masks and ranks."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -79,7 +79,7 @@ def tensor_norm(tensor: Tensor) -> Tensor:
 
 
 def check_scope(name: str, scope: str) -> None:
-    """Raise ValueError if `scope` is neither "tensor" nor "global". name: of the defense, for the message."""
+    """Raise ValueError if `scope` is neither "tensor" nor "global". name: name of the defense, for the message."""
     if scope not in get_args(Scope):
         raise ValueError(f"{name}: scope must be 'tensor' or 'global', got {scope!r}")
 

@@ -66,8 +66,8 @@ transparent = Channel(lambda update, known: update)
 def compose_channels(*channels: Channel) -> Channel:
     """Return the channel (the attacker's model) of a chain of defenses that are applied from left to right.
 
-    Every channel learns from the received update, which is the output of the whole chain. The noise power is the sum of those of
-    all channels. This is only an estimate, since later steps of the chain can shrink or enlarge the noise.
+    Every channel learns from the received update, which is the output of the whole chain. The noise power is the sum of the
+    noise powers of all channels. This is only an estimate, since later steps of the chain can shrink or enlarge the noise.
     """
 
     if not channels:

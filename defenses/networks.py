@@ -37,7 +37,8 @@ class Bottleneck(Stochastic):
 
     encoder: F -> 2K, the mean mu and softplus^-1 of the standard deviation sigma of a normal distribution.
     decoder: K -> F, of mu + sigma * epsilon; epsilon is drawn at every forward in training mode, and 0 in evaluation mode.
-    penalty: beta / ln 2 * KL(N(mu, sigma^2) || N(0, 1)), summed over all values of an example, mean over the batch.
+    penalty: beta / ln 2 * KL(N(mu, sigma^2) || N(0, 1)), summed over an example's K random values (at every
+             position of `...`), mean over the batch.
     """
 
     hides: ClassVar[bool] = True
@@ -72,9 +73,11 @@ class Dropout(Stochastic):
 def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.Module:
     """Return a copy of `model` with a variational bottleneck before its last linear layer.
 
-    bottleneck: number K of random values, from 1 to 65536. beta: weight of the KL divergence in bits, which is added to the loss;
-    finite and not negative. Evaluation uses the mean of the random values; the released code also draws in evaluation.
-    Raises ValueError if the model has no linear layer.
+    bottleneck: number K of random values, from 1 to 65536.
+    beta:       factor of the penalty that is added to the loss: the KL divergence of the random values' distribution from the
+                standard normal one, measured in bits; finite and not negative.
+    Evaluation uses the mean of the random values; the released code also draws in evaluation.
+    Raises ValueError if the model has no linear layer, or `bottleneck` or `beta` is out of range.
     Source: PRECODE, Scheliga et al. 2022, with the sizes of its released code.
     """
     if type(bottleneck) is not int or not 1 <= bottleneck <= MAX_BOTTLENECK:
@@ -91,7 +94,8 @@ def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.
 def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
     """Return a copy of `model` with dropout before its last linear layer.
 
-    p: probability that a feature is dropped, in [0, 1). Raises ValueError if the model has no linear layer.
+    p: probability that a feature is dropped, in [0, 1).
+    Raises ValueError if the model has no linear layer, or `p` is out of range.
     Source: Srivastava et al. 2014, section 4.
     """
     if not 0 <= p < 1:
@@ -157,7 +161,7 @@ def find_encoders(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters of the encoders of all variational bottlenecks.
 
     For one example with features (1, F) in one step, the gradient of an encoder's weights is the outer product of its bias's
-    gradient and the features, whatever values were drawn after it.
+    gradient and the features, whatever random values the bottleneck drew.
     """
     encoders = [f"{name}.encoder" if name else "encoder" for name, m in model.named_modules() if isinstance(m, Bottleneck)]
     return frozenset(f"{encoder}.{own}" for encoder in encoders for own in ("weight", "bias"))

@@ -21,7 +21,7 @@ PER_EXAMPLE_BYTES = 2**28
 
 
 def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
-    """Clip the gradient of each example, add noise to their sum, and divide by the batch size.
+    """Clip the gradient of each example, add noise to the sum of the gradients, and divide by the batch size.
 
     Returns this way to compute a gradient, a `GradientRule`.
     max_norm: bound C on the Euclidean norm of one example's whole gradient; positive and finite.
@@ -61,12 +61,12 @@ def fed_cdp(
 
 
 class _Fixed(NamedTuple):
-    """Noise with standard deviation `std` on every coordinate of the sum of a batch's gradients."""
+    """Noise with standard deviation `std` on every coordinate of the sum of the clipped gradients of a batch's examples."""
 
     std: float
 
     def compute_stds(self, mean: Gradient, size: int) -> dict[str, Tensor]:
-        """Return the standard deviations of the noise on the mean over `size` examples: 0-d tensors by name."""
+        """Return the standard deviation of the noise on the mean gradient of `size` examples: 0-d tensors by parameter name."""
         return {name: g.new_full((), self.std / size) for name, g in mean.items()}
 
     def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
@@ -76,7 +76,10 @@ class _Fixed(NamedTuple):
 
 
 class _Relative(NamedTuple):
-    """Noise whose expected mean square is `ratio` times that of the batch's mean gradient, per tensor or over all tensors."""
+    """Noise whose expected mean square is `ratio` times the mean square of the mean of a batch's clipped gradients.
+
+    by_tensor: whether both mean squares are taken over each tensor separately, or else over all tensors together.
+    """
 
     ratio: float
     by_tensor: bool

@@ -38,8 +38,8 @@ class GradientProblem(NamedTuple):
 class LocalStep(NamedTuple):
     """One step of a client's training as the server knows it.
 
-    size: number of examples in its batch. share: magnitude of the factor of its gradient in the update; the learning rate for
-    plain SGD.
+    size:  number of examples in the step's batch.
+    share: absolute value of the coefficient that the step's gradient has in the update; for plain SGD, the learning rate.
     """
 
     size: int
@@ -78,7 +78,8 @@ class GradientRule(NamedTuple):
     gradient: maps (problem, weights, x, y, rng) to the gradient by parameter name and the mean loss, 0-d. The passed weights must
               require gradients.
     expected: maps (problem, weights, x, y) to the gradient that an attacker simulates, by parameter name: without noise, and
-              without what only the received update shows, such as which columns Soteria zeroed. Differentiable under `vmap`.
+              without effects that only the received update shows, such as which columns Soteria zeroed. Differentiable
+              under `vmap`.
     channel:  maps `Facts` to the channel (the attacker's model of a defense) with the effects on an update that `expected` lacks.
     omitted:  maps `Facts` to the names of parameters that the attacker leaves out when it compares simulated and observed
               gradients.

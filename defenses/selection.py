@@ -43,7 +43,7 @@ def withhold(names: str | Sequence[str]) -> Defense:
 
     Returns this defense, a `Defense`.
     names: names of parameters, or patterns with `*`, `?` and `[...]`: "6.*", "*.bias". `*` matches any text, also dots. A pattern
-           without a match raises ValueError when the defense is first applied.
+           that matches no parameter raises ValueError in `Defense.init`, before the defense is first applied.
     """
     patterns = check_patterns("withhold", names)
 
@@ -62,8 +62,8 @@ def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
     """Apply a defense to some tensors only; the others are sent unchanged.
 
     Returns this defense, a `Defense`.
-    defense: defense of the selected tensors, which it sees as one update, as in masked(clip(1) | gaussian(0.1), ["6.*"]). There,
-             the norm is that of all tensors whose names begin with "6.".
+    defense: defense of the selected tensors, which it sees as one update. In masked(clip(1) | gaussian(0.1), ["6.*"]), it clips
+             the norm of all tensors together whose names begin with "6.".
     names:   names of parameters, or patterns as for `withhold`; at least one.
     """
     if not isinstance(defense, Defense):

@@ -51,7 +51,7 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 
     Returns this defense, a `Defense`.
     keep:           share in (0, 1] that is sent: ceil(keep * n) of n coordinates; of equal magnitudes, the first are sent.
-    scope:          "tensor": the share of each tensor; "global": of all tensors together.
+    scope:          "tensor": `keep` is the share of each tensor; "global": of all tensors together.
     error_feedback: keep what is not sent, and add it to the client's next update before its coordinates are chosen.
     Source: Aji & Heafield 2017; Yue et al. 2022, example 3, whose code sends one coordinate less in every tensor.
     """
@@ -69,7 +69,7 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
 
     Returns this defense, a `Defense`.
     keep:           share in (0, 1] that is sent: ceil(keep * n) of n coordinates, drawn without replacement.
-    scope:          "tensor": the share of each tensor; "global": of all tensors together.
+    scope:          "tensor": `keep` is the share of each tensor; "global": of all tensors together.
     rescale:        multiply the sent values by n / ceil(keep * n), so that the expected result is the update.
     error_feedback: keep what is not sent, and add it to the client's next update; not together with `rescale`.
     Source: Stich et al. 2018, section 2; rescaled: Wangni et al. 2018, with equal probabilities.

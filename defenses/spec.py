@@ -28,8 +28,8 @@ class Kind(NamedTuple):
     """Entry of the registry of defenses: a defense with properties that tests check.
 
     defense, channel: functions with the same arguments that build the client's defense and the attacker's channel.
-    codec:    lossless packing that suits the output; None takes that of the inner defense, or, if there is none, keeps that of
-              the previous step.
+    codec:    name of the lossless packing that suits the defense's output. None stands for the packing of the inner defense or,
+              if there is no inner defense, of the previous step of the chain.
     example:  arguments with which the defense changes the update of the tests: "0.5" stands for clip(0.5).
     limit:    arguments with which it leaves that update unchanged, bit for bit; None if there are none.
     random:   whether the example draws random numbers. unbiased: whether its mean over the draws is the update.
@@ -152,7 +152,10 @@ class DefenseSpec:
         )
 
     def choose_codec(self, before: CodecName = "dense") -> CodecName:
-        """Return the name of the lossless packing that suits the output of this chain. before: that of its input."""
+        """Return the name of the lossless packing that suits the output of this chain.
+
+        before: name of the packing that suits the input of the chain; it is kept if no step asks for another one.
+        """
         codec = before
         for step in self.steps:
             chosen = DEFENSES[step.name].codec or _choose_inner_codec(step, codec)
@@ -164,7 +167,8 @@ class DefenseSpec:
 def _nest(steps: tuple[Step, ...]) -> DefenseSpec:
     """Return a specification that is an argument of another one, such as clip(1) in masked(clip(1), ...).
 
-    Raises ValueError if it has more than `MAX_DEPTH` levels itself, since functions that walk through it recurse.
+    Raises ValueError if the nested specification, without the one around it, has more than `MAX_DEPTH` levels: functions that
+    walk through it recurse.
     """
     spec = DefenseSpec(steps)
     if spec.depth > MAX_DEPTH:

@@ -33,7 +33,8 @@ def attack(
     A case is the observations that are attacked together: all of `target` if it is in memory; in a recording, each single
     observation, or all observations of a client for attacks on several rounds. The result holds one reconstruction for each case
     that did not fail.
-    name:    a name that the command `attacker list` prints, or `module:function`, which is imported. arguments: of the attack.
+    name:    a name that the command `attacker list` prints, or `module:function`, which is imported.
+    arguments: arguments of the attack, by name.
     null:    withhold the gradient from the attack, to measure what it achieves without it (the baseline of a verdict).
     out:     for a recording, a folder, in which each attack has a subfolder of reconstructions; by default `reconstructions`
              beside the recording. Cases that are finished there are not attacked again, and are part of the result.

@@ -25,8 +25,8 @@ def run(
 ) -> Recording:
     """Run and record a federation until it has finished, and return the recording.
 
-    experiment: path of a TOML file, a mapping with the same keys, or an `Experiment`. overrides: keys of it, such as rounds=3, or
-                training={"batch_size": 4}, which replaces the whole table.
+    experiment: path of a TOML file, a mapping with the same keys, or an `Experiment`. overrides: keys of the experiment, such as
+                rounds=3, or training={"batch_size": 4}, which replaces the whole table.
     out:        folder of the run; by default a new temporary folder, which is not removed. If it holds a finished run of the same
                 experiment, its recording is returned.
     engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel.

@@ -94,6 +94,7 @@ def _identify_loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, 
 def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a copy of the gradient by parameter name, on the CPU and in the dtype of the weights.
 
+    gradient: tensors by parameter name, or in the order of `weights`.
     Raises ValueError if names or shapes differ from those of the weights, or a value is not finite.
     """
     if not isinstance(gradient, Mapping):

@@ -119,7 +119,10 @@ class AttackResult:
 
 
 def _read_first(result: AttackResult, most: int) -> Tensor:
-    """Return the first `most` examples, (N, *shape), reading only as many files as needed. Raises ValueError without any."""
+    """Return the first `most` reconstructed examples, (N, *shape), reading only as many files as needed.
+
+    Raises ValueError if there are no reconstructions.
+    """
     found: list[Tensor] = []
     for one in result.reconstructions:
         found.append(one.x)

@@ -49,7 +49,7 @@ class ScoreTable:
     def summaries(self) -> list[Summary]:
         """The summary of each attack, with a verdict on what leaked.
 
-        The summary of its null (the attack without the gradient) is the field `null`, which is None if the null was not scored.
+        Its field `null` is the summary of the attack's null (the attack without the gradient), or None if that was not scored.
         """
         return summarise(self.rows)
 

@@ -1,4 +1,4 @@
-"""Channels of quantisers: what a received value says about the original one, or an estimate of stochastic rounding's power."""
+"""Channels of quantisers: the original values that a received value allows, or the noise power of stochastic rounding."""
 
 import torch
 from torch import Tensor

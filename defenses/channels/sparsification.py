@@ -1,7 +1,8 @@
 """Channels of sparsifiers: of the simulated update, only the coordinates that the client sent remain.
 
-Coordinates received as nonzero count as sent. Where a sparsifier sends a known number of coordinates and more are nonzero,
-because a later defense such as noise changed the zeros, those of largest received magnitude count as sent.
+Coordinates received as nonzero count as sent. If a sparsifier sends a known number k of coordinates, and more than k are
+received as nonzero, because a later defense such as noise changed the zeros, only those with at least the k-th largest received
+magnitude count as sent.
 """
 
 import math
@@ -20,10 +21,8 @@ from defenses.sparsification import count_kept, count_unpruned, find_factors, ma
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Channel:
     """Return the attacker's model of `top_k`, which keeps of a simulated update those coordinates that the client sent.
 
-    Sent are the coordinates that were received with at least the k-th largest magnitude.
-
-    k is the number of coordinates that the client sends. If fewer than k received values are not zero, all coordinates count as
-    sent.
+    A coordinate counts as sent if its received magnitude is at least the k-th largest, where k = ceil(keep * n) is the number of
+    coordinates that the client sends. If fewer than k received values are not zero, all coordinates count as sent.
     """
 
     def learn(seen: Update) -> ChannelFacts:
@@ -36,8 +35,8 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Channel:
     """Return the attacker's model of `random_k`, which keeps of a simulated update those coordinates that the client sent.
 
-    They are multiplied by the client's factor if `rescale` is set. Sent are the coordinates that were received as nonzero, with
-    at least the k-th largest magnitude for k = ceil(keep * n).
+    They are multiplied by the client's factor n / k if `rescale` is set, with k = ceil(keep * n). A coordinate counts as sent if
+    its received value is not zero, and its received magnitude is at least the k-th largest.
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -55,8 +54,8 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Channel:
     """Return the attacker's model of `prune`, which keeps of a simulated update those coordinates that the client sent.
 
-    Sent are all coordinates that were received as nonzero; with `ratio`, only those with at least the k-th largest magnitude, for
-    k = `count_unpruned(ratio, n)`.
+    A coordinate counts as sent if its received value is not zero. With `ratio`, its received magnitude must also be at least the
+    k-th largest, for k = `count_unpruned(ratio, n)`.
     """
 
     def find_sent(values: Tensor) -> Tensor:
@@ -125,5 +124,5 @@ def _compare_with_kth(values: Tensor, k: int) -> Tensor:
 
 
 def _find_sent(values: Tensor, k: int) -> Tensor:
-    """Return booleans (n,): whether each value is not zero and, unless k = 0, its magnitude at least the k-th largest."""
+    """Return booleans (n,): whether each value is not zero and, unless k = 0, its magnitude is at least the k-th largest."""
     return _compare_with_kth(values, k) & (values != 0)

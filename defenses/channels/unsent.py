@@ -36,8 +36,8 @@ def follow_largest(*, error_feedback: bool) -> Follow:
     """Return the attacker's simulation of a round for a defense that sends the largest coordinates (`Channel.follow`).
 
     error_feedback: whether the client adds what it did not send (the residual) to its next update.
-    The expected update has the simulated values (update plus residual) of sent coordinates. For unsent ones, it has the amount by
-    which the simulated magnitude is above the smallest sent one, with the simulated sign, and zero if it is below.
+    The expected update has the simulated values (update plus residual) of sent coordinates. For an unsent one, it has the amount
+    by which the simulated magnitude exceeds the smallest sent magnitude, with the simulated sign, or zero if it does not.
     """
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
@@ -84,7 +84,7 @@ def follow_dgc(
 
 
 def _expect_largest(values: Tensor, sent: Tensor, threshold: Tensor) -> Tensor:
-    """Return the simulated values where they were sent, and elsewhere their signed excess over the threshold, or 0."""
+    """Return the simulated value of each sent coordinate; of others, its signed excess over the threshold, or 0 within it."""
     return torch.where(sent, values, values - values.maximum(-threshold).minimum(threshold))
 
 

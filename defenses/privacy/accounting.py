@@ -52,8 +52,8 @@ def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int,
 
     The relation is replace-one: two runs are compared, in which one client is replaced by another. The result holds against an
     observer who sees only the sums: neither which clients were sampled nor their messages. The noise must be Gaussian, which is
-    not checked. The result is the smaller of the epsilon without amplification by sampling and that of Wang, Balle &
-    Kasiviswanathan 2019, theorem 27: 0 for times=0, infinite without noise.
+    not checked. The result is the smaller of the epsilon without amplification by sampling and the epsilon of Wang,
+    Balle & Kasiviswanathan 2019, theorem 27. It is 0 for times=0, and infinite without noise.
     Raises ValueError if `drawn` is not in 1 .. population, `delta` is not in (0, 1), or `times` is negative.
     """
     if not 0 < drawn <= population:
@@ -178,8 +178,10 @@ def bound_reconstruction_renyi(prior: float, mu: float) -> float:
     The divergence of order a between the messages and pure noise must be at most a * mu**2 / 2, as for Laplace noise. The bound
     is exp(-(sqrt(-ln prior) - mu / sqrt(2))**2) for mu up to sqrt(-2 ln prior), and 1 for larger mu. Up to there, it is the
     minimum over a > 1 of (prior * exp(a * mu**2 / 2))^((a - 1) / a).
-    prior: success probability of the best guess without seeing any message; in (0, 1). mu: not negative.
+    prior: success probability of the best guess without seeing any message; in (0, 1).
+    mu:    sqrt(T) divided by the noise multiplier for T messages; not negative.
 
+    Raises ValueError for other values of `prior` and `mu`.
     Source: Balle, Cherubin & Hayes 2022, "Reconstructing training data with informed adversaries".
     """
     _check_guess(prior, mu)

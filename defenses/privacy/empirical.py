@@ -117,25 +117,26 @@ def inflate_variance(share: float, overlap: float) -> float:
     share: share p of right guesses, at least 0.5. overlap: mean over canaries of the sum of squared cosines with the gradients of
     the other canaries of the same message.
 
-    The noise in the scores of two canaries has the correlation c, the cosine of their gradients. As the coins are fair, its
-    effect on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2. That each canary also moves
-    the other's score makes the covariance smaller.
+    The noise in the scores of two canaries has the correlation c, the cosine of their gradients. As the coins are fair, the
+    effect of this correlation on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2. That each
+    canary also moves the other's score makes the covariance smaller.
     """
     return 1 + overlap * (2 * share - 1) / (2 * share)
 
 
 def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE_LEVEL) -> bool:
-    """Return whether `right` right guesses of `guesses` refute, by a sufficient test, that Gaussian noise hides canaries so well.
+    """Return whether `right` right guesses of `guesses` refute that Gaussian noise hides canaries as well as `shift` states.
 
     A canary is a pair of examples, of which a coin chose the one that is trained on; the auditor guesses which.
-    If the result is True then, under such noise, the probability of at least `right` right guesses is below 1 - confidence. False
-    proves nothing.
+    If the result is True then, under noise of this strength, the probability of at least `right` right guesses is below
+    1 - confidence. False proves nothing, since the test is sufficient but not necessary.
     shift: assumed distance between the messages with the two versions of a canary, in standard deviations of the noise.
     canaries: number of all canaries, guessed or not.
 
     Proof by contradiction: assume that this probability is at least 1 - confidence. For each number i from `right` down to 0, the
     recursion bounds from below two shares of all canaries: the expected share that is guessed right while at least i guesses are
-    right, and the same for wrong guesses. If the two sum to more than the share of guessed canaries, the assumption is wrong.
+    right, and the expected share that is guessed wrong while at least i guesses are right. If the two sum to more than the share
+    of guessed canaries, the assumption is wrong.
     """
     if right == 0:
         return False
@@ -157,6 +158,7 @@ def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, conf
     coin chose the one that is trained on; the auditor guesses which.
     right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
     the others.
+    Raises ValueError if `right` is not in 0 .. guesses, `guesses` not in 1 .. canaries, or `delta` or `confidence` not in (0, 1).
     Source: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
     """
     _check_counts(right, guesses, canaries, delta, confidence)
@@ -165,7 +167,10 @@ def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, conf
 
 @lru_cache(maxsize=1024)
 def _chance(right: int, guesses: int, limit: float, *, canaries: int, delta: float) -> float:
-    """Return an upper bound on the probability of at least `right` right guesses under (limit, delta)-differential privacy."""
+    """Return an upper bound on the probability of at least `right` right guesses under differential privacy.
+
+    limit, delta: the epsilon and the delta of the differential privacy that is assumed.
+    """
     accuracy = 1 / (1 + math.exp(-limit))
     tail = float(binom.sf(right - 1, guesses, accuracy))
     steps = range(1, right + 1)

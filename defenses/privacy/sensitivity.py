@@ -1,4 +1,8 @@
-"""Sensitivity of a chain of defenses: the largest norm of what its noise hides, and the resulting noise multiplier."""
+"""Noise multiplier of a chain of defenses or a gradient rule: the scale of the noise divided by the sensitivity.
+
+The sensitivity is the largest norm of the vector that the noise hides: a client's update, or the gradient of one example. It
+is bounded by the steps before the noise, such as clipping.
+"""
 
 import inspect
 import math
@@ -58,7 +62,7 @@ class _Sent(NamedTuple):
 
 
 def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
-    """Return the noise by which a chain of defenses hides one message of a client; of several, the one of largest multiplier.
+    """Return the noise by which a chain of defenses hides one message of a client: of several noises, that of largest multiplier.
 
     What is hidden is the client's whole update. The sensitivity of the noise is the bound on the update's norm after the steps
     before it. Steps after the noise are post-processing and cannot weaken it.
@@ -79,7 +83,7 @@ def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
 
     dp_sgd:  each example's gradient has norm at most `max_norm`, and the sum gets noise with the standard deviation
              `noise * max_norm` (Abadi et al. 2016).
-    fed_cdp: one such sum per tensor, each with its own bound and noise (Wei et al. 2021).
+    fed_cdp: one bounded and noisy sum per tensor (Wei et al. 2021), so that the multiplier is `noise / sqrt(tensors)`.
     Noise given by a signal-to-noise ratio depends on the data and hides nothing. The other rules of this project add no noise;
     what the rules of other packages add is unknown, and the result says that it hides nothing.
     tensors: number of tensors in a gradient.

@@ -58,9 +58,10 @@ class SecureRecording(RecordingStrategy):
         return self.inner.aggregate_train(server_round, [by_node[node] for node in named if node in by_node])
 
     def _record(self, server_round: int, reply: Reply) -> None:
-        """Record a client's reply if the round is selected for recording.
+        """Record a client's reply in a round that is selected for recording; do nothing in another round.
 
-        If the client is not selected, only its row in the index is kept, which shows whether it is in the sum, and no payload.
+        For a client that is not selected for recording, only its row in the index is written, and no file with the payload. The
+        row shows whether the client is in the sum.
         """
         if self._is_written(server_round):
             self._recorder.record_reply(server_round, reply if self._is_kept(reply) else replace(reply, payload=None))

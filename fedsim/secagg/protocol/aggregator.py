@@ -25,10 +25,12 @@ class Roster(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Request to one client for the shares that it holds, with the numbers of the clients whose secrets were shared.
+    """Request to one client for shares that it holds of its own seed and of its neighbours' secrets.
 
-    summed:  those among it and its neighbours whose vectors are in the sum; wanted are shares of the seeds of their own masks.
-    dropped: those of its neighbours that shared secrets but sent no vector; wanted are shares of their private mask keys.
+    summed:  numbers of the clients, among this client and its neighbours, whose vectors are in the sum. The server requests a
+             share of the seed of each one's own mask.
+    dropped: numbers of the neighbours that dropped out after exchange "share" and before they sent a vector. The server requests
+             a share of each one's private mask key.
     """
 
     summed: list[int]
@@ -148,7 +150,7 @@ class Aggregator:
     def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
         """Raise Lost if a member in `left`, counted with its neighbours in `left`, makes a group smaller than the threshold.
 
-        left: members that answered the exchange `stage`. Such a member would refuse to answer the next exchange.
+        left: members that answered the exchange `stage`. A member in too small a group would refuse the next exchange.
         """
         for member in sorted(left):
             near = len((self._graph[member] | {member}) & frozenset(left))

@@ -53,8 +53,9 @@ class Participant:
     done:      the exchange that it answered last, one of `STAGES`.
     mask_key, share_key: private keys. seed: seed of its own mask. number: its own number. After "unmask" all are empty or 0.
     peers:     dict from a peer's number to its public keys.
-    shares:    dict from a member's number to the shares that this client holds of its secrets: one entry for each peer that
-               sent them, and one for itself. The latter has no share of its mask key, which is revealed only if it drops out.
+    shares:    dict from a member's number to the shares that this client holds of its secrets: one entry for each peer that sent
+               them, and one for itself. The entry for itself has no share of the mask key, since the key is revealed only if this
+               client drops out.
     """
 
     context: str
@@ -82,14 +83,15 @@ def setup(context: str, threshold: int, draw: Draw) -> Participant:
 
 
 def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
-    """Split this client's private mask key and its seed into shares for its peers and itself (of its key, for its peers only).
+    """Split this client's private mask key, and the seed of its own mask, into shares for its peers.
 
-    Returns the new state, and a dict from peer number to the encrypted shares that this peer is to hold.
+    The client keeps one share of the seed itself, but none of the key. Returns the new state, and a dict from peer number to the
+    encrypted shares that this peer is to hold.
 
     number: this client's own number. peers: dict from a peer's number to its public keys. draw: returns random bytes of a given
     length.
     Raises ValueError if this client and its peers are fewer than the threshold, if a number is below 1 or occurs twice, if two
-    public keys are equal, or if "setup" was not its last exchange.
+    public keys are equal, or if "setup" was not the client's last exchange.
     """
     _check_stage("setup", "share", me)
     _check_enough(me, len(peers) + 1, "share")
@@ -134,9 +136,9 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
 def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
     """Mask `words`, uint32 (N,), in place, and return the new state and the same array.
 
-    Modulo 2^32, it adds the client's own mask and, for each peer that sent it shares, their common mask; this one is subtracted
-    if the peer has the smaller number. Raises ValueError unless "share" was the client's last exchange: two vectors under the
-    same masks would reveal their difference.
+    Modulo 2^32, it adds the client's own mask and, for each peer that sent it shares, their common mask, which is subtracted
+    instead if the peer has the smaller number. Raises ValueError unless "share" was the client's last exchange: two vectors under
+    the same masks would reveal their difference.
     """
     _check_stage("share", "collect", me)
     add_mask(words, me.seed)
@@ -149,11 +151,11 @@ def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
 def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tuple[Participant, Opened]:
     """Return a state without secrets, and the shares of members' secrets that the server needs to remove masks from the sum.
 
-    summed: numbers of members in the sum, of whose seeds shares are returned. dropped: numbers of members that sent no vector, of
-    whose private mask keys shares are returned.
+    summed:  numbers of members in the sum; for each, a share of the seed of its own mask is returned.
+    dropped: numbers of members that sent no vector; for each, a share of its private mask key is returned.
     Raises ValueError if a member is in both, since both secrets together reveal its update; if a member sent this client no
-    shares; if this client is not in `summed`; if `summed` has fewer members than the threshold; and if "collect" was not its last
-    exchange.
+    shares; if this client is not in `summed`; if `summed` has fewer members than the threshold; and if "collect" was not the
+    client's last exchange.
     """
     _check_stage("collect", "unmask", me)
     summed, dropped = set(summed), set(dropped)

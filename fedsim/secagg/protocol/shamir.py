@@ -33,8 +33,8 @@ def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> d
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Return the secret (32 bytes) from at least `threshold` of its shares, a dict from point to share.
 
-    threshold: as given to `split`. Raises ValueError if the shares are too few or have a wrong length, and usually, but not
-    always, if they are shares of different secrets.
+    threshold: as given to `split`. Raises ValueError if the shares are too few, have a wrong length, or have a point below 1.
+    Usually, but not always, it also raises ValueError if they are shares of different secrets.
     """
     if len(shares) < threshold:
         raise ValueError(f"only {len(shares)} shares were given, and {threshold} are needed")

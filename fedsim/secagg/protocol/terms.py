@@ -51,7 +51,11 @@ class Agreement:
         _ = self.quantiser
 
     def list_warnings(self) -> list[str]:
-        """Return sentences on attacks that these settings do not prevent if the server breaks the protocol."""
+        """Return warnings, each a text, of attacks that these settings do not prevent if the server breaks the protocol.
+
+        The first one holds for all settings: a server can replace the public keys. A second one is added if the threshold is at
+        most half the number of clients that hold shares of a secret.
+        """
         around = min(self.neighbours + 1, self.clients)
         found = [
             "secure aggregation hides updates only from a server that follows the protocol. Public keys are not authenticated: "
