@@ -334,6 +334,8 @@ class Routing:
         """Return why the confidence in the best answer to a case is undecided instead of high; "" for no such reason."""
         if self.observed.has_random_inputs:
             return CHANGED_INPUTS
+        if answer.open_question:
+            return answer.open_question
         first = self.cases[0].observations[0]
         if first.data.is_image and bool(is_eight_bit(answer.x).all()):
             return ""

@@ -13,6 +13,7 @@ from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_
 from attacker.attacks.closed_form.linear.batch_labels import explain
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer, recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
+from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.peeling.peeled import Peeled, peel
@@ -169,7 +170,7 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
     words: tuple[str, ...] = (found.note,) if found.note else ()
     if not found.found:
         return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
-    misstated = False
+    misstated = mixed = False
     try:
         whole = explain(
             observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_get_input_range(observed)
@@ -177,9 +178,10 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
         x, y, source = whole.x, whole.y, whole.source
         words += (TWIN_NOTE,) * bool(whole.twins.any())
         misstated = found.ambiguous and float(whole.misfit.max()) > MAX_AMBIGUOUS_MISFIT
+        mixed = bool(whole.mixed.any())
     except ValueError:  # only some examples were isolated
         x, source = found.x, torch.arange(found.found)
-        y = assign_labels(
+        y, unclear = assign_labels(
             chain,
             weights,
             gradient,
@@ -188,11 +190,12 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
             classes=observed.data.num_classes,
             examples=observed.examples,
         )
+        mixed = bool(unclear.any())
     x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
     several = found.how == "ratio" and float(1 - found.certainty.min()) > _estimate_residual(observed, i, chain)
     stored = observed.data.is_image and bool(is_eight_bit(x).all())
     final = len(x) == observed.examples and (stored or not found.ambiguous) and _is_settled(observed, i, found)
-    unsure = "" if stored else MIXED_OR_MISSTATED if misstated else SECOND_EXAMPLE if several else ""
+    unsure = MIXED_LABELS if mixed else "" if stored else MIXED_OR_MISSTATED if misstated else SECOND_EXAMPLE if several else ""
     return ClosedFormAnswer(x, y, "linear", words, stays=found.certainty[source], final=final, open_question=unsure)
 
 

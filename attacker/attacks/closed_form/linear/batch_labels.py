@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
+from attacker.attacks.closed_form.linear.mixed_labels import MIN_SINGLE_MISFIT, find_mixed_labels
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.forward import run_forward_pass
 from defenses.base import Tensors
@@ -43,6 +44,8 @@ class Explained:
             explain, relative to the norm of this gradient.
     twins:  (found,) whether the example scaled to another norm would explain this gradient about equally well; False if the norm
             is known.
+    mixed:  (found,) whether this gradient is that of two labels with different weights, as of inputs that MixUp or CutMix made of
+            two examples; False for fewer than three classes.
     """
 
     x: Tensor
@@ -50,6 +53,7 @@ class Explained:
     source: Tensor
     misfit: Tensor
     twins: Tensor
+    mixed: Tensor
 
 
 def explain(
@@ -77,23 +81,25 @@ def explain(
         raise ValueError(f"labels cannot be found, because the gradient of each single example is not known; {answer.note}")
     simulate = _Simulation(model, chain, weights, loss)
     spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
-    x, y, source, misfit, twins = [], [], [], [], []
+    x, y, source, misfit, twins, mixed = [], [], [], [], [], []
     for i in range(answer.found):
         if answer.scaled:
             one, twin = answer.x[i], False
         else:
             one, twin = simulate.find_norm(answer.x[i], answer.d[i] * examples, bounds)
         length = 1.0 if answer.scaled else float(one.norm())
-        labels, missed = simulate.find_labels(one, answer.d[i] * examples / length, spare)
+        part = answer.d[i] * examples / length
+        labels, missed = simulate.find_labels(one, part, spare)
         spare -= len(labels) - 1
         x += [one] * len(labels)
         y += list(labels)
         source += [i] * len(labels)
         misfit.append(missed)
         twins.append(twin)
+        mixed.append(missed > MIN_SINGLE_MISFIT and simulate.has_mixed_labels(one, part))
     return Explained(
         x=torch.stack(x), y=torch.tensor(y), source=torch.tensor(source), misfit=torch.tensor(misfit, dtype=torch.float64),
-        twins=torch.tensor(twins),
+        twins=torch.tensor(twins), mixed=torch.tensor(mixed),
     )  # fmt: skip
 
 
@@ -143,6 +149,10 @@ class _Simulation:
         if best[1] > MAX_SCALED_MISFIT:
             return (int(torch.cosine_similarity(each, part, dim=1).argmax()),), best[1]
         return best
+
+    def has_mixed_labels(self, x: Tensor, part: Tensor) -> bool:
+        """Return whether the observed dL/dz, `part` (width,), is that of x (F,) with two labels, see `find_mixed_labels`."""
+        return bool(find_mixed_labels(self.simulate_all_labels(x[None])[0][:, None], part[None]))
 
     def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
         """Return the input s x, the unit vector x (F,) scaled to its unknown norm s, and whether a second norm fits as well.

@@ -1,9 +1,12 @@
 """Inference of labels for those examples of a batch whose inputs were recovered, while the others are unknown."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.linear.batch_labels import MAX_SCALED_MISFIT
+from attacker.attacks.closed_form.linear.mixed_labels import MIN_SINGLE_MISFIT, find_mixed_labels
 from attacker.attacks.closed_form.rgap.system import apply_maps
 from attacker.attacks.networks.chain import Chain
 from defenses.base import Tensors
@@ -13,9 +16,16 @@ MAX_UNEXPLAINED = 1e-3
 """Largest unexplained share of a neuron's gradient at which the neuron is used to determine labels."""
 
 
+class AssignedLabels(NamedTuple):
+    """Labels y (K,) of inputs, and a mask (K,) of the inputs whose gradients are those of two labels (`find_mixed_labels`)."""
+
+    y: Tensor
+    mixed: Tensor
+
+
 def assign_labels(
     chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int
-) -> Tensor:
+) -> AssignedLabels:
     """Return labels (K,) for inputs x (K, F) of a chain that begins with a linear layer.
 
     The first layer's gradient is D^T [X, 1], and the row of D of an example depends on its label. Only neurons whose gradient the
@@ -36,7 +46,9 @@ def assign_labels(
     expected, part = expected[..., seen], d.T[:, seen]
     off: Tensor = (expected - part).norm(dim=-1)
     scaled = off.amin(dim=0) <= MAX_SCALED_MISFIT * part.norm(dim=-1)
-    return torch.where(scaled, off.argmin(dim=0), torch.cosine_similarity(expected, part[None], dim=-1).argmax(dim=0))
+    y = torch.where(scaled, off.argmin(dim=0), torch.cosine_similarity(expected, part[None], dim=-1).argmax(dim=0))
+    unexplained = off.amin(dim=0) > MIN_SINGLE_MISFIT * part.norm(dim=-1)
+    return AssignedLabels(y, unexplained & find_mixed_labels(expected, part))
 
 
 def _compute_gradients(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:

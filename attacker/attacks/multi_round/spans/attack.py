@@ -13,7 +13,8 @@ from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
-from attacker.attacks.closed_form.linear.known_labels import assign_labels
+from attacker.attacks.closed_form.linear.known_labels import AssignedLabels, assign_labels
+from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.confidence import judge_prior
 from attacker.attacks.multi_round.spans.anonymous import group_updates
 from attacker.attacks.multi_round.spans.doubts import review
@@ -101,10 +102,14 @@ class Spans:
         if not len(found.vectors):
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
         found = review(found, spaces, forwards, first.data)
+        labels, mixed = label_examples(case, layer, found)
+        if bool(mixed.any()):
+            found = replace(found, clearance=found.clearance.masked_fill(mixed, 0.0))
+            words = (*words, f"{int(mixed.sum())} examples are undecided: {MIXED_LABELS}")
         return build_reconstruction(
             case,
             convert_to_examples(found.vectors, first.data),
-            label_examples(case, layer, found),
+            labels,
             attack=self.name,
             rng=rng,
             route="spans",
@@ -217,17 +222,17 @@ def find_chain(observation: Observation) -> Chain | None:
         return None
 
 
-def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Tensor:
-    """Return a label for each example (N,), determined from the update of the first round that contains it.
+def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> AssignedLabels:
+    """Return a label for each of the N examples, determined from the update of the first round that contains it.
 
-    If the network is not a chain of layers that begins with `layer`, labels are those that it predicts with the last weights
-    sent.
+    Only updates of one local step can show that an example has two labels, so that it is a mixture of two examples. If the
+    network is not a chain of layers that begins with `layer`, labels are those that it predicts with the last weights sent.
     """
     first = case.observations[0]
     chain = find_chain(first)
-    labels = torch.zeros(len(found.vectors), dtype=torch.long)
+    labels, mixed = (torch.zeros(len(found.vectors), dtype=kind) for kind in (torch.long, torch.bool))
     if chain is None or chain.layers[0].weight != layer.weight:
-        return _predict(case.observations[-1], found)
+        return AssignedLabels(_predict(case.observations[-1], found), mixed)
     holders = [own[0] if own else 0 for own in found.holders]
     for t in sorted(set(holders)):
         observation, own = case.observations[t], [i for i, holders_of in enumerate(found.holders) if t in holders_of]
@@ -246,10 +251,10 @@ def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Tenso
             classes=first.data.num_classes,
             examples=observation.num_examples or len(own),
         )
-        for i, label in zip(own, said.tolist(), strict=True):
+        for i, label, two in zip(own, said.y.tolist(), said.mixed.tolist(), strict=True):
             if holders[i] == t:
-                labels[i] = label
-    return labels
+                labels[i], mixed[i] = label, two and steps == 1
+    return AssignedLabels(labels, mixed)
 
 
 def _predict(observation: Observation, found: FoundExamples) -> Tensor:

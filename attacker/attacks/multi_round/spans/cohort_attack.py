@@ -130,7 +130,7 @@ class CohortSpans:
         return build_reconstruction(
             case,
             convert_to_examples(found.vectors, first.data),
-            label_examples(bounded, layer, found),
+            label_examples(bounded, layer, found).y,
             attack=self.name,
             rng=rng,
             route="cohort spans",

@@ -178,3 +178,19 @@ def test_the_single_answer_of_a_wide_network_is_not_ambiguous() -> None:
     gradient = {name: -u.double() for name, u in seen.update.items()}
     own = torch.Generator().manual_seed(0)
     assert not recover_linear(read_chain(network(32, 10), (1, 8, 8)), weights, gradient, 1, own).ambiguous
+
+
+@pytest.mark.parametrize("pasted", [False, True], ids=["MixUp", "CutMix"])
+def test_mixed_inputs_with_mixed_labels_are_not_certain(pasted: bool) -> None:
+    """The inputs are exact, but none is an example. The same inputs with single labels cannot be told from examples."""
+    (x, _), share, model = load(3, 14), 0.3, network(64, 10)
+    top = torch.arange(8) < 8 * share
+    x = torch.where(top[:, None], x, x.flip(0)) if pasted else share * x + (1 - share) * x.flip(0)
+    soft = torch.tensor([[share, 1 - share], [1 - share, share]])
+    y = torch.zeros(2, 10).index_copy(1, torch.tensor([3, 7]), soft)
+    mixed = attack(watch(model, x, y, functional.cross_entropy, examples=2))
+    assert float((mixed.x[:, None] - x).square().mean(dim=(2, 3, 4)).amin(dim=1).max()) < 1e-8
+    assert mixed.confidence.isnan().all()
+    assert any("two labels at once" in note for note in mixed.notes)
+    single = attack(watch(model, x, torch.tensor([7, 3]), functional.cross_entropy, examples=2))
+    assert float(single.confidence.min()) > 0.9
