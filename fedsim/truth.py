@@ -103,7 +103,7 @@ class TruthReader:
         self._steps = lru_cache(maxsize=None)(self._read_steps)
 
     def check_described(self) -> None:
-        """Raise DamagedFile if `dataset.json` lacks the name, the arguments or the content hash of the data set."""
+        """Raise DamagedFile if `dataset.json` lacks the data set's name, arguments or content hash, or one has a wrong type."""
         if wrong := [key for key, kind in DATASET_KEYS.items() if not isinstance(self.dataset.get(key), kind)]:
             words = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
             raise DamagedFile(self.folder / "dataset.json", words)

@@ -36,9 +36,9 @@ def imprint(
 ) -> nn.Sequential:
     """Return a built-in model behind the imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed").
 
-    base:           name of the built-in model; not torchvision.
+    base:           name of the built-in model; not imprint, torchvision or wide_head.
     bins:           number of neurons of the imprint module, from 2 to 65536.
-    statistic:      what they measure of an image: average (of all normalised values) or cosine (a wave over the flattened image).
+    statistic:      what the neurons measure: average (of all normalised values) or cosine (a wave over the flattened image).
     centre, spread: location and scale of this statistic on public data of the same kind.
     Raises ValueError for other values.
     """
@@ -65,9 +65,10 @@ def wide_head(
 ) -> nn.Sequential:
     """Return a built-in model that ends with a wide layer of random Gaussian weights, as a server adds it (Liu et al. 2024).
 
-    base:       name of the built-in model, which returns features instead of logits; not torchvision.
-    features:   number of features, from 1 to 65536. neurons: of the wide layer, from 1 to 1048576; the attack
-                `feature_reconstruction` needs at least 4 per feature.
+    base:       name of the built-in model, which returns features instead of logits; not imprint, torchvision or wide_head.
+    features:   number of features, from 1 to 65536.
+    neurons:    number of neurons of the wide layer, from 1 to 1048576. The attack `feature_reconstruction` needs at least 4 per
+                feature, which is not checked here.
     activation: argument of the base, if it has one; "" for its default.
     Raises ValueError for other values.
     """
@@ -88,7 +89,10 @@ MAX_NEURONS = 2**20
 
 
 def _find_base(name: str, base: str) -> ModelFactory:
-    """Return the built-in model `base`, to which the model `name` adds layers. Raises ValueError if it is not one of them."""
+    """Return the factory of the built-in model `base`, to which the model `name` adds layers.
+
+    Raises ValueError if `base` is not a built-in model, or is imprint, torchvision or wide_head.
+    """
     known = [other for other in BUILT_IN if other not in ("imprint", "torchvision", "wide_head")]
     if base not in known:
         raise ValueError(f"model {name}: base must be one of {', '.join(known)}, got {base!r}")
@@ -194,8 +198,8 @@ def build_layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
 def find_head(model: nn.Module, data: DataSpec | None = None) -> tuple[str, str | None]:
     """Return the names of the weight and the bias of the last linear layer; None for a missing bias.
 
-    data: if given, only layers count whose number of outputs fits the number of classes. A network of others may register its
-    head before other linear layers, or have a convolution as its head.
+    data: if given, only layers count whose number of outputs fits the number of classes. This matters for networks from outside
+          this project, which may register their head before other linear layers, or have a convolution as their head.
     Raises ValueError if there is no such layer.
     """
     name = find_last_linear(model, _list_output_counts(data) if data else None)

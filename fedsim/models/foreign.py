@@ -85,7 +85,7 @@ class ModuleSpec(ModelSpec):
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleSpec":
-        """Return the specification of a copy of `module` on the CPU, whose parameters have no gradients."""
+        """Return a specification that holds a copy of `module` on the CPU. The `grad` of each parameter of the copy is None."""
         kept = copy_module(module).cpu()
         kept.zero_grad(set_to_none=True)
         return cls(name=f"{type(module).__qualname__} (in memory)", module=kept)

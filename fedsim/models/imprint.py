@@ -21,7 +21,10 @@ def _average(size: int) -> Tensor:
 
 
 def _cosine(size: int, mode: int = 32) -> Tensor:
-    """Return `mode` half periods of a cosine, shape (size,), with amplitude 4 mode / size, as in the paper's code."""
+    """Return the weights (size,) of a cosine wave of `mode` half periods, as in the paper's code.
+
+    Weight i is (4 mode / size) cos(pi mode (i + 0.5) / size).
+    """
     place = torch.arange(size) + 0.5
     return 4 * mode / size * torch.cos(math.pi / size * place * mode)
 
@@ -37,8 +40,8 @@ class Imprint(nn.Module):
     """A linear layer with one direction and many thresholds, ReLU, and a linear layer back to the shape of the input.
 
     size:           number of values of one input.
-    bins:           number of neurons, each with one threshold. The server can read an example if no other of its batch lies
-                    between the same thresholds.
+    bins:           number of neurons, each with one threshold. The server can read an example if no other example of the batch
+                    lies between the same two neighbouring thresholds.
     statistic:      what the neurons measure: average (of all normalised values) or cosine (a wave over the flattened image).
     centre, spread: location and scale of the statistic on public data of the same kind. The thresholds are multiplied by
                     `spread`, then `centre` is added.

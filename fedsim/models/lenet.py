@@ -40,8 +40,9 @@ class LeNet(nn.Sequential):
     pooling:    none, max, or mean. With max or mean, a convolution of stride 2 gets stride 1 and is followed by its activation
                 and 2x2 pooling; the image then needs at least 2 pixels per side for one such convolution, 4 for two, and so on.
     initial:    distribution of the initial weights and biases: "uniform" from (-0.5, 0.5); "default" is PyTorch's; "published" is
-                that of the papers' code, uniform for sigmoid and default for other activations. For sigmoids on images above 32
-                pixels, the code of CPL uses default and channels=256.
+                that of the papers' code, uniform for sigmoid and default for other activations. The code of CPL has one
+                exception, which must be given here as arguments: for sigmoid and images of more than 32 pixels per side, it uses
+                initial="default" and channels=256.
     """
 
     def __init__(

@@ -92,7 +92,8 @@ def resnet20_4(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 def resnet18(shape: tuple[int, ...], num_classes: int, batch_norm: bool = True) -> nn.Sequential:
     """Return a ResNet-18 for small images: first a 3x3 convolution of stride 1, no max pooling, widths 64 to 512.
 
-    batch_norm: False leaves out all normalisation; convolutions then have biases and PyTorch's initialisation.
+    batch_norm: whether batch norm follows every convolution; the convolutions' initial weights are then Kaiming normal (fan out).
+                Without batch norm, convolutions have biases and PyTorch's initialisation.
     Source: He et al. 2016.
     """
     norm = check_bool(batch_norm, "resnet18: batch_norm")

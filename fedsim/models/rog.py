@@ -11,9 +11,10 @@ from fedsim.models.shapes import check_image, check_side
 
 
 def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return LeNet of ROG: two 5x5 convolutions, each with ReLU and 2x2 pooling, linear layers of 512 and `num_classes` outputs.
+    """Return LeNet of ROG: two 5x5 convolutions, then linear layers of 512 and `num_classes` outputs.
 
-    The convolutions have biases. The linear layers, with a ReLU between them, have none.
+    The convolutions have 32 and 64 channels and biases; ReLU and 2x2 max pooling follow each. The linear layers, with a ReLU
+    between them, have no biases.
     """
     channels, height, width = check_image(shape, "lenet_rog")
     check_side((channels, height, width), 4, "lenet_rog")
@@ -27,10 +28,10 @@ def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return VGG7 of ROG: three pairs of 3x3 convolutions, each with 2x2 pooling; linear layers of 1024 and `num_classes` units.
+    """Return VGG7 of ROG: three pairs of 3x3 convolutions, then linear layers of 1024 and `num_classes` outputs.
 
-    A ReLU follows every layer but the last. Pooling follows each pair of convolutions; the pairs have 128, 256 and 512 channels.
-    The convolutions have biases, and the linear layers have none.
+    The pairs have 128, 256 and 512 channels, and 2x2 max pooling follows each pair. A ReLU follows every convolution and linear
+    layer but the last. The convolutions have biases, and the linear layers have none.
     """
     channels, height, width = check_image(shape, "vgg7")
     check_side((channels, height, width), 8, "vgg7")
@@ -45,7 +46,10 @@ def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def resnet18_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return ResNet-18 of ROG: no biases, first a 7x7 convolution of stride 2, no max pooling, finally average pooling to 8x8."""
+    """Return ResNet-18 of ROG: no biases, first a 7x7 convolution of stride 2, and no max pooling.
+
+    Adaptive average pooling gives 512 channels of 8x8 values to the linear layer, whatever the size of the images.
+    """
     return _make_resnet(shape, num_classes, blocks=(2, 2, 2, 2))
 
 

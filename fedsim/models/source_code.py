@@ -20,7 +20,8 @@ def identify_code(function: Callable[..., Any]) -> str:
 
     The digest, 16 hexadecimal digits, covers the files of its module and of the loaded modules that this one uses, directly or
     indirectly, if they belong to the same package or lie outside Python's folders of installed packages. The code of a function
-    typed at a prompt is not covered, since its module has no file. If the module of a function is unknown, the digest is empty.
+    typed at a prompt is not covered, since its module has no file. If `inspect` finds no module for the function, `?:name@` is
+    returned, without a digest.
     """
     module = inspect.getmodule(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -37,8 +38,9 @@ def identify_code(function: Callable[..., Any]) -> str:
 def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
     """Return the paths, sorted, of package folders and single files that another machine needs to import a user's `modules`.
 
-    Loaded modules that they use, directly or indirectly, are included. Left out are modules of this project that they use, and
-    all modules in Python's folders of installed packages; the other machine must have them.
+    The paths are those of `modules` and of the loaded modules that these use, directly or indirectly. Two kinds are left out,
+    which the other machine must have: modules in Python's folders of installed packages, and modules of this project, unless
+    they are among `modules`.
     """
     found = set[Path]()
     for module in {used for start in modules for used in _find_used_modules(start)}:

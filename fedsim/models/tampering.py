@@ -150,8 +150,8 @@ def _compute_mirrored_share(weight: Tensor) -> float:
 def _inspect_convolution(name: str, weight: Tensor) -> Iterator[Tampering]:
     """Yield a sign of tampering if more than the share `SUSPICIOUS_SHARE` of the filters have one single non-zero value.
 
-    Such a filter only scales and shifts one channel of its input. Convolutions of 1x1, or with less than three filters, are not
-    inspected.
+    Such a filter only multiplies one channel of its input by a number and shifts it by some pixels. Convolutions of 1x1, or with
+    less than three filters, are not inspected.
     """
     if weight[0, 0].numel() < 2 or len(weight) < 3:
         return
@@ -175,11 +175,12 @@ def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
 
 
 def _inspect_wide_layer(name: str, matrices: Sequence[Tensor]) -> Iterator[Tampering]:
-    """Yield a sign of tampering if the last but one linear layer is wide and random, and no other linear layer is like it.
+    """Yield a sign of tampering if the last but one linear layer is wide, and it alone has normally distributed weights.
 
-    Its weights are normally distributed, and those of the other linear layers are not; a network whose weights are all drawn from
-    a normal distribution therefore shows no sign.
-    name: of the layer, which has no bias and is not the network's first layer. matrices: weights of all linear layers, in order.
+    Wide means at least `MIN_NEURONS_PER_FEATURE` outputs per input. If another linear layer with `MIN_COMPARED` or more weights
+    has normally distributed weights as well, then the network's own initialisation may be normal, and no sign is yielded.
+    name: name of the wide layer's weight; the caller ensures that the layer has no bias and is not the first of the network.
+    matrices: weights of all linear layers, in order.
     """
     *others, wide, head = matrices
     fits = is_large(wide) and len(wide) == head.shape[1] and len(wide) >= MIN_NEURONS_PER_FEATURE * wide.shape[1]

@@ -1,7 +1,8 @@
 """A wide layer with random Gaussian weights before the last layer (Liu et al. 2024, "Data reconstruction attacks and defenses").
 
 A server adds it so that the gradient of the last layer reveals the layer's inputs, the features of a batch's examples (section
-4.2 and appendix F of the paper). The paper draws only a part of the layer's weights at random, and trains the others.
+4.2 and appendix F of the paper). Here all weights of the layer are random. The paper draws only some at random, and trains the
+others.
 """
 
 from torch import Tensor, nn

@@ -26,8 +26,10 @@ def find_contradictions(
 ) -> list[str]:
     """Return sentences on what a client returned and `training` cannot explain; empty if nothing was found.
 
-    Three things are checked: batch norm's statistics must not change in mode "eval"; in mode "train", batch norm must have
-    counted as many batches as the settings give; and with adam and adamw, the largest change of a weight must be possible.
+    Five things are checked. (1) Batch norm's statistics must not change in mode "eval". (2) The returned tensors must be weights,
+    not changes of weights. If (1) or (2) fails, the others are not checked. (3) If one of the matrices and kernels that
+    `training.frozen` does not name changes, all of them must. (4) In mode "train", batch norm must have counted as many batches
+    as the settings give. (5) With adam and adamw, the largest change of a weight must be possible.
     reported: number of examples that the client reported, if any.
     before, after: weights and buffers by name, as the client got and returned them. Names in only one of them are left out.
     """
@@ -80,8 +82,9 @@ def _list_unchanged(training: Training, before: Mapping[str, Tensor], after: Map
 def _judge_moves(training: Training, steps: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
     """Return a list of one sentence if the largest change of a weight is too small or too large for Adam, else an empty list.
 
-    steps: number of local steps. before, after: weights and buffers by name, before and after training; `MIN_MOVE` and `MAX_MOVE`
-    are the limits.
+    Too small is below `MIN_MOVE` times the first step's learning rate. Too large is above `MAX_MOVE` times the sum of the
+    learning rates of all steps.
+    steps: number of local steps. before, after: weights and buffers by name, before and after training.
     """
     names = _list_weights(before, after)
     if not names or not steps:

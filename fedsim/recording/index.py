@@ -37,7 +37,7 @@ class Row:
     attempt:      1, and one more after each time that the run was resumed.
     status:       "complete" if an update came, "masked" if it is only contained in the secure sum, "failed" if the client sent an
                   error or a malformed message, "late" if it did not answer in time.
-    reason:       why the client failed or was late.
+    reason:       why the client failed or was late, also if it did so after its masked update came (status "masked"); else "".
     num_examples: number of distinct examples behind the update; None if unknown. In a row from `make_row` it is still the number
                   that the client reported; `Recording.read_rows` replaces it.
     file:         path of the file with what the client sent, relative to the recording's folder. `file`, `sha256` and `codec`
@@ -209,7 +209,9 @@ def _find_invalid_column(
 
 
 def _parse_metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, float]:
-    """Return the metrics that a client reported, from JSON. NaN is allowed, since clients report it when their training diverges.
+    """Return the metrics that a client reported, from JSON.
+
+    NaN and infinity are allowed, since clients report them when their training diverges.
 
     values: the whole row, for error messages. Raises DamagedFile if the text does not map names to numbers.
     """

@@ -67,7 +67,8 @@ COMMIT;
 class Image(NamedTuple):
     """A private copy of an index, opened for queries: in memory or, above `MAX_MEMORY_BYTES`, in a temporary file.
 
-    state: values that identify the version of the index file from which the copy was made. size: size of that file in bytes.
+    state: values that identify the version of the recording's index from which the copy was made.
+    size:  size in bytes of the recording's index at that time.
     """
 
     state: tuple[object, ...]

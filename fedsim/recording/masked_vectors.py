@@ -31,8 +31,8 @@ class Masked:
     words:  masked vector, uint32 of shape (HEADER_WORDS + N,) for updates of N coordinates; None if the client sent none. Its
             first words hold three masked numbers: examples, clipped coordinates, and 1 if any coordinate was clipped, else 0.
     mask_key, share_key: the client's public keys of the round, 32 bytes each, for masks and for the encryption of shares.
-    sealed: size in bytes of each encrypted message with shares of the client's secrets, one message per neighbour, a client that
-            keeps such shares.
+    sealed: size in bytes of each encrypted message with shares of the client's secrets. There is one message per neighbour; the
+            neighbours of a client are the clients that keep shares of its secrets.
     up, down: bytes sent by and to the client, by name of the exchange (`EXCHANGE_NAMES`); exchanges without any are left out.
     """
 

@@ -91,7 +91,7 @@ class DataSpec:
         return (x - self._to_channels(self.mean, x)) / self._to_channels(self.std, x)
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """Return the examples, with values in [0, 1], for a model's input x (..., *shape). Values outside are not clamped."""
+        """Return the examples, x * std + mean, for a model's input x (..., *shape). Values outside [0, 1] are not clamped."""
         return x * self._to_channels(self.std, x) + self._to_channels(self.mean, x)
 
 
@@ -160,7 +160,7 @@ class Observation:
 
     @property
     def is_defended(self) -> bool:
-        """Return whether clients defend their updates or change how they compute gradients."""
+        """Return whether clients defend their updates or change how they compute gradients. `inputs` is not considered."""
         return bool(self.defenses.steps or self.gradient.step)
 
     @cached_property

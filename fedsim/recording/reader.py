@@ -139,7 +139,7 @@ class Recording:
         ]
 
     def list_clients(self) -> list[str]:
-        """Return the sorted names of all clients in the index, also of those that never sent an update.
+        """Return the sorted names of all clients with a row in the index, of any status, also of those that only failed.
 
         The name of the secure sum, "sum", is left out.
         """
@@ -178,8 +178,9 @@ class Recording:
         return [row.round for row in self._read_sent_rows("ORDER BY round")]
 
     def list_observed_rounds(self, clients: Iterable[str] = ()) -> list[int]:
-        """Return the rounds that have a row of a client or secure sum in the index, ascending. The other values are not checked.
+        """Return the rounds that have a row of a client or secure sum in the index, of any status, ascending.
 
+        The rows are not checked, except that a round that is not an integer is left out.
         clients: consider only rows of these names; all by default.
         """
         names = sorted(clients)
@@ -308,6 +309,9 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
 
 
 def _split_buffers(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """Return two dicts of a file's tensors: those whose names do not begin with `BUFFER_PREFIX`, and the others without it."""
+    """Return two dicts of a file's tensors: weights or update, and buffers.
+
+    Buffers are the tensors whose names begin with `BUFFER_PREFIX`; their keys in the second dict lack this prefix.
+    """
     weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER_PREFIX)}
     return weights, {name.removeprefix(BUFFER_PREFIX): t for name, t in tensors.items() if name.startswith(BUFFER_PREFIX)}

@@ -92,7 +92,7 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
 
     Also yields an error for a folder that is deeper than `MAX_DEPTH` or cannot be opened. A missing folder gives no error.
     below: `folder` or a folder above it; links on the way from it to `folder` are not followed.
-    depth: depth of `folder`, where the entries of the run's folder have depth 1.
+    depth: depth of `folder` itself: 0 for the run's folder, 1 for the entries of the run's folder, and so on.
     """
     try:
         with open_folder(folder, below=below) as at:
@@ -108,8 +108,8 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
 def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
     """Yield an error for each link, pipe, socket or device in the opened folder with descriptor `at` and its subfolders.
 
-    Also yields an error for a subfolder that is too deep or cannot be opened.
-    folder: path of the folder, for messages. depth: its depth, where the entries of the run's folder have depth 1.
+    Also yields an error for a subfolder that is deeper than `MAX_DEPTH` or cannot be opened.
+    folder: path of the folder, for messages. depth: depth of this folder itself, counted as in `_check_folder`.
     """
     status, is_plain = os.fstat(at), True
     for name in sorted(os.listdir(at)):
@@ -132,11 +132,12 @@ def _is_plain_file(name: str, at: int) -> bool:
 
 
 def _check_entry(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield an error if an entry is a link, pipe, socket or device; if it is a folder, yield one for each of these below it.
+    """Yield an error if an entry of a folder is a symbolic link, hard link, pipe, socket or device.
 
-    Also yields an error for a folder that is too deep or cannot be opened.
-    name: name of the entry in the folder with descriptor `at`. path: its path, for messages.
-    depth: its depth, see `_check_folder`.
+    If the entry is a folder, yield an error for each link, pipe, socket or device in it and its subfolders. Also yields an error
+    for a folder that is deeper than `MAX_DEPTH` or cannot be opened.
+    name: name of the entry in the folder with descriptor `at`. path: path of the entry, for messages.
+    depth: depth of the entry, counted as in `_check_folder`.
     """
     try:
         status = os.stat(name, dir_fd=at, follow_symlinks=False)

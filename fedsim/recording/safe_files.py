@@ -66,9 +66,9 @@ def open_file(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
     """Open a regular file for reading bytes within a `with` block. name: path relative to `folder`, with '/' between folders.
 
     Links below `folder` are not followed, and '..' is not allowed; `folder` itself may be reached through a link.
-    Raises DamagedFile if there is no such file, or it has more than `limit` bytes or several names (hard links), or is a larger
-    file that consists mostly of holes. A ValueError or OSError that is raised within the block becomes a DamagedFile for this
-    file, unless it is a DamagedFile already.
+    Raises DamagedFile if there is no such file, or it has more than `limit` bytes or several names (hard links), or is mostly
+    holes: sparse, above `SPARSE_BYTES`, and above `MAX_SPARSE_RATIO` times its space on disk. A ValueError or OSError that is
+    raised within the block becomes a DamagedFile for this file, unless it is a DamagedFile already.
     """
     path = folder / name
     try:
@@ -233,7 +233,10 @@ def _open_descriptor(stack: ExitStack, path: Path | str, flags: int, at: int | N
 
 
 def _check(descriptor: int, limit: int) -> None:
-    """Raise ValueError if a file is not regular, has several names (hard links) or over `limit` bytes, or is mostly holes."""
+    """Raise ValueError if a file is not regular, has several names (hard links) or over `limit` bytes, or is mostly holes.
+
+    Mostly holes: see `open_file`.
+    """
     status = os.fstat(descriptor)
     check_status(status)
     if status.st_size > limit:

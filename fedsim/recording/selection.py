@@ -67,9 +67,9 @@ class Rounds(Set[int]):
 class Wanted:
     """The rounds and clients to record; None means all rounds or, for `clients`, all unless `at_most` is given.
 
-    at_most: record only this number of clients, the same in all recorded rounds: the first to send an update in such a round.
-             Of clients that send their first update in the same round, those with the alphabetically first names are taken.
-             None for no limit.
+    at_most: record only this number of clients, the same in all recorded rounds: the first that send an update in a recorded
+             round. Of clients that send their first update in the same round, those with the alphabetically first names are
+             taken. None for no limit.
     """
 
     rounds: Rounds | None = None

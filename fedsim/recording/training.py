@@ -129,10 +129,11 @@ class Training:
 
     @property
     def decay(self) -> float:
-        """Return c, where a round's first step is a negative multiple of `direction + c * weights`.
+        """Return the factor c of the weights in a round's first step, `weights -= r * (direction + c * weights)`.
 
-        For sgd, the direction is the gradient and c is `weight_decay`. For adamw, the direction is Adam's and c is
-        `weight_decay`. For adam, c is 0, since its direction is computed from the sum of gradient and weight decay.
+        r is positive: the learning rate or, with Nesterov momentum, a multiple of it. For sgd, the direction is the gradient, and
+        c is `weight_decay`. For adamw, the direction is Adam's normalised gradient, and c is `weight_decay`. For adam, it is
+        Adam's normalisation of `gradient + weight_decay * weights`, so that c is 0.
         """
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 

@@ -38,7 +38,8 @@ class Reply:
     status:  "complete" if it sent an update, "masked" if its masked update is in the round's sum of secure aggregation, "late" if
              an answer did not come in time, otherwise "failed": an error, a malformed message, or a sum that could not be
              computed.
-    reason:  why the client failed or was late, even if only after its masked update came; otherwise empty.
+    reason:  why the client failed or was late. A client that did so after its masked update came has a reason, too, although its
+             status may be "masked". Otherwise empty.
     payload: what the client sent: an encoded update or, with secure aggregation, a masked one with public keys. None if nothing
              of that came, or if it is not to be recorded.
     buffers: batch-norm statistics that the client sent with the update, by name.
@@ -91,8 +92,8 @@ class Recorder:
     def record_reply(self, round: int, reply: Reply) -> None:
         """Write a reply's payload and buffers to a file, if it has a payload, and keep its row for the index until `commit`.
 
-        Raises ValueError if the client's name is not allowed (`is_plain`, or SUM_CLIENT), or if `num_examples` is negative or at
-        least `MAX_EXAMPLES`.
+        Raises ValueError if the client's name is neither SUM_CLIENT nor allowed by `is_plain`, or if `num_examples` is negative
+        or at least `MAX_EXAMPLES`.
         """
         if not is_plain(reply.client) and reply.client != SUM_CLIENT:
             raise ValueError(
@@ -154,9 +155,9 @@ class Recorder:
         return int(count)
 
     def list_recorded_clients(self) -> set[str]:
-        """Return the names of the clients that have a file in the recording so far; the sum of secure aggregation is no client.
+        """Return the names of the clients that have at least one file in the recording so far, without "sum", the secure sum.
 
-        Under secure aggregation, all other clients have rows in the index, but no files.
+        Clients that are not selected for recording have no file. Under secure aggregation they have rows in the index, though.
         """
         with closing(connect_to_write(self.folder)) as index:
             found = index.execute("SELECT DISTINCT client FROM observations WHERE file IS NOT NULL")

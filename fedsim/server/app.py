@@ -144,8 +144,9 @@ class FederationServer:
         """Run all rounds after the last committed one.
 
         Raises ValueError if the number of clients connected at the beginning is not `settings.clients`, TimeoutError if fewer are
-        connected later after `settings.timeout` seconds of waiting, OSError if the disk of the server or a client is full, and
-        EmptyRunError if no client answered in any round or nothing was recorded.
+        connected later after `settings.timeout` seconds of waiting, DiskFull if the server's disk lacks space for the next round,
+        OSError or sqlite3.OperationalError if a write fails because the disk of the server or a client is full, and EmptyRunError
+        if no client answered in any round or nothing was recorded.
         """
         wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()

@@ -44,7 +44,7 @@ def find_failures(folder: Path) -> str:
 
     1. Replies failed or did not come in time.
     2. The loss on held-out data, finite at the beginning, is NaN or infinite after the last round.
-    3. Clients sent updates, and each recorded one that can be read has NaN or infinite values.
+    3. Clients sent updates, and each recorded update that can be read contains at least one NaN or infinite value.
     """
     rounds = read_metrics(folder)
     if missing := sum(row["missing"] for row in rounds if row["round"]):

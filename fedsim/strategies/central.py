@@ -117,8 +117,10 @@ class Central(Wrapper):
     def _complete(self, aggregated: ArrayRecord | None, norm: float, answered: int) -> ArrayRecord | None:
         """Return `aggregated` with the noise added that it lacks for the clipping norm `norm`; None if it is None.
 
-        With an adaptive norm, Flower scales the noise for the next round's norm. Noise is missing if that norm is smaller than
-        `norm`, which was used in this round. answered: number of aggregated clients.
+        norm: clipping norm of this round's updates. answered: number of aggregated clients.
+        With an adaptive norm, Flower updates the norm before it draws the noise, so that the noise has the standard deviation for
+        the next round's norm. If that norm is smaller than `norm`, independent noise is added so that the variances sum to the
+        one for `norm`. If it is larger, the excess noise stays.
         """
         wrapped: Any = self.inner
         missing = norm**2 - wrapped.clipping_norm**2

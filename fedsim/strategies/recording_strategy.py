@@ -172,7 +172,8 @@ def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[
 def make_distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
     """Return a dict from node id to name, where clients that chose the same pseudonym have different names.
 
-    named: pairs of pseudonym and node id. Of clients with the same pseudonym, all but the first are named by their node id.
+    named: pairs of pseudonym and node id. Of clients with the same pseudonym, the first in this order keeps it, and the name of
+    each other one is its node id as text.
     """
     taken: set[str] = set()
     names: dict[int, str] = {}

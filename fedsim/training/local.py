@@ -56,13 +56,13 @@ def train(
     The update of SGD is the sum of its steps. A difference of two nearby float32 weights would lose most of the digits of a small
     update.
 
-    buffers: initial batch-norm statistics; empty for the model's own. With `training.mode == "train"`, batch norm uses batch
-             statistics and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`. Otherwise
-             it uses the running ones, which stay unchanged.
+    buffers: initial batch-norm statistics; empty for the model's own. In mode "train" (`training.mode`), batch norm uses batch
+             statistics, and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers` is "none". In any
+             other mode it uses the running ones, which stay unchanged.
     rule:    computes each gradient and may draw random numbers from `rng`. Every rule but the default one needs `rng`. Random
              blocks of the network (see `defenses.networks`) are active in both modes and draw from PyTorch's global generator.
 
-    Raises ValueError if `buffers` are given but incomplete, or if `rng` is missing.
+    Raises ValueError if `buffers` are given but incomplete, or if a rule other than the default is given without `rng`.
     """
     if rng is None and rule is not PLAIN_RULE:
         raise ValueError("the defense of the gradient may draw random numbers; give rng, a torch.Generator")

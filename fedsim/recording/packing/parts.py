@@ -35,7 +35,7 @@ def join_parts(name: str, parts: Mapping[str, T]) -> dict[str, T]:
 def split_parts(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """Return a dict from parameter to a dict from part to tensor, of tensors called `NAME/PART`.
 
-    Raises ValueError for a name without "/".
+    NAME may contain "/", so the last one separates. Raises ValueError for a name without "/".
     """
     found: dict[str, dict[str, T]] = {}
     for key, tensor in tensors.items():

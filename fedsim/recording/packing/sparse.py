@@ -81,7 +81,10 @@ def _decode_tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
 
 
 def find_sent(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
-    """Return a boolean mask of the nonzero entries by parameter name, also for tensors that were sent whole."""
+    """Return a boolean mask of the nonzero entries by parameter name, also for tensors that were sent whole.
+
+    start: as in `decode`.
+    """
     masks = {name: (to_bits(tensor) != 0, tuple(tensor.shape)) for name, tensor in decode(packed, start).items()}
     return {name: to_tensor(mask.view(np.uint8), torch.bool, shape) for name, (mask, shape) in masks.items()}
 
