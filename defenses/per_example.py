@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from defenses.base import Update
 from defenses.channel import Channel, compute_no_noise
-from defenses.clipping import scale_to
+from defenses.clipping import scale_each_to, scale_to
 from defenses.noise import draw_normal
 from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights
 
@@ -57,7 +57,7 @@ def fed_cdp(
     if snr_scope not in ("tensor", "gradient"):
         raise ValueError(f"fed_cdp: snr_scope must be 'tensor' or 'gradient', got {snr_scope!r}")
     added = _Fixed(noise * max_norm) if noise is not None else _Relative(10 ** (-(snr_db or 0.0) / 10), snr_scope == "tensor")
-    return _make_rule(partial(_scale_each_to, max_norm=max_norm), added)
+    return _make_rule(partial(scale_each_to, max_norm=max_norm), added)
 
 
 class _Fixed(NamedTuple):
@@ -145,10 +145,6 @@ def _check_separable(model: nn.Module) -> None:
                 "gradients of single examples do not exist if batch norm uses batch statistics, as "
                 f"{name or 'the model'} does: {remedy}"
             )
-
-
-def _scale_each_to(gradient: Gradient, max_norm: float) -> Gradient:
-    return {name: scale_to({name: g}, max_norm)[name] for name, g in gradient.items()}
 
 
 def _compute_mean_square(gradient: Gradient) -> Tensor:

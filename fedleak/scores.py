@@ -68,7 +68,7 @@ class ScoreTable:
         """
         shown = [(row, pair) for row, pair in zip(self.rows, self._read_pairs(), strict=True) if not row.null or self.run is None]
         rows, pairs = zip(*shown[:most], strict=True) if shown else ((), ())
-        captions = ["no answer" if row.failure else "" if row.psnr is None else f"{row.psnr:.1f} dB" for row in rows]
+        captions = ["no reconstruction" if row.failure else "" if row.psnr is None else f"{row.psnr:.1f} dB" for row in rows]
         pictures = {"original": [truth for truth, _ in pairs], "reconstruction": [x for _, x in pairs]}
         return figures.draw_grid(pictures, self.data, captions)
 

@@ -352,7 +352,7 @@ def _has_recovered(both: Paired, compared: Sequence[Comparison]) -> bool:
     level = SIGNIFICANCE_LEVEL / len(compared)
     answered = [row for row in both.attack if row.chance is not None]
     for one, other in zip(both.attack, both.null, strict=True):
-        if one.success and not other.success and (one.chance or 1.0) * len(answered) <= level:
+        if one.success and not other.success and (1.0 if one.chance is None else one.chance) * len(answered) <= level:
             return True
     if answered:
         return False

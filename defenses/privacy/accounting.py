@@ -192,8 +192,10 @@ def compute_bound(noise: Noise, *, prior: float, times: int) -> float:
     """Return an upper bound on the probability that a reconstruction from `times` messages with `noise` succeeds.
 
     prior: success probability of the best guess without seeing any message, in (0, 1). For times=0 the bound is `prior`, up to
-    rounding; otherwise it is 1 without noise.
+    rounding; otherwise it is 1 without noise. Raises ValueError for a negative `times`.
     """
+    if times < 0:
+        raise ValueError(f"times must not be negative, got {times}")
     mu = math.sqrt(times) / noise.multiplier if noise.multiplier > 0 else math.inf if times else 0.0
     return bound_reconstruction(prior, mu) if noise.family == "gaussian" else bound_reconstruction_renyi(prior, mu)
 

@@ -166,12 +166,12 @@ def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, conf
 
 
 @lru_cache(maxsize=1024)
-def _chance(right: int, guesses: int, limit: float, *, canaries: int, delta: float) -> float:
+def _chance(right: int, guesses: int, epsilon: float, *, canaries: int, delta: float) -> float:
     """Return an upper bound on the probability of at least `right` right guesses under differential privacy.
 
-    limit, delta: the epsilon and the delta of the differential privacy that is assumed.
+    epsilon, delta: of the differential privacy that is assumed.
     """
-    accuracy = 1 / (1 + math.exp(-limit))
+    accuracy = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(right - 1, guesses, accuracy))
     steps = range(1, right + 1)
     sums = binom.cdf(right - 1, guesses, accuracy) - binom.cdf([right - 1 - i for i in steps], guesses, accuracy)

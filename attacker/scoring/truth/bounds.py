@@ -40,7 +40,7 @@ class CaseBounds:
         self.reasons: dict[str, str] = {}
         self._recording, self._data, self._read_used = recording, data, read_used
         self._left = seconds
-        self._found: dict[tuple[Use, ...], dict[int, float]] = {}
+        self._found: dict[tuple[Use, ...], dict[int, float] | str] = {}
         self._prior: GaussianPrior | None = None
         self._rows = {(row.round, row.attempt, row.client): row for row in recording.read_rows(on_damage=lambda error: None)}
 
@@ -56,10 +56,13 @@ class CaseBounds:
             try:
                 self._found[uses] = self._bound(uses)
             except (NotBounded, DamagedFile) as error:
-                self.reasons[key] = str(error)
-                self._found[uses] = {}
+                self._found[uses] = str(error)
             self._left -= monotonic() - started
-        return self._found[uses]
+        found = self._found[uses]
+        if isinstance(found, str):
+            self.reasons[key] = found
+            return {}
+        return found
 
     def _bound(self, uses: Sequence[Use]) -> dict[int, float]:
         if self._left <= 0:
