@@ -43,10 +43,10 @@ class ClientSettings:
 
     model, data, training, defense, gradient, inputs: the public settings of the run, as in `Manifest`.
     private:   folder in which each client has a folder for its identity and state, see `find_folder`.
-    truth:     folder for the indices of the examples that clients used.
-    described: returns the description of the data set for the truth folder; called only if that folder has none yet.
+    truth:     one folder for all these clients, in which each writes a file of the indices of the examples that it used.
+    described: returns the description of the data set, which is written to `truth`; called only if `truth` has none yet.
     holdings:  maps a partition number to all examples of the data set, and the indices of those that this client holds.
-    public:    returns the public examples that `inputs`, a defense of the inputs, mixes in, or None.
+    public:    returns the public examples that `inputs`, a defense of the training examples, mixes in, or None.
     secure:    settings of secure aggregation that all parties agreed on; None without secure aggregation.
     seed:      seed of the clients' identities, see `load_or_draw`. threads: intra-op threads of one client; None does not change
                them.
@@ -78,7 +78,7 @@ class ClientSettings:
         return load_or_draw(self.find_folder(context), int(context.node_config["partition-id"]), seed=self.seed)
 
     def make_participant(self, context: Context) -> SecureParticipant | None:
-        """Return this client's settings of secure aggregation, or None without secure aggregation."""
+        """Return the settings of secure aggregation (`secure`) with this client's pseudonym; None without secure aggregation."""
         if self.secure is None:
             return None
         identity = self.load_identity(context)
@@ -164,9 +164,9 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
 
 
 def _mix_batches(chosen: Iterable[Batch], settings: ClientSettings, identity: ClientIdentity, round: int) -> Iterable[Batch]:
-    """Return the batches (x, y) to train on, after the defense of the inputs `settings.inputs`, such as mixup.
+    """Return the batches (x, y) to train on, after `settings.inputs`, a defense of the examples such as mixup.
 
-    Without one, the batches are unchanged; with one, y are probabilities (N, K).
+    Without such a defense, the batches are unchanged. With one, y are class probabilities (N, K).
     """
     mixing = settings.inputs.build()
     if mixing is None:

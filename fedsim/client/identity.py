@@ -32,7 +32,8 @@ class ClientIdentity:
     def make_generator(self, round: int, purpose: Literal["defense", "gradient", "inputs"] = "defense") -> torch.Generator:
         """Return the generator for one round, seeded from the secret: otherwise the server could compute and subtract the noise.
 
-        purpose: what draws from it: the "defense" of the update, the computation of the "gradient", or the mixing of "inputs".
+        purpose: what draws from the generator: the "defense" of the update, the computation of the "gradient", or the mixing of
+                 examples ("inputs").
         """
         seed = int.from_bytes(self._derive_seed(purpose, round)[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
@@ -74,8 +75,8 @@ def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> ClientIde
     """Return the identity stored in the client's private folder; at the first use, draw and store it.
 
     seed: the identity is derived from this number and the partition, so that a simulation can be repeated exactly; None draws it
-          from the system. An identity that is stored already does not change. Like the secret, the seed must not be known to the
-          server.
+          from the operating system's random source. An identity that is stored already does not change. Like the secret, the
+          seed must not be known to the server.
     """
     make_private(folder.parent)
     path = make_private(folder) / "identity.json"

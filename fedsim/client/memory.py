@@ -17,7 +17,8 @@ from fedsim.recording.tensor_files import MAX_BYTES
 def make_memory_mod(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context, CallNext], Message]:
     """Return a mod that loads Flower's `Context.state` from the client's folder before a round and stores it there afterwards.
 
-    A mod is a function around Flower's handling of a message. This one must be outside all mods whose state it stores.
+    A mod is a function around Flower's handling of a message. In the app's list of mods, this one must come before all mods whose
+    state it stores; other mods may come before it.
     A round starts from the state after the rounds before it, so that a repeated round gives the same result. The states of the
     client's last two rounds are kept. Changes by a round that fails are discarded. After each round, `Context.state` is empty.
     folder_of: returns the client's folder.
@@ -51,9 +52,9 @@ def load_state(folder: Path, *, before: int) -> RecordDict:
 
 
 def store_state(folder: Path, round: int, state: RecordDict) -> None:
-    """Store the arrays and settings of `state` as those after `round`.
+    """Store the `ArrayRecord`s and `ConfigRecord`s of `state` as the client's state after `round`; leave out other records.
 
-    Stored states of later rounds are deleted, and those of earlier rounds except the latest.
+    Stored states of later rounds are deleted, and states of earlier rounds except the latest of them.
     """
     arrays = {key: records.to_tensors(record) for key, record in state.items() if isinstance(record, ArrayRecord)}
     configs = {key: dict(record) for key, record in state.items() if isinstance(record, ConfigRecord)}

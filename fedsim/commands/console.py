@@ -41,8 +41,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 def make_command_line(words: str) -> typer.Typer:
     """Return a command line without commands, with the help text `words` and the options --version and --code.
 
-    --code module:function imports code of the user, and allows experiments and recordings to name it, as module:function,
-    wherever they name a component.
+    --code module:function imports code of the user. From then on, experiments and recordings may give this module:function in
+    place of the name of a component, such as a model or a defense.
     For an unknown command, similar names are suggested.
     """
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=words)
@@ -118,9 +118,9 @@ def describe_progress(task: Task) -> str:
 def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
     """Turn expected exceptions into one message on stderr and an exit status.
 
-    The status is 2 for ValueError and for files that are missing, exist already, or are folders (or the reverse); 1 for other
-    OSError, RuntimeError, MemoryError and errors of SQLite; and 130 for Ctrl-C. If the reader of the output has closed it, the
-    status is 1, without a message. Other exceptions are not caught.
+    The status is 2 for ValueError, for a file that is missing or exists already, for a folder in place of a file, and for a file
+    in place of a folder; 1 for other OSError, RuntimeError, MemoryError and errors of SQLite; and 130 for Ctrl-C. If the reader
+    of the output has closed it, the status is 1, without a message. Other exceptions are not caught.
     verbose: raise these errors instead, except for Ctrl-C and closed output.
     kept:    clause, printed after "interrupted; ", on what Ctrl-C left on disk.
     """
@@ -158,7 +158,7 @@ ADVICE_BY_ERRNO = {  # what to do about an error of the operating system
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message for an error. For those of the operating system, with the path, if known, and advice."""
+    """Return the message for an error. For an operating system error, it contains the path, if known, and advice."""
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         mend = f"; {ADVICE_BY_ERRNO[error.errno]}" if error.errno in ADVICE_BY_ERRNO else ""

@@ -33,7 +33,8 @@ class ImportSettings(BaseModel):
     """Settings of an import: what the server knows besides the two state dicts.
 
     model, training, data: as in an experiment; the model may be `module:function`.
-    defense, gradient, network, inputs: defenses of the update, the gradient, the network and the inputs, as in an experiment.
+    defense, gradient, network, inputs: defenses of the update, the gradient, the network and the training examples, as in an
+             experiment.
     num_examples: number of training examples that the client reported with its update, if any; most attacks need it.
     names:   maps a tensor's name in the files to its name in the model, if they differ.
     layout:  "torch", or "keras" for Keras, JAX and Flax, whose kernels have the shapes (height, width, in, out) and (in, out).
@@ -71,7 +72,10 @@ class ImportSettings(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "ImportSettings":
-        """Read settings from a TOML file. Raises ExperimentError, naming the file and any wrong key, if missing or invalid."""
+        """Read settings from a TOML file.
+
+        Raises ExperimentError if the file is missing or invalid; the message names the file and any wrong key.
+        """
         try:
             raw = read_toml(path)
         except FileNotFoundError:
@@ -185,7 +189,8 @@ def _fit_tensors(
 
     weights: names of the trained parameters, which may be float64 where the model has float32, and then stay float64. Buffers get
     the model's dtype. A missing counter of batch norm is taken from `state`.
-    Raises ValueError for the first tensor that is missing, has another shape or any other dtype, or holds NaN or infinity.
+    Raises ValueError for the first tensor that is missing, has another shape or another dtype than the model's (float64 in place
+    of float32 excepted), or holds NaN or infinity.
     """
     renamed = _rename_tensors(tensors, state, settings, path)
     fitted = {}

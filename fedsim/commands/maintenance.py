@@ -25,8 +25,9 @@ class Verified:
     """The result of verifying the run or recording in `folder`.
 
     rounds: number of rounds in its index. weights: number of rounds whose global weights are intact.
-    observations: number of updates in its index, without those that are masked by secure aggregation, but with their sums.
-    intact: number of those that can be read, together with the global weights of their round.
+    observations: number of updates in its index. With secure aggregation, the clients' masked updates do not count, and their sum
+                  in each round counts as one update.
+    intact: number of these updates that can be read, together with the global weights of their round.
     damaged: damaged files, as paths relative to `folder`, each with the first reason that was found.
     unexpected: files in the recording's folder that do not belong to it, such as those of a round that was not finished. They are
                 not looked for if the index is damaged.
@@ -116,7 +117,7 @@ def verify(folder: Path) -> Verified:
 
 
 def _read_index(recording: Recording, damage: _Damage) -> tuple[list[Row], list[int]]:
-    """Return rows and rounds of the index, as far as it can be read, and add its errors to `damage`."""
+    """Return the rows of the index and its round numbers, as far as they can be read; add errors of the index to `damage`."""
     rows: list[Row] = []
     rounds: list[int] = []
     try:

@@ -57,7 +57,10 @@ def _drop_defaults(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_clients(clients: list[dict[str, Any]]) -> None:
-    """Print the names of the first `MAX_CLIENTS` clients, their numbers of rounds and updates, and their examples per round."""
+    """Print one line for each of the first `MAX_CLIENTS` clients: name, numbers of rounds and updates, and number of examples.
+
+    clients: as `_summarise_clients` returns them. The number of examples is printed as the range over the client's updates.
+    """
     table = Table("client", "rounds", "complete", "examples a round", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in clients[:MAX_CLIENTS]:
         least, most = row["num_examples"]
@@ -73,8 +76,8 @@ def _summarise_clients(rows: "Iterable[Row]") -> list[dict[str, Any]]:
 
     client: name. rounds: number of recorded rounds in which the client was asked.
     complete: number of its updates in the recording, without those that are masked by secure aggregation.
-    num_examples: [smallest, largest] number of distinct examples behind one of its updates, computed from the numbers that it
-    reported; [None, None] if it reported none.
+    num_examples: smallest and largest number of distinct examples that one of its updates was trained on, see `Row.num_examples`;
+    [None, None] if it is known for no update.
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -114,9 +117,10 @@ def describe_run(folder: Path) -> dict[str, Any]:
     """Return settings, rounds, clients and size of a run as a dict of plain JSON values, which `fedsim show --json` prints.
 
     rounds: number of recorded rounds. clients: names. per_client: see `_summarise_clients`. megabytes: size of the recording.
-    complete: number of recorded updates, without those that are masked by secure aggregation, but with their sums.
+    complete: number of recorded updates. With secure aggregation, the clients' masked updates do not count, and their sum in each
+    round counts as one update.
     per_round: one dict per round, with the numbers of complete, failed, late and masked replies, the received bytes, and the
-    measures of `_read_measures`.
+    loss, accuracy and privacy budgets of `_read_measures`.
     """
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""Experiments: the file that describes a federation, checked and resolved."""
+"""Experiments: the TOML file that describes a federation, read, checked, and with all defaults filled in."""
 
 from fedsim.config.experiment import Experiment, ExperimentError, read, validate
 

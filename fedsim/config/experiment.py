@@ -25,7 +25,10 @@ EXCLUSIVE_KEYS = ("steps", "epochs", "gradient_squeezing")
 
 
 class ExperimentError(ValueError):
-    """Error for a missing or invalid experiment, or settings of an import. The message names its source and any wrong key."""
+    """Error for a missing or invalid experiment or settings of an import.
+
+    The message names the file, or `OVERRIDE_SOURCE` for an overridden key, and any wrong key.
+    """
 
 
 class _Frozen(BaseModel):
@@ -57,7 +60,7 @@ class Clients(_Frozen):
     count:    number of clients.
     fraction: share of the clients that is drawn in each round, in (0, 1], see `drawn`.
     canaries: number of pairs of examples per client for an audit. The client trains on one example of each pair, chosen by a
-              secret coin. From the share of coins that the audit guesses right follows a lower bound on epsilon.
+              secret coin. The share of coins that the audit guesses right gives a lower bound on epsilon.
     """
 
     count: int = Field(gt=0)
@@ -86,8 +89,9 @@ class RecordedParts(_Frozen):
     """Selection of the rounds and clients whose messages are recorded.
 
     rounds:  `"all"`, or rounds counted from 1, such as `"3"`, `"1-8"` or `"1-3,7"`; both ends of a range are included.
-    clients: `"all"`, names separated by commas, or a number such as `"5"`. A number selects the first clients that send
-             an update, by round and then by name; the same clients are recorded in all rounds.
+    clients: `"all"`, names separated by commas, or a number n such as `"5"`: the n clients whose first update in a recorded round
+             comes in the earliest rounds; of clients with the same first round, those with the alphabetically first names. The
+             same n clients are recorded in all recorded rounds.
     """
 
     rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
@@ -97,8 +101,9 @@ class RecordedParts(_Frozen):
 class Privacy(_Frozen):
     """Parameters of the accounting of differential privacy.
 
-    delta: the delta of all reported (epsilon, delta).
-    prior: assumed probability that an attacker who sees no message reconstructs an example.
+    delta: the delta of every (epsilon, delta) guarantee that the run reports: for a client, an example, and the global model.
+    prior: assumed probability that an attacker who sees no message reconstructs an example. The reported upper bound on the
+           probability that an attacker who sees all messages reconstructs it is computed from `prior`.
     """
 
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -118,7 +123,7 @@ def _make_validator(parse: Callable[[str], Any]) -> Callable[[str], str]:
 def _rename_squeezing(training: Any) -> Any:
     """Return the table `training` with the key `gradient_squeezing`, if it is there, renamed to `steps`.
 
-    It is the name in the CPL paper (Wei et al. 2020) for local steps per update.
+    `gradient_squeezing` is the name in the CPL paper (Wei et al. 2020) for local steps per update.
     Raises ValueError if it is given together with another of `EXCLUSIVE_KEYS`, or is not a whole number of at least 1.
     """
     if not isinstance(training, dict) or "gradient_squeezing" not in training:
@@ -139,8 +144,8 @@ def _parse_terms(value: Any) -> Terms | Literal[False]:
 class Experiment(_Frozen):
     """Settings of a complete federation, as its TOML file states them.
 
-    timeout: seconds that the server waits before each round for clients to connect, and in it for their replies.
-    defense, gradient, network, inputs: defenses of the update, the gradient's computation, the network and the examples.
+    timeout: seconds that the server waits for clients to connect before each round, and again for their replies in the round.
+    defense, gradient, network, inputs: defenses of the update, the gradient's computation, the network and the training examples.
     seed: determines the data split, the clients drawn in each round, the initial weights, and the server's noise of central
           differential privacy. The clients' secrets, such as the order of their examples, do not depend on it.
     """
@@ -173,7 +178,8 @@ class Experiment(_Frozen):
     def parse_defense(self) -> DefenseSpec:
         """Return the defense that clients apply to their updates.
 
-        A defense in its text that requires a learning rate but states none, such as `in_gradient_units`, gets that of `training`.
+        Each defense in the text `self.defense` that requires a learning rate and states none, such as `in_gradient_units`, gets
+        `training.learning_rate`.
         """
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
@@ -355,8 +361,9 @@ def _find_default(key: str) -> Any:
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a key of parsed TOML in place. Dots separate the keys of tables.
 
-    A new value of one of `EXCLUSIVE_KEYS` removes the other ones. A name in place of a table, such as model = "mlp", becomes a
-    table with the key `name`.
+    A new value of one of `EXCLUSIVE_KEYS` removes the other ones. If `raw` has a name in place of a table on the way to the key,
+    such as model = "mlp" for the key "model.hidden", the name becomes a table with the key `name`; true or false becomes an empty
+    table.
     """
     *tables, last = key.split(".")
     if tables and isinstance(default := _find_default(tables[0]), Named):

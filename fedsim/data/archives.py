@@ -22,7 +22,7 @@ def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std
     """Load images from NumPy archives with `images` (N, H, W[, C]), uint8 or numbers in [0, 1], and integer `labels` (N,).
 
     train:     path of the archive with the training examples. They have C = 1 or 3 channels.
-    test:      path of an archive with the held-out examples: its arrays for testing or, if it has none, its `images`. Without
+    test:      path of an archive with the held-out examples: its arrays for testing or, if it has none, all its examples. Without
                `test`, the arrays for testing in `train` are held out or, if it has none, every fifth example.
     mean, std: normalisation of the model's input, one value for all channels or one per channel.
 

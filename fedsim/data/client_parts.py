@@ -98,8 +98,8 @@ def fit_to(own: Dataset, like: Dataset) -> Dataset:
 def renumber_classes(own: Dataset, like: Dataset) -> Dataset:
     """Return the data set `own` with its classes renumbered as in `like`, matched by name.
 
-    A party that holds only some of the classes numbers them differently. If the classes of either are named by their numbers,
-    `own` is returned unchanged. Raises ValueError for a class that `like` does not have.
+    A party that holds only some of the classes numbers them differently. If the classes of either data set are named by their
+    numbers, `own` is returned unchanged. Raises ValueError for a class that `like` does not have.
     """
     if not (_has_names(own) and _has_names(like)):
         return own
@@ -128,7 +128,7 @@ def concatenate(*parts: Examples) -> Examples:
 
 
 class _Facts:
-    """The content of `data.json`: specification, class names, and, in the server's, sizes of the clients' parts."""
+    """The content of `data.json`: specification and class names. In the folder `public`, also the sizes of the clients' parts."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.spec: DataSpec = TypeAdapter(DataSpec).validate_python(raw["spec"])

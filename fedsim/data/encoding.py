@@ -17,7 +17,7 @@ RANGE_SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Ranges and categories of a table's columns: the given ones, and where all others are taken from.
+    """Ranges and categories of a table's columns that are given, and the rows from which all others are computed.
 
     file:        the table's file, for messages.
     ranges:      given ranges [low, high], keyed by column name; from public knowledge.
@@ -78,7 +78,7 @@ def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limi
     A missing number becomes the middle of a given range, or else the median of the source rows. Among categories, the missing
     value "?" counts as any other. A value that is not among the categories becomes all zeros.
 
-    categorical: whether to treat numbers as categories; this is also done if categories are given.
+    categorical: whether to treat numbers as categories. This is also done if `known.categories` has a list for this column.
     limit:       largest number of categories.
     Raises ValueError, with advice, for an infinite number, for a given range if not all values are numbers, for more categories
     than `limit`, and for a numeric column without a given range that has no value in `known.source_rows`.
@@ -118,7 +118,10 @@ def scale(numbers: Array, low: Array | float, high: Array | float) -> Array:
 
 
 def parse_numbers(texts: Texts) -> Array | None:
-    """Parse texts (N,) as float64, with NaN for missing values ("?"); return None if any other text is not a number."""
+    """Parse texts (N,) as float64, with NaN for missing values ("?"); return None if any other text is not a number.
+
+    A text with an underscore, such as 1_000, is not a number.
+    """
     try:
         values = np.array(["nan" if text == MISSING_VALUE else text for text in texts], dtype=np.float64)
     except ValueError:

@@ -22,7 +22,7 @@ def lfw(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> Dataset:
-    """Load LFW: colour photographs of people, by default 106, 2,801 for training and 934 held out; downloaded once.
+    """Load LFW: colour photographs of 106 people by default, 2,801 for training, 934 held out; downloaded once.
 
     The label is the person.
 

@@ -158,7 +158,8 @@ def _draw_holders(holders: list[int], clients: int, rng: np.random.Generator) ->
     """Draw which clients hold each class; return a list of client numbers for each class. A client gets each class at most once.
 
     holders: number of clients of each class; the sum is a multiple of `clients`, so that all clients get equally many classes.
-    The classes, repeated `holders` times, are first dealt to the clients in turn; then random pairs of clients swap classes.
+    A list with each class c repeated `holders[c]` times is first dealt to the clients in turn. Then random pairs of clients swap
+    classes.
     """
     slots = np.repeat(np.arange(len(holders)), holders)
     owned = [set(slots[client::clients].tolist()) for client in range(clients)]

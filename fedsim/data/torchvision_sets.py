@@ -30,8 +30,8 @@ def mnist(
     root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
     normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
-    mean, std: normalisation to use instead, (value - mean) / std with values in [0, 1]: one number for all channels or one per
-               channel.
+    mean, std: your own normalisation, (value - mean) / std with values in [0, 1]: one number for all channels or one per channel.
+               ValueError is raised if `normalise` is set too.
     """
     return _load("mnist", "MNIST", "MNIST", root, normalise, mean, std)
 
@@ -44,8 +44,8 @@ def fashion_mnist(
     root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
     normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
-    mean, std: normalisation to use instead, (value - mean) / std with values in [0, 1]: one number for all channels or one per
-               channel.
+    mean, std: your own normalisation, (value - mean) / std with values in [0, 1]: one number for all channels or one per channel.
+               ValueError is raised if `normalise` is set too.
     """
     return _load("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
 
@@ -58,8 +58,8 @@ def cifar10(
     root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
     normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
-    mean, std: normalisation to use instead, (value - mean) / std with values in [0, 1]: one number for all channels or one per
-               channel.
+    mean, std: your own normalisation, (value - mean) / std with values in [0, 1]: one number for all channels or one per channel.
+               ValueError is raised if `normalise` is set too.
     """
     return _load("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
 
@@ -72,8 +72,8 @@ def cifar100(
     root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
                ~/.cache/fedleak/datasets.
     normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
-    mean, std: normalisation to use instead, (value - mean) / std with values in [0, 1]: one number for all channels or one per
-               channel.
+    mean, std: your own normalisation, (value - mean) / std with values in [0, 1]: one number for all channels or one per channel.
+               ValueError is raised if `normalise` is set too.
     """
     return _load("cifar100", "CIFAR100", "cifar-100-python", root, normalise, mean, std)
 

@@ -68,7 +68,8 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
     """Create a certificate authority, a certificate for a SuperLink, and a secret below `root`; return their paths.
 
     hosts: names or addresses for which the SuperLink's certificate is valid, besides `DEFAULT_HOST_NAMES`.
-    days:  validity in days of the certificates that are created. The SuperLink's ends with the authority's at the latest.
+    days:  validity in days of the certificates that are created. The SuperLink's certificate expires no later than the
+           authority's.
 
     Existing certificates, with their keys, and an existing secret are kept. Delete `server.pem` to make a certificate for other
     hosts.
@@ -114,7 +115,7 @@ def make_client(key: Path, public: Path) -> None:
     An existing private key is kept, and the public key is computed from it. Raises ValueError if it is not in OpenSSH's format,
     has a password, or is not of an elliptic curve for ECDSA, the only kind that Flower accepts.
 
-    New keys are of the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`.
+    New keys are on the curve P-384, like those made by `ssh-keygen -t ecdsa -b 384 -N ""`.
     """
     make_private(key.parent)
     make_private(public.parent)

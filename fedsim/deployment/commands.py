@@ -143,7 +143,11 @@ def make_attacker_command(*, root: str, host: str, port: int) -> list[str]:
 
 
 def make_page_command(*, port: int, attacker: str) -> list[str]:
-    """Return the command that forwards connections to its machine's `port` to the attacker's service at `attacker`, HOST:PORT."""
+    """Return the command of a TCP proxy, which forwards connections to the attacker's web service.
+
+    port:     port on which the proxy listens, on the machine that runs the command.
+    attacker: HOST:PORT of the web service.
+    """
     return ["python", "-m", "fedsim.deployment.forward", str(port), attacker]
 
 

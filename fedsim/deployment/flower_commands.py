@@ -62,7 +62,7 @@ class RunFailed(RuntimeError):
 
     status:          Flower's status of the run, such as "finished:failed".
     detail:          the reason; "" if unknown.
-    was_unreachable: whether the SuperLink failed to answer a request for the status before it reported this one.
+    was_unreachable: whether the SuperLink failed to answer an earlier request for the status.
     """
 
     def __init__(self, status: str, detail: str, *, was_unreachable: bool = False) -> None:
@@ -247,7 +247,10 @@ def _make_environment(home: Path) -> dict[str, str]:
 
 
 def _find_last_lines(text: str) -> str:
-    """Return the last 600 characters of a command's output as one line, without colours and frames; a note if it is empty."""
+    """Return the last 600 characters of a command's output as one line; the text "it printed nothing" if the output is empty.
+
+    Codes for colours, and the characters of frames that Flower draws around messages, are removed.
+    """
     lines = [line.strip(" │╭╮╰╯─\t") for line in COLOUR_CODES.sub("", text).splitlines()]
     return " ".join(line for line in lines if line)[-600:] or "it printed nothing"
 
@@ -266,7 +269,8 @@ def _find_cause(status: str, details: str, log: str) -> str:
     status:  Flower's status of the run.
     details: Flower's message with the status.
     log:     output of `flwr run`.
-    Without either, it is `SILENT_END_REASON` for the status "finished:failed", and empty for any other.
+    If neither `details` is such a message nor `log` contains an exception, the result is `SILENT_END_REASON` for the status
+    "finished:failed", and empty for any other status.
     """
     if details.startswith(SERVER_ERROR_PREFIX):
         return " ".join(details.removeprefix(SERVER_ERROR_PREFIX).split())

@@ -16,7 +16,7 @@ CONNECT_SECONDS = 10.0
 async def listen(port: int, target: tuple[str, int], *, host: str = "0.0.0.0") -> asyncio.Server:
     """Return a running server that accepts connections on `port` and forwards each through a new connection to `target`.
 
-    port: 0 for a free one. target: host and port. host: address to listen on, by default that of all IPv4 interfaces.
+    port: 0 for a free one. target: host and port. host: address to listen on, by default all IPv4 interfaces.
     """
 
     async def accept(reader: StreamReader, writer: StreamWriter) -> None:

@@ -1,7 +1,7 @@
 """Health check, `python -m fedsim.deployment.health HOST:PORT[/PATH] [CERTIFICATE]`: exit status 0 if the answer is HTTP 200.
 
-PATH is `health` by default. CERTIFICATE is that of the authority that signed the certificate of the checked process; without it,
-the request does not use TLS.
+PATH is `health` by default. CERTIFICATE is the file with the certificate of the authority that signed the certificate of the
+checked process; without CERTIFICATE, the request does not use TLS.
 """
 
 import sys

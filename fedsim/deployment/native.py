@@ -233,7 +233,7 @@ class Native:
 def list_parties(layout: Layout, count: int, *, seed: int | None = None) -> list[Party]:
     """Return the first `count` clients of a prepared deployment, each with its own folder.
 
-    seed: the same for all clients, for reproducible secrets; None for random ones.
+    seed: number from which each client derives its secrets, for reproducible runs; None for random secrets.
     """
     return [
         Party(

@@ -63,8 +63,9 @@ def make_command(
 
 
 def replace_process(command: list[str], layout: Layout, party: str) -> NoReturn:
-    """Replace this process by `command`, run in the folder flower/PARTY of `layout`, which is also Flower's home folder.
+    """Replace this process by `command`, run in the folder flower/PARTY below the root of `layout`.
 
+    The environment variable FLWR_HOME, Flower's folder for its configuration, is set to this folder.
     Raises FileNotFoundError if there is no such program.
     """
     home = make_private(layout.root / "flower" / party)

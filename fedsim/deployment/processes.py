@@ -179,7 +179,8 @@ def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bo
     """Return whether an HTTP request to `address` is answered with status 200.
 
     address:   HOST:PORT[/PATH]; the default path is /health.
-    authority: file of the certificate that must have signed the server's; None for HTTP without TLS.
+    authority: file with the certificate of the authority that must have signed the server's certificate; None for HTTP without
+               TLS.
     timeout:   in seconds.
     """
     address = address if "/" in address else f"{address}/health"

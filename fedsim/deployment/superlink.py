@@ -29,7 +29,7 @@ REFUSED_MESSAGE = b"Flower's control API is answered to the SuperLink's own mach
 class ControlGuard:
     """ASGI middleware that answers Flower's control API, its commands, to this machine and `networks` only.
 
-    Other HTTP requests to it get status 403, and other websockets are closed.
+    HTTP requests to the control API from elsewhere get status 403, and websockets to it are closed. Other paths are not guarded.
     """
 
     def __init__(self, app: ASGIApp, networks: Sequence[Network] = ()) -> None:
@@ -86,7 +86,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Network], list[str]]
 
 
 def read_network(text: str) -> Network:
-    """Parse a network such as 10.0.0.0/8. Raises ValueError, with a remedy, if the text is none."""
+    """Parse a network such as 10.0.0.0/8. Raises ValueError, with a remedy, if the text is not a network."""
     try:
         return ip_network(text)
     except ValueError as error:
@@ -123,7 +123,11 @@ def extend_heartbeats(database: Path, seconds: float) -> int:
 
 
 def main() -> None:
-    """Run Flower's SuperLink with its control API guarded, and let the unfinished runs in its database continue."""
+    """Run Flower's SuperLink with its control API guarded (`ControlGuard`).
+
+    If its database exists already, the heartbeats in it are extended first (`extend_heartbeats`), so that Flower does not fail
+    the unfinished runs after a restart.
+    """
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
 

@@ -42,7 +42,7 @@ def find_server_run(context: Context) -> FederationRun:
 def find_client_run(context: Context) -> FederationRun:
     """Return this client's run: the experiment and the device from the server's run config, with this client's data and folders.
 
-    Data, folders and client seed are those of the client's own node config; the module docstring lists the keys of both configs.
+    Data, folders and client seed come from the client's own node config. The module docstring lists the keys of both configs.
 
     Raises ValueError if the node config names the experiment that the client agreed to, and the server asks for another one.
     """
@@ -61,7 +61,7 @@ def find_client_run(context: Context) -> FederationRun:
 
 
 def _read_places(own: Any) -> Places:
-    """Return the client's data set and folders, as its node config `own` states them; None for those that it lacks."""
+    """Return the client's data set and folders from its node config `own`. A field is None if `own` lacks its key."""
     private, truth, public = (Path(str(own[key])).absolute() if key in own else None for key in ("private", "truth", "public"))
     return Places(data=str(own["data"]) if "data" in own else None, private=private, truth=truth, public=public)
 
@@ -88,10 +88,10 @@ def _build_run(
 
 
 def _read_experiment(path: str, settings: str, *, own: bool) -> Experiment:
-    """Return the experiment in `settings`, the content of a TOML file. If it is empty, read the file at `path` instead.
+    """Return the experiment in `settings`, the content of a TOML file. If `settings` is empty, read the file at `path` instead.
 
-    own: whether to import code that the file at `path` names, such as a user's model. It is False for a client that has a private
-    folder of its own, as in a deployment, since the server chooses the path.
+    own: whether to import code that the file at `path` names, such as a user's model. It is False for a client whose node config
+    names a private folder, as in a deployment, since the server chooses the path.
     """
     if settings:
         return validate(tomllib.loads(settings), source="run config, settings")

@@ -64,5 +64,5 @@ def _import_component(folder: Path, app: dict[str, Any], key: str) -> Any:
         raise ValueError(f"{folder / PROJECT_FILE}: [tool.flwr.app.components] names no {key} as module:object")
     try:
         return getattr(import_module(module), name)
-    except Exception as error:  # so may its import
+    except Exception as error:  # an import may fail in any way, too
         raise ValueError(f"{folder / PROJECT_FILE}: {key} {module}:{name} cannot be imported: {error}") from error

@@ -41,7 +41,9 @@ class Places:
         return own if facts is None else parts.fit_to(own, facts)
 
     def describe_dataset(self, own: Dataset) -> dict[str, object]:
-        """Return a dict of name and arguments of the data set `data`, and content hash and size of `own`, which it was loaded as.
+        """Return a dict that identifies this client's data set: name and arguments from `data`, content hash and size of `own`.
+
+        own: the data set that `load_dataset` returned.
 
         The client writes them to its truth folder, so that scoring can load the same examples.
         """

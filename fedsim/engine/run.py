@@ -117,7 +117,8 @@ class FederationRun:
     def check(self) -> None:
         """Raise an error, mostly ValueError, if data, network, loss, defenses, strategy, sizes and device do not suit each other.
 
-        They are loaded and tried on at most two examples. This is done before a run, so that it does not fail later.
+        Data, network and defenses are loaded and tried on at most two examples. This is done before a run, so that it does not
+        fail later.
         """
         try:
             self._try_parts()
@@ -223,12 +224,19 @@ class FederationRun:
         return (self._count_model_bytes() + 2000) * (1 + min(limits) + more)
 
     def count_bytes(self, number: int) -> int:
-        """Return the approximate number of bytes that round `number` writes: recording and checkpoint."""
+        """Return the approximate number of bytes that round `number` writes.
+
+        These are the checkpoint and, if the experiment records this round, the round's part of the recording.
+        """
         wanted = self.parse_wanted().rounds
         return self._count_checkpoint_bytes() + (self._count_round_bytes() if wanted is None or number in wanted else 0)
 
     def count_megabytes(self) -> float:
-        """Return the approximate disk space in MB that the remaining rounds need for their recordings and two checkpoints."""
+        """Return the approximate disk space in MB that the remaining rounds need together.
+
+        It is the space for all rounds that are recorded, and once for two checkpoints, since a new checkpoint is complete before
+        the previous one is removed.
+        """
         first, stop, wanted = (count_rounds(self.out / "state") or 0) + 1, self.experiment.rounds + 1, self.parse_wanted().rounds
         ranges = (range(first, stop),) if wanted is None else wanted.ranges
         recorded = sum(len(range(max(one.start, first), min(one.stop, stop))) for one in ranges)

@@ -148,7 +148,7 @@ def _count_record_bytes(record: ArrayRecord | MetricRecord | ConfigRecord) -> in
 
 
 def read_number(message: Message, key: str) -> int:
-    """Return the number at `key` of the server's configuration in the message, as a whole number."""
+    """Return the number at `key` of the server's configuration in the message, converted by `int`."""
     config = message.content[CONFIG_KEY]
     assert isinstance(config, ConfigRecord)
     return int(config[key])  # type: ignore[arg-type]
