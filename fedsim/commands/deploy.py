@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedsim.deployment.commands import Link
 
 Address = Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the SuperLink, HOST:PORT.")]
-Certificate = Annotated[Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")]
+Certificate = Annotated[Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's certificate.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to the SuperLink without TLS.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the experiment.")]
 HostNames = Annotated[

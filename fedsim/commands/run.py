@@ -43,7 +43,7 @@ def run(
         ),
     ] = None,
     root_certificates: Annotated[
-        Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")
+        Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's certificate.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Connect to the SuperLink without TLS.")] = False,
     public: Annotated[

@@ -1,8 +1,6 @@
 """The Flower ServerApp, which runs and records a federation and can resume it after the last committed round."""
 
-import errno
 import logging
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from fedsim import models
 from fedsim.flower import records
-from fedsim.recording.disk_space import check_room, explain_full_disk, is_full_disk
+from fedsim.recording.disk_space import DiskFull, check_room, explain_full_disk, is_full_disk
 from fedsim.recording.files import append_json_lines, hold_lock, make_private, replace_json_lines
 from fedsim.recording.manifest import Manifest
 from fedsim.recording.round_metrics import read_metrics
@@ -144,9 +142,9 @@ class FederationServer:
         """Run all rounds after the last committed one.
 
         Raises ValueError if the number of clients connected at the beginning is not `settings.clients`, TimeoutError if fewer are
-        connected later after `settings.timeout` seconds of waiting, DiskFull if the server's disk lacks space for the next round,
-        OSError or sqlite3.OperationalError if a write fails because the disk of the server or a client is full, and EmptyRunError
-        if no client answered in any round or nothing was recorded.
+        connected later after `settings.timeout` seconds of waiting, DiskFull if the server's disk lacks space for the next round
+        or a client reports that its disk is full, OSError or sqlite3.OperationalError if a write fails because the server's disk
+        is full, and EmptyRunError if no client answered in any round or nothing was recorded.
         """
         wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()
@@ -160,8 +158,10 @@ class FederationServer:
             replies = list(self.grid.send_and_receive(messages, timeout=self.settings.timeout))
             for reply in replies:
                 if reply.has_error() and is_full_disk(reply.error.reason or ""):
-                    # the disk of a client is full, so it could not store its truth
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    raise DiskFull(
+                        f"the disk of the client on node {reply.metadata.src_node_id} is full; complete rounds are kept: free "
+                        "disk space on that client, and continue with --resume"
+                    )
             aggregated, _ = self.strategy.aggregate_train(number, replies)
             arrays = arrays if aggregated is None else aggregated
             self._commit(number, attempt, arrays, started)

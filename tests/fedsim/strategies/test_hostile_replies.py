@@ -154,7 +154,7 @@ def test_a_full_disk_of_a_client_stops_the_run_which_can_be_resumed(federate: Fe
 
     with monkeypatch.context() as patched:
         patched.setattr(client_side.TruthWriter, "write", full)
-        with pytest.raises(engine.EngineError, match="the disk is full; complete rounds are kept"):
+        with pytest.raises(engine.EngineError, match=r"the disk of the client on node .* is full; complete rounds are kept"):
             federate("run", rounds=3)
     out = plain.folder.parent.parent / "run"
     assert {row.status for row in Recording(out / "recording").read_rows()} == {"complete"}
