@@ -35,12 +35,15 @@ class Fault:
 
 
 def constant_noise(std: float) -> Defense:
-    """Return a defense that adds Gaussian noise of deviation `std`, drawn from the same seed for every message."""
+    """Return a defense that adds Gaussian noise of standard deviation `std`, drawn from the same seed for every message."""
     return stateless(lambda update, rng: _add_noise(update, std, Generator().manual_seed(7)))
 
 
 def partial_noise(std: float) -> Defense:
-    """Return a defense that adds Gaussian noise of deviation `std` to each tensor but its last fifth, rounded down."""
+    """Return a defense that adds Gaussian noise of standard deviation `std` to some entries of each tensor.
+
+    The last fifth of the flattened tensor's entries, rounded down, gets no noise.
+    """
 
     def add(update: Update, rng: Generator) -> Update:
         noised = _add_noise(update, std, rng)

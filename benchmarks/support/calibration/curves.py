@@ -196,7 +196,7 @@ def _predict_left_out(
     """Return the cross-validated probabilities of a route's own answers, and their outcomes, in the order of `y`.
 
     The answers of each kind (network, data set and defense, by name in `kinds`) are predicted by a curve fitted to all other
-    kinds; if these have at most ten answers, by the mean of y.
+    kinds; if these have at most ten answers, by the mean of the whole `y`.
     count: weight of each answer; 1 for the route's own answers, less for those of the route "optimisation" that were added to the
            fit (`ROUTES_FITTED_WITH_SEARCHES`).
     """

@@ -79,13 +79,13 @@ class Watched:
     recovered: bool
 
     def get_early_loss(self, iteration: int) -> float | None:
-        """Return the best loss after this iteration, relative to that at the start; None if the search had ended before it."""
+        """Return the best loss after this iteration over the loss at the start; None if the search had ended before it."""
         return self.losses[iteration - 1] / self.first if iteration <= len(self.losses) else None
 
     def get_fall(self, iteration: int) -> float | None:
-        """Return the best loss after this iteration, relative to that after half as many, if it is near that of grey images.
+        """Return the best loss after this iteration over the best loss after half as many iterations.
 
-        None if the search had ended before, or if its loss is at most `MIN_PLAIN_SHARE` of theirs.
+        None if the search had ended before it, or if its loss is not near that of grey images: at most `MIN_PLAIN_SHARE` of it.
         """
         if iteration > len(self.losses):
             return None
@@ -135,9 +135,10 @@ def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
 def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return the largest early loss of successful searches, and the number of failed searches above it, on the tuning part.
 
-    There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `ITERATIONS`. Losses are relative to
-    those at the start; only searches that still run count. Those whose loss is near that of grey images are counted too, with the
-    largest loss relative to that after half as many iterations (`Watched.get_fall`).
+    There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `ITERATIONS`. Only searches
+    that still run after these iterations count. Losses are relative to the loss at the start of the search.
+    Four more columns are on the searches whose loss is near that of grey images: largest_fall is the largest `Watched.get_fall`
+    of the successful ones, and failed_slower the number of failed ones above it.
     """
     found = run_watched(asked, "tuning")
     rows = []

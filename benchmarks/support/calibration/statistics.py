@@ -170,7 +170,10 @@ class JudgedVerdict:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the verdict states a leak, even a partial one, and there is none, or states no leak and there is one."""
+        """Whether the verdict states a leak, even a partial one, and there is none, or states none and there is one.
+
+        A "no verdict" counts as a verdict that states no leak.
+        """
         return self.verdict.leaks != (self.truth == "leak")
 
 
@@ -292,8 +295,8 @@ def _split_clients(count: int, size: int, most: int) -> list[range]:
 def _load_gallery(asked: Options, name: str) -> Gallery:
     """Return a gallery: images of the tuning part of a data set, with which scoring compares each reconstruction.
 
-    It counts how many of them are nearer to the reconstruction than the original is. No client has an image of this part, but
-    embedded data, which replace a missing file, have no parts.
+    Scoring counts how many of them are nearer to the reconstruction than the original is. No client has an image of this part,
+    but embedded data, which replace a missing file, have no parts.
     """
     found = load_images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())

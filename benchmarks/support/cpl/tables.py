@@ -279,7 +279,8 @@ def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: floa
 def measure_noise(asked: Options) -> TableAndSummary:
     """Measure table 8 of CPL: noise on every entry of the gradient.
 
-    In the column `noise`, G-10e-2 is Gaussian noise of standard deviation 0.01, and L-10e-2 Laplace noise of scale 0.01.
+    The column `noise` has the paper's names, in which 10e-K stands for 10 ** -K: G-10e-2 is Gaussian noise of standard deviation
+    0.01, and L-10e-2 Laplace noise of scale 0.01.
     """
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []

@@ -1,7 +1,8 @@
 """The grid of defenses, each at three strengths, with the effect on attacks that was declared before it was measured.
 
 Secure aggregation has several numbers of clients per sum instead of strengths. In settings, `{0.3 norm}` stands for three tenths
-of the median norm of the updates of the same federation without a defense, and `{10 rms}` for ten times their root mean square.
+of the median L2 norm of the updates of the same federation without a defense, and `{10 rms}` for ten times the root mean square
+of the coordinates of an update with this norm.
 """
 
 import re
@@ -170,7 +171,7 @@ GRID = (
 def fill_template(template: str, *, norm: float, rms: float, public: str = "") -> str:
     """Return `template`, a setting of a defense, with each "{NUMBER norm}", "{NUMBER rms}" and "{public}" replaced.
 
-    norm, rms: median norm and root mean square of the federation's updates without a defense, which NUMBER is multiplied by.
+    norm, rms: factors of NUMBER, as `measure_units` returns them for the updates of the federation without a defense.
     public: data set of public images, as named in an experiment.
     """
     units = {"norm": norm, "rms": rms}

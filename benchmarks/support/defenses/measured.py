@@ -46,7 +46,7 @@ class MeasuredAttack:
 
     @cached_property
     def scored(self) -> Scored:
-        """PSNR of each example by the attack and by its null; without an answer of the attack, both are the null's."""
+        """PSNR of each example by the attack and by its null; if the attack gave none for it, the null's PSNR counts for both."""
         psnr, its = (average_by_example(fill_failures(rows, self.null), "psnr") for rows in (self.own, self.null))
         cases = {str(row.index): row.case for row in self.own}
         return Scored(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))

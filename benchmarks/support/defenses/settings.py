@@ -44,10 +44,12 @@ DEFENSE_AWARE_ATTACKS = ("CPL", "IG")
 def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: bool) -> dict[str, AttackSpec]:
     """Return the attacks with which one federation is measured, as a dict from the name in the table to the attack.
 
-    entry: its defense; None without one. batch: number of examples per client step. cohort: number of clients per secure sum, or
-    None. quick: whether to use three iterations only.
-    Against a defense, CPL and Inverting Gradients are run twice: ignoring it and knowing it; not so for secure sums. Without a
-    defense but with a cohort, only closed forms are run.
+    entry: its defense; None without one. batch: number of examples per client step. cohort: number of clients drawn in each
+    round; None for all. quick: whether to use three iterations only.
+
+    With a defense and without `cohort`, CPL and Inverting Gradients are run twice: ignoring the defense and knowing it. `cohort`
+    is for secure aggregation: with an entry, the attacks are those on sums over the drawn clients; without one, the updates of
+    the drawn clients are sent one by one, and only closed forms are run.
     """
     if entry is None and cohort:
         return {"exact": AttackSpec(name="exact", arguments=SINGLE_EXAMPLE_ATTACKS["exact"][1])}

@@ -3,8 +3,8 @@
     agreement   median absolute difference between reconstructed values on the device and on the CPU, for several attacks
     memory      ratio of the peak memory of searches that run together to the memory planned for them
     lenet       iterations per second of 1 to 256 searches at once on DLG's LeNet
-    resnet      the same of 1 to 32 searches on ResNet20-4 (a ResNet-20 of four times the width), in float32 and with
-                convolutions in bfloat16
+    resnet      iterations per second of 1 to 32 searches at once on ResNet20-4 (a ResNet-20 of four times the width), in
+                float32 and with convolutions in bfloat16
     sharing     ratio of the time of two concurrent processes to the time of the same processes in sequence
 
 Seconds are wall time, after synchronisation with the device. With `--quick`, and for speed also on a CPU, one or two searches
@@ -102,7 +102,10 @@ def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _count_planned_values(of: LocalClient) -> float:
-    """Return the number of tensor elements planned for a search for one example: multiples of parameters and activations."""
+    """Return the number of tensor elements that a replay plans for a search for one example.
+
+    It is `LIVE_TENSORS` times the sum of the network's parameters and of its activations for one example.
+    """
     from attacker.replay.batching import count_activations
     from fedsim import models
 

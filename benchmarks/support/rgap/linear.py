@@ -1,4 +1,4 @@
-"""The table `linear` of rgap.py: batches recovered from a first linear layer, and the mixture that R-GAP returns for one."""
+"""The table `linear` of rgap.py: batches recovered from a first linear layer, and the mixture that R-GAP makes of a batch."""
 
 import sys
 from dataclasses import replace

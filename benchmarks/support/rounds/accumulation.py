@@ -103,7 +103,7 @@ def make_private_rows(asked: Options) -> list[ResultRow]:
     makes the client's messages of these rounds, which are clipped and have Gaussian noise, most likely. In each of `FEDERATIONS`
     federations every image of the pool is that of one client, so that the candidates' gradients are computed once a round for all
     clients. The noise multiplier is the standard deviation of the noise divided by the clipping norm. Each row also holds the
-    upper bound on the expected rate that follows from it.
+    upper bound on the expected rate that follows from the noise multiplier.
     """
     federations, counts = (1, (1, 3)) if asked.quick else (FEDERATIONS, (1, 10, 30))
     pool = load_images(asked, "cifar10", POOL)

@@ -24,9 +24,9 @@ def make_anonymous_rows(asked: Options) -> list[ResultRow]:
     """Return a row for each defense: how well the updates of all clients, whose names are withheld, are grouped by client.
 
     grouped: share of pairs of updates of one client that are in one group. wrong: share of pairs in one group that are of
-    different clients. largest: updates in the largest group, of `EPOCHS * EXAMPLES / BATCH` of each client. exact: share of all
-    images that the attack `spans` recovers above 60 dB from these updates; with_names: from those of each client alone. null: of
-    grey images.
+    different clients. largest: number of updates in the largest group; each client sends `EPOCHS * EXAMPLES / BATCH`.
+    exact: share of all images that the attack `spans` recovers above 60 dB from these updates; with_names: this share if each
+    client's updates are attacked alone; null: this share of the attack's null, which returns grey images.
     """
     clients = 2 if asked.quick else CLIENTS
     images = load_images(asked, "cifar10", clients * EXAMPLES)

@@ -1,7 +1,8 @@
 """The table of the attack `cohort_spans`, which sees only the sums over the clients of each round (its cohort), and their names.
 
 It counts the clients whose examples the attack separates from those of others, the examples that it recovers, and those for which
-it also names the right client.
+it also names the right client. An answer is one reconstructed example. The attack also puts answers into groups: two or more
+answers that it takes for examples of one client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ class CohortSetting:
     fixed: whether the clients form fixed groups that take turns; otherwise each cohort is drawn at random.
     trainings: number of times that the same clients train from other random weights, for `rounds` rounds each.
     rounding: step to which clients round the values of their updates before they are summed; 0 for none.
-    hidden: width of the first layer. defense: of the sum, as in an experiment; "" for none. data: name of the data set.
+    hidden: width of the first layer. defense: applied to the sum, as in an experiment; "" for none. data: name of the data set.
     sratta: whether SRATTA attacks the same sums, for comparison. what: name of the federation in the table.
     """
 

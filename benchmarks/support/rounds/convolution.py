@@ -127,8 +127,8 @@ def count_links(placed: Sequence[Mapping[int, int]]) -> tuple[float, float]:
 def make_linking_row(asked: Options) -> ResultRow:
     """Return the row of linking alone, for many clients of `EXAMPLES` images each: shares of linked pairs and of wrong links.
 
-    In each round, the features that the attack computes are assigned to those of the round's images, by truth. Column least: the
-    smallest share of linked pairs of a client.
+    The shares are those of `count_links`. To compute them, the features that the attack infers in each round are assigned to the
+    true features of the round's images. Column least: the smallest share of linked pairs of a client.
     """
     clients, rates, spent = 2 if asked.quick else CLIENTS, [], 0.0
     images = load_images(asked, "cifar10", clients * EXAMPLES)
@@ -157,7 +157,11 @@ def make_linking_row(asked: Options) -> ResultRow:
 
 
 def _place_images(seen: Observation, one: Described, own: Images, batch: Sequence[int], places: Tensor) -> dict[int, int]:
-    """Return a dict from the index of each image of a round to the example whose features are assigned to those of the image."""
+    """Return a dict from the index of each image of a round to the number of the example that it is linked to.
+
+    The features that the attack inferred in the round are assigned to the true features of its images.
+    own, batch: the images and their indices. places: number, over all rounds, of the example with each of the inferred features.
+    """
     model = build_network(seen)
     assert one.features is not None
     with torch.no_grad():

@@ -123,8 +123,8 @@ def record_sums(
 ) -> Case:
     """Simulate rounds of secure aggregation, and return a case with what the server sees of each.
 
-    The server sees the unweighted mean of the clients' updates, to which `defense` was applied (as in an experiment, "" for
-    none). It adds this mean to the global weights. rounds: for each round, a dict from the name of a client to its batches.
+    `defense` (as in an experiment, "" for none) is applied to the unweighted mean of the clients' updates. The server sees the
+    result, and adds it to the global weights. rounds: for each round, a dict from the name of a client to its batches.
     rounding: step to which each client rounds the values of its update before they are summed; 0 for none.
     """
     weights, found = dict(network.weights), []

@@ -66,7 +66,10 @@ DEFENSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The settings of one federation. examples: number of examples of each client. rounds: number of recorded rounds."""
+    """The settings of one federation.
+
+    defense: as in an experiment, or "none". examples: number of examples of each client. rounds: number of recorded rounds.
+    """
 
     seed: int = 0
     defense: str = "none"
@@ -92,6 +95,9 @@ class RecordedFederation:
 def make_practical_rows(asked: Options) -> list[ResultRow]:
     """Return a row for each defense and number of rounds; without a defense, for each of `SEEDS` seeds from --seed on.
 
+    named: share of the first client's examples that the attacker names (`_measure_named`). first_of_100: share of the targets,
+    the candidates that are examples of the other clients, with the largest of 100 scores (`_list_firsts`); last_round_alone,
+    by_another_client: this share by the scores from the last round only, and by those for a client that lacks the example.
     With --quick, there are two rounds of three clients with few examples, without a defense.
     """
     rows: list[ResultRow] = []
@@ -103,7 +109,10 @@ def make_practical_rows(asked: Options) -> list[ResultRow]:
 
 
 def list_settings(seed: int) -> list[Setting]:
-    """Return the settings of the table: three seeds, then defenses, then clients with more examples and so more local steps."""
+    """Return the settings of the table: three seeds without a defense, each defense, and clients with more examples.
+
+    Clients with more examples take more local steps.
+    """
     return [
         *(Setting(seed=seed + i) for i in range(SEEDS)),
         *(Setting(seed=seed, defense=defense) for defense in DEFENSES),
@@ -231,15 +240,15 @@ def _parse(defense: str) -> DefenseSpec:
 
 
 def _measure_named(scores: Tensor, owner: Tensor) -> float:
-    """Return the share of the first client's examples that are among as many candidates with the largest scores (P,)."""
+    """Return the share of the first client's n examples that are among the n candidates with the largest scores (P,)."""
     examples = int((owner == 0).sum())
     return float((owner[scores.topk(examples).indices] == 0).float().mean())
 
 
 def _list_firsts(scores: Sequence[Tensor], owner: Tensor, seed: int) -> list[bool]:
-    """Return, for each candidate that is an example of a client but the first, whether it has the largest of `POOL` scores.
+    """Return for each candidate that is an example of a client other than client 0 whether it has the largest of `POOL` scores.
 
-    The other POOL - 1 candidates are drawn from those that are no client's. The scores are those for its client.
+    The scores are those for this client. The other POOL - 1 candidates are drawn from those that are no client's.
     scores: (P,) for each client. owner: (P,) index of each candidate's client, -1 for none.
     """
     rng, others, found = Generator().manual_seed(seed), (owner == -1).nonzero()[:, 0], []

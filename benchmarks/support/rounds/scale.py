@@ -38,7 +38,7 @@ DATA = DataSpec(shape=(1, SIDE, SIDE), num_classes=CLASSES)
 
 
 def make_scale_rows(asked: Options) -> Iterator[ResultRow]:
-    """Yield a row for each size of a federation: CPU-seconds, seconds per pair of rounds, and peak memory in MB.
+    """Yield a row for each size of a federation: CPU-seconds, milliseconds of CPU per pair of rounds, and peak memory in MB.
 
     pairs: pairs of rounds of one client, over all clients. pairs_by_labels: those of them whose batches share a label, by truth.
     spans_*: of the command `attacker replay --attack spans`. linking_*: of describing rounds by features and linking them.
@@ -66,8 +66,9 @@ def make_scale_rows(asked: Options) -> Iterator[ResultRow]:
 
 
 def record_clients(folder: Path, clients: int, rounds: int, seed: int) -> tuple[Images, int, int]:
-    """Record a federation; return the first client's images, and the numbers of pairs of rounds in all and with a common label.
+    """Record a federation; return the first client's images, the number of pairs of rounds, and of pairs that share a label.
 
+    A pair is two rounds of one client; it shares a label if the batches of both rounds do.
     The mean of all updates of a round is added to the global weights.
     """
     rng = Generator().manual_seed(seed)

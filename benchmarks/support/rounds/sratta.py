@@ -29,14 +29,17 @@ and largest relative error of an explained row's values."""
 
 @dataclass(frozen=True)
 class SrattaResult:
-    """Recovered examples x (N, F) of the update's input, with values of stored images, and groups of their indices."""
+    """Recovered examples, and groups of their indices, each of examples of one client.
+
+    x: (N, F), as inputs of the first layer, whose values are multiples of 1/255 from 0 to 1.
+    """
 
     x: Tensor
     groups: list[list[int]]
 
 
 def run_sratta(case: Case) -> SrattaResult:
-    """Return the examples that SRATTA recovers from secure sums, and its groups of examples of one client, of two or more."""
+    """Return the examples that SRATTA recovers from secure sums, and its groups of at least two examples of one client each."""
     layer = require_input_layer(case.observations[0])
     updates = [join_parameters(one.update, layer) for one in case.observations]
     x = recover_examples(updates)
@@ -109,9 +112,11 @@ def pursue(row: Tensor, atoms: Tensor) -> tuple[list[int], Tensor]:
 
 
 def join_groups(relations: set[tuple[frozenset[int], frozenset[int]]], count: int) -> list[list[int]]:
-    """Return groups of at least two examples of one client, given pairs of the examples for which a neuron was on, or turned on.
+    """Return groups of at least two examples of one client each, as lists of indices.
 
-    If the former are of one client, one of them has turned the neuron on for the latter, which then belong to it, too.
+    relations: pairs (on, turned_on) of sets of indices of the examples in a neuron's update: those for which the neuron was on at
+    the weights sent, and those for which it was off there, so that local training has turned it on.
+    If all examples of `on` are of one client, it is this client that turned the neuron on, so that `turned_on` is of it, too.
     count: number of examples.
     """
     group = list(range(count))

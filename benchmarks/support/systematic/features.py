@@ -1,4 +1,4 @@
-"""Rows of the feature table of systematic.py: the error of features recovered by tensors, beside table 2 of the paper."""
+"""Rows of the feature table of systematic.py: features recovered by the paper's tensor method, beside its table 2."""
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
