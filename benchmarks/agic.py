@@ -71,7 +71,8 @@ def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 def measure_shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the layer-weight functions of AGIC's table I on batches of 4 images.
 
-    Weights are constant, or run from 1 to 2 or from 1 to 0.5 by depth.
+    Weights are constant, or run from 1 to 2 or from 1 to 0.5 by depth. Then all of them, also the constant ones, are enlarged for
+    layers whose gradient has many zeros (`weigh_by_depth`).
     """
     count, steps = (1, 2) if asked.quick else (2, 300)
     found, of = load_images(asked, "cifar10", 4 * count), _make_client(asked, "cifar10", 4)

@@ -5,15 +5,16 @@
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
     canaries   lower bounds on epsilon from guesses which of two canaries (test examples) a client used, beside the accountant's
-    sound      twelve federations with sound defenses (--quick: three): no check may report a finding that is graded serious or
-               worse
+    sound      twelve federations without a fault, each with a defense that does what it declares (--quick: three): no check may
+               report a finding that is graded serious or worse
 
 The federations of `faults` and `sound` have 8 clients and 6 rounds on the embedded digits.
 `worst_ratio` is the largest ratio, over defenses, of the best attack's error to the bound. `below_bound` is the number of pairs
 of a defense and an attack for which the error, with its confidence interval, lies below the bound.
-`epsilon_ratio` is the median lower bound divided by the accountant's epsilon, with 10,000 canaries, for the noise multiplier and
-number of rounds at which this ratio is smallest; `epsilon_above` is the share of repetitions whose lower bound exceeds the
-accountant's epsilon. Both are of simulated canaries.
+For each pair of a noise multiplier and a number of rounds, guesses of simulated canaries are repeated. The ratio of a pair is the
+median over repetitions of the lower bound with 10,000 canaries, divided by the accountant's epsilon; `epsilon_ratio` is the
+smallest ratio of a pair. `epsilon_above` is the share of repetitions, of all pairs, whose lower bound exceeds the accountant's
+epsilon.
 aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0, epsilon_ratio at least 0.8, epsilon_above
 about 0.05.
 """
@@ -85,9 +86,10 @@ def _measure_sound(asked: Options, settings: Mapping[str, Any], folder: Path) ->
 
 
 def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRow:
-    """Return the row of one recording, with the names of the audit's checks whose findings are graded serious or worse.
+    """Run the audit's checks on the recording in `run`, and return its row of the table.
 
-    expected: function that takes the set of these names and returns whether they are right. kind: "fault" or "sound".
+    Column named: names of the checks that report a finding graded serious or worse. Column "as expected": result of `expected`, a
+    function from the set of these names to a boolean. kind: "fault" or "sound". name: of the federation in the table.
     """
     with measure_cpu() as clock:
         results = check_recording(Recording(run / "recording"))

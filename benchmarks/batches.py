@@ -4,7 +4,7 @@ The network is an MLP with one hidden layer with ReLU on CIFAR-10. The attack `e
 layer, without a search. Where a client uses the same images in several `rounds`, the attack is `spans`. The column `exact` is the
 share of images recovered above 60 dB, `certified` the number of answers with a confidence above 0.9, and `false_certificates` the
 number of these at 60 dB or below. `null` is the share that grey images recover. `steps` is the number of local steps of FedAvg,
-each on its own batch, and `draw` the number of the batch, whose network has other initial weights.
+each on its own batch. Rows with different values of `draw` have different images and different initial weights.
 
 Table `cocktail`: what `cocktail_party` separates, without (`refine` false) and with the zeros of ReLU, as mean and median PSNR of
 the images of a batch (a PSNR above 100 dB counts as 100), the shares of images with a higher PSNR than grey (`above_null`), above

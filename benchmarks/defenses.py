@@ -149,9 +149,9 @@ def main() -> None:
 
 
 def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measured, Measured]]:
-    """Yield each setting with two results: that of the same federation without a defense, and its own.
+    """Yield each job with two results: that of the same federation without a defense, and that of the job.
 
-    With `--kept`, settings are skipped for which a needed result is not stored.
+    With `--kept`, a job is skipped if one of the two results is not stored.
     """
     for job in (job for entry in _select_entries(asked) for job in _plan_jobs(entry, bench)):
         try:
@@ -185,13 +185,19 @@ def _plan_jobs(entry: Entry, bench: Bench) -> Iterator[FederationJob]:
 
 
 def _list_attacks() -> list[str]:
-    """Return one line of text for each attack: its name, the kind of updates that it attacks, and its settings."""
+    """Return one line of text for each attack: name, what it attacks, and its arguments.
+
+    An attack is on updates of single examples, on updates of batches, or on the sums of secure aggregation.
+    """
     kinds = {"single examples": SINGLE_EXAMPLE_ATTACKS, "batches": BATCH_ATTACKS, "sums": SUM_ATTACKS}
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
 def _make_row(job: FederationJob, found: Measured, none: Measured | None) -> dict[str, Any]:
-    """Return one row of the table of settings. none: result without a defense; None if `job` has no defense itself."""
+    """Return one row of the table of jobs. found: result of the job.
+
+    none: result of the same federation without a defense; None if `job` has no defense itself.
+    """
     own = found.own
     row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
     row |= {"setting": _shorten(str(job.value)), **own}
@@ -226,7 +232,7 @@ def _format_interval(one: Estimate | None) -> str:
 
 
 def _format_verdict(verdict: Verdict) -> str:
-    """Return the outcome of a verdict as text; for a partial leak with the scores that show it."""
+    """Return the outcome of a verdict; "partly leaked" is followed by the titles of the scores that show a leak."""
     leaked = ", ".join(one.title for one in verdict.leaked)
     return f"{verdict.outcome} ({leaked})" if verdict.outcome == "partly leaked" else verdict.outcome
 

@@ -85,9 +85,9 @@ def _measure_surplus(asked: Options) -> float:
 
 
 def _list_networks(asked: Options) -> list[str]:
-    """Return the names of the networks to measure: the one that was named, or those of the table asked for, or all.
+    """Return the names of the networks to measure: the one that was named, or those of the table that was named, or all.
 
-    With --quick, tables lack the largest network, and without a table only those of `small` are measured.
+    With --quick, `LARGEST_NETWORK` is left out of its table (`small`), and if nothing was named only `small` is measured.
     """
     if asked.table in NETWORKS:
         return [asked.table]

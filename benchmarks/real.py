@@ -43,7 +43,10 @@ TABLES = tuple(
     for batch in ("", *(f"-{size}" for size in BATCH_SIZES))
 )
 SEARCH_SECONDS = {"cpu": 300.0, "cuda": 150.0}
-"""CPU-seconds after which a search is stopped, at the end of an iteration; on a GPU, so that three searches fit into a piece."""
+"""CPU-seconds after which a search is stopped, at the end of an iteration.
+
+On a GPU, three searches take less than the nine minutes of a piece of `make bench-gpu`.
+"""
 QUICK_PIXELS = 32
 STORED_PIXELS = 128
 """Height and width of the ImageNet images in --data, and of the largest embedded photographs."""

@@ -44,9 +44,11 @@ NUM_CLIENTS, LOCAL_STEPS, BATCH_SIZE = 10, 2, 16
 
 
 def write_images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
-    """Write `needed` images for training and `held_out` others to files in `folder`; return their name for an experiment.
+    """Write `needed` images for training and `held_out` images for tests to files in `folder`.
 
-    They are CIFAR-10 images, or embedded photographs, some of which may occur several times.
+    They are different CIFAR-10 images or, without CIFAR-10 in --data, embedded photographs. Photographs repeat if there are too
+    few, so that one may be both in the training images and in the held-out ones.
+    Returns the name of these data for an experiment, "npz:TRAIN,TEST".
     """
     drawn = splits.load_images(asked, "cifar10", needed + held_out)
     pixels, labels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), drawn.y.numpy()

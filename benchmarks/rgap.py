@@ -56,7 +56,10 @@ def main() -> None:
 
 
 def measure_table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measure the attacks of the R-GAP paper's table 1, and `exact`; return the rows and a summary."""
+    """Run R-GAP on CNN6, CNN6-d and FCN3, H-GAP on the first two, and `exact` on CNN6-d; return the rows and a summary.
+
+    The published results of the R-GAP paper's table 1, also of DLG, are added as rows. DLG is not run here.
+    """
     rows = [row for name in (("cifar10",) if asked.quick else ("cifar10", "mnist")) for row in _measure_data(name, asked)]
     ours = {
         (row["network"], row["attack"]): row for row in rows if row["data"] == rows[0]["data"] and row["source"] == "measured"
@@ -187,7 +190,7 @@ def measure_many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def measure_batch(asked: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run R-GAP on `count` images in one call; return one row and a summary.
 
-    Half of the images are mirror images of the others, since the data set has fewer images than `count`.
+    As the data set has fewer images than `count`, each of its images is followed by its mirror image, which has the same label.
     """
     half = load_images(asked, "cifar10", (count + 1) // 2).of_two_classes()
     x = torch.stack([half.x, half.x.flip(-1)], dim=1).flatten(0, 1)[:count]

@@ -57,8 +57,8 @@ RATIO_STEPS = (10, 20, 30, 40, 60)
 class Scale:
     """The size of the benchmark. setting: of the federation. images: number of images of the batch.
 
-    steps: iterations of ROG and of its search in pixels. steps_of_ig: of Inverting Gradients, whose schedule of learning rates
-    ends with them.
+    steps: iterations of ROG and of its search in pixels. steps_of_ig: iterations of Inverting Gradients, over which its schedule
+    of learning rates runs.
     """
 
     setting: BatchSetting
@@ -115,7 +115,11 @@ def main() -> None:
 
 
 def measure_columns(asked: Options) -> TableAndSummary:
-    """Attack every column, or the selected one; return the rows, and in how many columns ROG is better than other attacks."""
+    """Attack every column, or the selected one; return the rows and a summary.
+
+    columns_better_than_identity, columns_not_worse_than_ig: numbers of columns with `ColumnResult.better_than_pixels` and with
+    `ColumnResult.not_worse_than_ig`. If the first column is measured, the summary includes `measure_iterations`.
+    """
     scale = QUICK if asked.quick else FULL
     images = load_images(asked, "imagenet", scale.images)
     folder = AnswerFolder(FOLDER / ("quick" if asked.quick else "full"), fresh="fresh" in asked.flags or asked.quick)
@@ -220,7 +224,7 @@ def measure_iterations(tools: ColumnTools) -> ResultRow:
 def measure_single(asked: Options) -> TableAndSummary:
     """Attack clients with one image each and one step, behind PRECODE, a random bottleneck before the network's last layer.
 
-    The summary holds the mean PSNR of the closed form minus the highest one of the other rows, in dB.
+    The summary holds the mean PSNR of the closed form minus the highest mean PSNR of the other rows, in dB.
     """
     count = 1 if asked.quick else 6
     images, column = load_images(asked, "cifar10", count), next(c for c in COLUMNS if c.network)
@@ -245,8 +249,9 @@ def measure_single(asked: Options) -> TableAndSummary:
 
 
 def measure_unseen(asked: Options) -> TableAndSummary:
-    """Measure images that were shrunk, blurred and covered with noise, before and after the enhancer.
+    """Measure the quality of images that were shrunk, blurred and covered with noise, before and after the enhancer.
 
+    Returns one row for each data set and enhancer, with PSNR, SSIM and LPIPS before and after, and an empty summary.
     Images of --data are of the report part, on which neither the enhancer was trained nor any setting was chosen.
     LPIPS is only measured for images that are large enough for it.
     """

@@ -39,11 +39,12 @@ with the batches of this table, nearly all of them have a label in common.
 
 `practical`: Flower's PyTorch quickstart with the settings of its template (batches of 32, momentum, one local epoch), recorded
 for up to 100 rounds. An attacker who has candidates names those that are among a client's 128 examples, by `membership`. `named`
-is the share of a client's examples that are among the 128 named ones of 1,000 candidates, if these include all of them;
-`named_null` is that of a random choice. `first_of_100` is the share of examples that score highest among 100 candidates, of which
-no other one is an example of any client, if only 20 of a client's 128 examples are among all candidates. Its null is 1 %;
-`last_round_alone` is the share by the last of the rounds only, and `by_another_client` that of a control, the scores of another
-client's updates. `bound` is the upper bound by differential privacy. `read` is the number of rounds that the attacker uses.
+is measured on the first client, all of whose examples are among 1,000 candidates: the attacker names 128 candidates, and `named`
+is the share of the client's examples among them. `named_null` is this share for a random choice. `first_of_100` is measured on
+the other clients, 20 of whose examples are candidates. Each of these examples is compared with 99 candidates that are examples of
+no client; `first_of_100` is the share of the examples that score higher than all 99. Its null is 1 %. `last_round_alone` is this
+share if only the last round is used, and `by_another_client` (a control) if the scores are those of another client's updates.
+`bound` is the upper bound by differential privacy on it. `read` is the number of rounds that the attacker uses.
 `certain` and `certain_and_wrong` count candidates of all clients with a confidence of at least 0.9. With `--picture` it is drawn
 into `docs/membership.png`.
 
@@ -110,7 +111,7 @@ def run_spans_table(asked: Options) -> TableAndSummary:
 
     Over rows without a defense or dead neurons, the summary holds the smallest `overlap_exact`, the smallest share `with_relu`
     after three epochs, and for batches of 4, 8 and 16 the smallest `intersections` after two epochs, minus the expected share.
-    Counts are sums over all rows.
+    `certain`, `certain_and_wrong` and `cpu_seconds` are sums over all rows, including those with a defense or dead neurons.
     """
     rows = [make_span_row(asked, setting) for setting in list_settings(quick=asked.quick)]
     plain = [row for row in rows if row["defense"] == "none" and "dead" not in row["network"]]
@@ -134,8 +135,9 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
 
     `secagg_isolated` and `secagg_examples` are the smallest values of the columns `isolated` and `exact_with_owner`, in the rows
     of random cohorts with the largest number of rounds. `wrong_owner` is the largest value, in all rows, of the column of the
-    same name: the share of examples that are exact, but only under the name of another client. `sratta_ratio` is the share of
-    exact examples divided by that of SRATTA on the same sums of 20 trainings, and `sratta_grouped_ratio` that of grouped ones.
+    same name: the share of examples that are exact, but only under the name of another client. `sratta_ratio` is our share of
+    exact examples divided by SRATTA's, on the same sums of 20 trainings. `sratta_grouped_ratio` is our value of the column
+    `grouped` divided by SRATTA's: the number of answers that are put into a group of one client, as a share of all examples.
     """
     rows = [make_cohort_row(asked, setting) for setting in list_cohort_settings(quick=asked.quick)]
     random = [row for row in rows if row["federation"] == "random cohorts"]
@@ -156,7 +158,7 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
 def run_isolation_table(asked: Options) -> TableAndSummary:
     """Return the table of isolated clients, and its summary: after how many rounds half of the clients and all are isolated.
 
-    A number is None if so many never are. With `--picture` the table is drawn as well.
+    A number is None if fewer clients are isolated after all rounds. With `--picture` the table is drawn as well.
     """
     rows = make_isolation_rows(asked)
     if "picture" in asked.flags:
@@ -175,7 +177,11 @@ def run_disaggregation_table(asked: Options) -> TableAndSummary:
 
 
 def run_anonymous_table(asked: Options) -> TableAndSummary:
-    """Return the table of updates without names, and its summary: the columns `grouped` and `wrong` of the row without noise."""
+    """Return the table of updates without names, and its summary: columns of the row without noise, and the CPU time.
+
+    grouped: share of pairs of updates of one client that are put into one group.
+    wrong:   share of pairs of updates in one group that are of different clients.
+    """
     rows = make_anonymous_rows(asked)
     return rows, {
         "grouped": rows[0]["grouped"],
@@ -203,7 +209,10 @@ def run_feedback_table(asked: Options) -> TableAndSummary:
 
 
 def run_stochastic_table(asked: Options) -> TableAndSummary:
-    """Return the table of signs and QSGD, and by how much the largest number of rounds is better than one, in dB."""
+    """Return the table of stochastic signs and QSGD, and a summary with one gain in dB for each defense.
+
+    A gain is the PSNR of the reconstruction from the largest number of rounds minus that from one round.
+    """
     rows = make_accumulated_rows(asked, STOCHASTIC_ROWS)
     first = {row["defense"]: row["psnr"] for row in reversed(rows)}
     last = {row["defense"]: row["psnr"] for row in rows}
@@ -214,9 +223,9 @@ def run_stochastic_table(asked: Options) -> TableAndSummary:
 def run_private_table(asked: Options) -> TableAndSummary:
     """Return the table of Gaussian noise and its summary.
 
-    dp_never_above_bound: whether the rate of rightly named images is nowhere above the accountant's bound by over two standard
-    errors.
-    largest_share_of_bound: largest ratio of such a rate to its bound.
+    dp_never_above_bound: whether, in every row, the rate of rightly named images exceeds the accountant's bound by at most two
+    standard errors.
+    largest_share_of_bound: largest ratio, over rows, of the rate to its bound.
     """
     rows = make_private_rows(asked)
     summary: ResultRow = {
@@ -259,10 +268,11 @@ def run_scale_table(asked: Options) -> TableAndSummary:
 
 
 def run_practical_table(asked: Options) -> TableAndSummary:
-    """Return the table of Flower's quickstart, and its summary: the smallest `named` and `first_of_100`, shares of examples.
+    """Return the table of Flower's quickstart, and its summary.
 
-    These are for one round and for the largest number of rounds, of the rows without a defense whose clients have as many
-    examples as in the first row. `certain` and `certain_and_wrong` are sums over all rows.
+    The summary holds four minima: of the columns `named` and `first_of_100` (shares of examples), each for one round and for the
+    largest number of rounds. They are minima over the rows without a defense whose clients have as many examples as those of the
+    first row. `certain` and `certain_and_wrong` are sums over all rows.
     """
     rows = make_practical_rows(asked)
     if "picture" in asked.flags:

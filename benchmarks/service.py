@@ -133,6 +133,9 @@ def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, A
 
     A rule of the service (see docs/service.md) starts an attack on each round when it is recorded. root: folder of recordings.
     rounds: length of the federation.
+    Returns a row. round_s: median time from one recorded round to the next. attacked_after_s, at_most_s: median and longest time
+    from the recording of a round to the end of its attack. behind_at_most: largest number of recorded rounds whose attack was not
+    finished. behind_at_end: this number when the last round was recorded. Times are in seconds.
     """
     experiment = root.parent / "live.toml"
     experiment.write_text(LIVE_EXPERIMENT.format(rounds=rounds))
@@ -172,14 +175,14 @@ def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, A
 
 
 def list_rounds(run: Path) -> list[int]:
-    """Return the rounds that a recording contains so far; none if it has not begun."""
+    """Return the numbers of the rounds that a recording contains so far; an empty list if it has not begun."""
     with suppress(ValueError, OSError):
         return Recording(run / "recording").list_rounds()
     return []
 
 
 def is_answered(root: Path, job: dict[str, Any]) -> bool:
-    """Return whether all results that a finished job of the durability test reports are on disk."""
+    """Return whether each attack that a finished job of the durability test reports has the files of all clients on disk."""
     folders = [root / job["spec"]["recording"] / "reconstructions" / one["source"] for one in job["result"]["attacks"]]
     return all(len(list(folder.glob("*.safetensors"))) == NUM_TINY_CLIENTS for folder in folders)
 
@@ -206,6 +209,8 @@ def measure_durability(service: ServiceProcess, count: int, seed: int) -> dict[s
 
     seed: of the random times, and of the choice of the workers that are killed. After `TIMEOUT_SECONDS`, unfinished jobs count as
     lost.
+    Returns a row with numbers of jobs. lost: see `count_lost`. set_aside: given up by the service after repeated crashes. twice:
+    finished a second time after they were done. begun_again: started more than once.
     """
     spec = {"recording": "tiny", "attack": "exact", "null": False}
     ids = [service.ask(f"{API_PREFIX}/jobs", {**spec, "seed": number})["id"] for number in range(count)]

@@ -14,9 +14,10 @@ Columns with the name of an attack: mean root mean squared error of the images i
 `robbing_the_fed`. `null`: the smallest error of the attacks without the update. `lpips`, `lpips_inverting`: of
 `feature_reconstruction` and `inverting_gradients`, with AlexNet, if DIR/lpips of --data has its weights; table 3 of the paper has
 0.14 and 0.41 for batches of 16, 0.15 and 0.45 for 32. `loss`, `accuracy`: mean loss of the last tenth of the steps of a training
-with the defense, and accuracy on held-out images. `published`, `published_own`, `published_inverting`, `published_loss`: the
-smallest error of four attacks, errors of two, and loss in the paper's tables 4 and 5, on a ResNet-18; the copy of the paper
-that was used lacks their batch sizes, which are assumed to be in ascending order.
+with the defense, and accuracy on held-out images. Four columns are from the paper's tables 4 and 5, on a ResNet-18: the smallest
+error of its four attacks (`published`), the errors of `feature_reconstruction` (`published_own`) and of `inverting_gradients`
+(`published_inverting`), and the loss (`published_loss`). The copy of the paper that was used lacks the batch sizes of these
+tables, which are assumed to be in ascending order.
 
 Table `features`: mean norm of the part of an example's features, scaled to norm 1, outside the span that the tensors recover,
 beside table 2 of the paper, whose ratios of pruning are lost; three of our own take their place. `flat`: largest over smallest
@@ -25,10 +26,10 @@ error of a row.
 The names of families of defenses (none, clip, dropout, noise, prune, local) run their rows alone. `--full`: all defenses, 48
 images and long searches, for a GPU; otherwise eight defenses, eight images and short searches.
 
-strongest_beats_papers_four: share of the rows in which an attack beside the paper's four has the smallest error, by more than
-0.01, among the rows in which the paper's four leave an error above 0.01 (`rows_with_an_error`). As the four are among all,
-`rmse` is never above `rmse_papers`. below_published: share of the rows with a published number in which `rmse` is at most
-`published`. feature_error_flat: `flat` without a defense.
+rows_with_an_error: number of rows in which `rmse_papers` is above 0.01. strongest_beats_papers_four: share of these rows in which
+an attack that is not one of the paper's four has an error below `rmse_papers` by more than 0.01. As the four are among the
+compared attacks, `rmse` is never above `rmse_papers`. below_published: share of the rows with a published number in which
+`rmse` is at most `published`. feature_error_flat: `flat` without a defense.
 """
 
 import sys
@@ -60,9 +61,9 @@ def main() -> None:
 
 
 def make_feature_rows(asked: Options) -> list[ResultRow]:
-    """Return the rows of the table of features: each defense on batches of different labels, and none on batches with any labels.
+    """Return the rows of the table of features: one for each defense on batches whose labels all differ.
 
-    With --quick, only the first defense.
+    The last row is without a defense, on batches that may repeat labels. With --quick, only the first defense and it have a row.
     """
     chosen = FEATURE_DEFENSES[:1] if asked.quick else FEATURE_DEFENSES
     return [make_feature_row(asked, defense) for defense in chosen] + [make_feature_row(asked, "none", distinct=False)]

@@ -28,8 +28,9 @@ class LargeBatch:
 
     batch: number of examples of a step. width: of the hidden layer. state: "untrained" or "trained". steps: local steps of the
     client, each on a batch of its own. defense: specification such as "clip(4)"; "" for none. rate: learning rate.
-    rounds: in which the client uses the same examples; its update is added to the weights after each. draw: number of batches of
-    the data that other rows use before, also added to the seed.
+    rounds: number of rounds. The client uses the same examples in all of them, and its update is added to the weights after each.
+    draw: index of the row among rows with otherwise equal settings. The row leaves out the first draw * batch * steps images of
+    the data, so that these rows share no image, and adds draw to the seed.
     """
 
     batch: int

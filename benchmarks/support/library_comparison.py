@@ -269,7 +269,9 @@ serve(prepare)
 def measure_pools(asked: Options) -> list[ResultRow]:
     """Count how many of `NUM_TASKS` tasks return their result if a worker process is killed once, during one task.
 
-    Returns a row for each pool. Column answered: this number, or what was printed last if that is no number.
+    Returns a row for each pool. Column answered: this number. If the pool's program did not print it, `answered` is the last word
+    that the program printed or, if it printed nothing, the last line of its error. Column error: what the program printed before
+    the number, such as the name of an exception.
     """
     rows = []
     for name in ("ours", *POOL_PROGRAMS):

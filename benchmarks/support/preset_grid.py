@@ -54,9 +54,11 @@ SINGLE_EXAMPLE_ATTACKS = ("idlg",)
 
 
 def measure_presets(asked: Options, sets: list[Images]) -> TableAndSummary:
-    """Measure every setting of every attack on every family of networks: one row for each, over all data sets and batch sizes.
+    """Measure every setting of every attack on every family of networks.
 
-    With --quick only the first setting of each attack is measured. sets: images of each data set. The summary is empty.
+    Returns one row for each attack, setting and family, and an empty summary. A row is over the images of all data sets together,
+    with a column of each score for each batch size. With --quick only the first setting of each attack is measured.
+    sets: images of each data set.
     """
     rows = []
     for family, network in NETWORKS_OF_FAMILIES.items():

@@ -27,7 +27,7 @@ class LocalClient:
     def make_case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "", *, noise_seed: int = 0) -> Case:
         """Train from the client's weights, one step on each of `batches`, and return what the server sees: a case of one update.
 
-        batches: pairs (x, y); for a client that trains for epochs, those of all epochs.
+        batches: pairs (x, y), one for each local step. For several epochs, the pairs of the first, then those of the second etc.
         key: name of the client in the case. defense: specification as in an experiment, such as "clip(4)"; "" for none.
         noise_seed: seed of the defense's randomness.
         """

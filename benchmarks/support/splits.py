@@ -30,7 +30,7 @@ from support.contract import Options
 Part = Literal["tuning", "validation", "report"]
 PARTS: tuple[Part, ...] = get_args(Part)
 PARTS_OF_TENTHS: tuple[Part, ...] = ("tuning",) * 4 + ("validation",) * 2 + ("report",) * 4
-"""Part of an example, by the tenth of the range of hashes in which the hash of its content lies: 40, 20 and 40 % of examples."""
+"""Part of an example, by the hash of its content modulo 10: 40, 20 and 40 % of examples."""
 TUNED_FILE = Path(__file__).parents[1] / "tuned.json"
 DATA_FILES = {
     "cifar10": "cifar10/train.npz",
@@ -134,7 +134,10 @@ def hash_example(value: NDArray[Any]) -> str:
 
 
 def find_part(key: str) -> Part:
-    """Return the part of the example with the hash `key`: "tuning" if `tuned.json` lists it, otherwise by `PARTS_OF_TENTHS`."""
+    """Return the part of the example with the hash `key`, hexadecimal digits.
+
+    It is "tuning" if `tuned.json` lists the hash, otherwise the entry of `PARTS_OF_TENTHS` with the index hash modulo 10.
+    """
     return "tuning" if key in _read_tuned() else PARTS_OF_TENTHS[int(key, 16) % 10]
 
 
