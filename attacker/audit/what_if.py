@@ -76,8 +76,8 @@ def recommend_defense(recording: Recording) -> str:
 def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path) -> AuditOutcome:
     """Return the summary of the audit of a run.
 
-    grade, attacks: the results of the audit; attacks that were not compared with the true examples are left out. run: folder of
-    the run, for its metrics.
+    grade, attacks: the results of the audit. Only attacks that were compared with the true examples count for `recovered`,
+    `examples` and `psnr`; all attacks count for `has_answer`. run: folder of the run, whose metrics state the accuracy.
     """
     strongest = find_strongest_attack([one for one in attacks if one.outcome])
     rows = read_metrics(run)

@@ -1,4 +1,7 @@
-"""Encoding of table columns for a model: numbers scaled to [0, 1] by known ranges, and one-hot categories."""
+"""Encoding of table columns for a model: numbers scaled to [0, 1], and one-hot categories.
+
+Ranges and categories are given by the user; those that are not given are computed from the held-out or the training rows.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
