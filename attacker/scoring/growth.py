@@ -75,8 +75,8 @@ def read_growth(run: Path) -> list[CaseGrowth]:
             raise ValueError(f"{GROWTH_FILE}: a row cannot be read ({error!r}); delete the file and score again") from None
         if not (case.rounds and 0 <= case.recovered <= case.examples):
             raise ValueError(
-                f"{GROWTH_FILE}: a row states {case.recovered} of {case.examples} examples recovered in {len(case.rounds)} rounds, "
-                "which is impossible; delete the file and score again"
+                f"{GROWTH_FILE}: a row states {case.recovered} of {case.examples} examples recovered in {len(case.rounds)} rounds"
+                ", which is impossible; delete the file and score again"
             )
         found.append(case)
     return found
