@@ -5,13 +5,12 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
 from attacker.audit.attack_findings import NO_ANSWER
 from attacker.audit.audit import Audit
 from attacker.audit.findings import GRADES, Grade
 from attacker.audit.what_if import describe_change
 from attacker.report.pairs import ExamplePair, read_pair
+from attacker.report.templates import make_environment
 from fedsim.recording import Recording
 from fedsim.recording.files import write_bytes
 from fedsim.recording.safe_files import read_bytes
@@ -38,17 +37,19 @@ MAX_PICTURE_BYTES = 10_000_000
 
 def render(found: Audit, run: Path) -> str:
     """Return the audit as one HTML page, which holds its pictures. run: folder of the run, where the pictures are."""
-    loader = ChoiceLoader([PackageLoader("attacker.audit", package_path=""), PackageLoader("attacker.report", package_path="")])
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     shown = [one.picture for one in found.findings if one.picture]
-    return environment.get_template("audit.html").render(
-        audit=found,
-        no_answer=NO_ANSWER,
-        describe_change=describe_change,
-        meanings=GRADE_MEANINGS,
-        grades=GRADES,
-        pictures={file: _data_uri(run, file) for file in shown if not file.endswith(".json")},
-        table_rows={file: _read_table_row(run, file) for file in shown if file.endswith(".json")},
+    return (
+        make_environment("attacker.audit")
+        .get_template("audit.html")
+        .render(
+            audit=found,
+            no_answer=NO_ANSWER,
+            describe_change=describe_change,
+            meanings=GRADE_MEANINGS,
+            grades=GRADES,
+            pictures={file: _data_uri(run, file) for file in shown if not file.endswith(".json")},
+            table_rows={file: _read_table_row(run, file) for file in shown if file.endswith(".json")},
+        )
     )
 
 

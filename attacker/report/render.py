@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from attacker.report import figures, words
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.gather import MAX_PAIRS, gather_run, run_folder
 from attacker.report.pairs import Picture
+from attacker.report.templates import make_environment
 from attacker.report.unscored import UnscoredExample
 from attacker.scoring import GrowthPoint
 from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
@@ -164,13 +165,7 @@ def _draw_utility_charts(number: int, run: ReportedRun) -> list[Chart]:
 
 
 def _make_environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("attacker.report", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = make_environment("attacker.report")
     environment.filters |= {
         name: getattr(words, name)
         for name in (

@@ -9,8 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
+from attacker.report.templates import make_environment
 from attacker.scoring.statistics import Estimate
 from attacker.sweep.comparison import AttackOnSetting, PairedComparison, SettingResult
 from attacker.sweep.figure import draw_front
@@ -160,21 +159,23 @@ def escape_latex(text: str) -> str:
 
 def to_html(grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison]) -> str:
     """Return one page that loads no other files: for each kind of training the best protected setting, the plot and the table."""
-    loader = ChoiceLoader([PackageLoader("attacker.sweep", package_path=""), PackageLoader("attacker.report", package_path="")])
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     trainings = list(dict.fromkeys(one.training for one in settings))
     figures = {training: draw_front([one for one in settings if one.training == training]) for training in trainings}
-    return environment.get_template("sweep.html").render(
-        grid=grid,
-        settings=settings,
-        comparisons=comparisons,
-        trainings=trainings,
-        figures=figures,
-        columns=TABLE_COLUMNS,
-        cells=list_cells,
-        describe_comparison=describe_comparison,
-        describe_training=describe_training,
-        unfinished=sum(one.seeds - one.finished for one in settings),
+    return (
+        make_environment("attacker.sweep")
+        .get_template("sweep.html")
+        .render(
+            grid=grid,
+            settings=settings,
+            comparisons=comparisons,
+            trainings=trainings,
+            figures=figures,
+            columns=TABLE_COLUMNS,
+            cells=list_cells,
+            describe_comparison=describe_comparison,
+            describe_training=describe_training,
+            unfinished=sum(one.seeds - one.finished for one in settings),
+        )
     )
 
 
