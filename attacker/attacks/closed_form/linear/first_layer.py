@@ -160,9 +160,9 @@ class _Task:
         x = torch.where(power > 0, d @ rows[:, :-1] / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
         missed = ((rows[:, :-1] - torch.outer(d, x)) * seen).square().sum() / rows[:, :-1].square().sum().clamp(min=1e-300)
         unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
-        known = float((power > 0).double().mean()) if bool(unsent.any()) else 1.0
-        said = f"{1 - known:.0%} of the example's values are unknown: their gradient is zero or was not sent" if known < 1 else ""
-        certainty = known * (1 - missed).clamp(0, 1).reshape(1)
+        lost = int((power <= 0).sum()) if bool(unsent.any()) else 0
+        said = f"{lost:,} of the example's {len(x):,} values are unknown: their gradient is zero or was not sent" if lost else ""
+        certainty = (1 - lost / len(x)) * (1 - missed).clamp(0, 1).reshape(1)
         return LinearAnswer(
             x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=_join(note, said)
         )  # fmt: skip

@@ -133,6 +133,18 @@ def test_values_that_were_not_sent_lower_the_certainty() -> None:
     assert "was not sent" in little.note
 
 
+def test_a_single_unknown_value_is_counted() -> None:
+    model, (x, y) = network(), batch(1)
+    x = torch.rand(x.shape, generator=torch.Generator().manual_seed(3), dtype=x.dtype)
+    weights, gradient = gradient_of(model, x, y)
+    name = next(iter(gradient))
+    live = gradient[name].any(dim=1).nonzero()[0]
+    gradient[name][:, 3] = 0
+    gradient[name][live, 4] = 0
+    note = recover(model, weights, gradient, 1).note
+    assert note.startswith(f"1 of the example's {x[0].numel()} values are unknown")
+
+
 def test_more_examples_than_neurons_are_not_separated() -> None:
     model, (x, y) = layers(16), batch(30)
     answer = recover(model, *gradient_of(model, x, y), 30)
