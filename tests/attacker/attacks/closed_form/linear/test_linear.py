@@ -7,7 +7,10 @@ import torch
 from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
+from attacker.attacks.closed_form.linear.first_layer import SINGLE_NEURON_CERTAINTY, LinearAnswer
+
+MIXED_SEEDS = (0, 1, 2, 4, 8)
+"""Seeds of batches with neurons that several examples turn on, and some that only one does."""
 
 
 def largest_error(answer: LinearAnswer, x: Tensor) -> float:
@@ -143,6 +146,21 @@ def test_a_single_unknown_value_is_counted() -> None:
     gradient[name][live, 4] = 0
     note = recover(model, weights, gradient, 1).note
     assert note.startswith(f"1 of the example's {x[0].numel()} values are unknown")
+
+
+def test_examples_with_nearly_equal_errors_give_no_certain_mixtures() -> None:
+    """Examples of one class in an untrained network: rows of neurons that several turn on are almost parallel."""
+    certain, size = 0, 2
+    for seed in MIXED_SEEDS:
+        model, rng = network((48,), seed=seed), torch.Generator().manual_seed(seed)
+        shared, own = torch.rand(1, *DATA.shape, generator=rng), torch.rand(size, *DATA.shape, generator=rng)
+        x = 0.85 * shared + 0.15 * own
+        answer = recover(model, *gradient_of(model, x, torch.zeros(size, dtype=torch.long)), size)
+        true = DATA.normalise(x).flatten(1).double()
+        sure = answer.certainty > SINGLE_NEURON_CERTAINTY
+        assert bool((torch.cdist(answer.x[sure], true).amin(dim=1) < 1e-3).all()), seed
+        certain += int(sure.sum())
+    assert certain > 0
 
 
 def test_more_examples_than_neurons_are_not_separated() -> None:
