@@ -202,7 +202,7 @@ def inverting_gradients(
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
              first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Until then it also stops if that loss
-             is above the limits in `EARLY_LIMITS` after fewer steps, or is stalled near that of a grey image after 30
+             is above the limits in `EARLY_LIMITS` after fewer steps, or is stalled near that of a grey image after 45
              (`INVERTING_STALL`), but only with the settings for which these were chosen: unsigned steps at the default learning
              rate, in pixels, without further terms of the loss. 0 never stops it. It does not stop the null (the search without
              the gradient).
