@@ -26,7 +26,7 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
         f"writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
     )
     forecast = replay.estimate_work()
-    for words in (*describe_routes(forecast), describe_cost(forecast)):
+    for words in (*describe_routes(forecast), describe_cost(forecast), forecast.memory):
         if words:
             err.print(f"  {escape(words)}")
     with show_progress_bar() as bar:

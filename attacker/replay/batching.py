@@ -96,6 +96,20 @@ class CaseFootprint:
             "use a machine with more memory"
         )
 
+    def explain_risk(self, largest: int) -> str:
+        """Return a warning if the estimated bytes of the largest chunk exceed the memory of the device, otherwise ""."""
+        there = read_memory(self.device)
+        if largest <= there:
+            return ""
+        return (
+            f"the largest chunk may take up to {largest / 1e9:,.0f} GB of memory, and {self.device} has {there / 1e9:,.0f} GB: "
+            "its process may be killed. The estimate is high; if it is killed, use a machine with more memory"
+        )
+
+    def count_concurrent(self, largest: int) -> int:
+        """Return how many chunks of this estimated number of bytes fit into the memory of the device at once, at least 1."""
+        return max(1, read_memory(self.device) // max(1, largest))
+
     def estimate_seconds(self, sizes: Sequence[int], cases: int) -> float:
         """Return the rough time in seconds of one gradient evaluation for `cases` similar cases at once on one core.
 

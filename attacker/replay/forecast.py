@@ -24,6 +24,7 @@ class Forecast:
                   the sizes of network and batches.
     reasons:      dict from each closed form of the attack to why it cannot apply to the first case, or "" if it may apply; empty
                   if this cannot be told.
+    memory:       warning that the memory of the device may not suffice; "" for none.
     """
 
     cases: int
@@ -31,6 +32,7 @@ class Forecast:
     evaluations: int
     core_seconds: float
     reasons: Mapping[str, str] = field(default_factory=dict)
+    memory: str = ""
 
 
 def plan_routes(attack: Attack, recording: Recording, case: Planned) -> RoutePlan:

@@ -243,12 +243,14 @@ class Replay:
         routes = plan_routes(self._attack, self.recording, chunks[0][0]) if chunks else RoutePlan()
         evaluations = estimate_effort(self._attack).evaluations + routes.evaluations
         once = sum(self._footprint.estimate_seconds(chunk[0].sizes, len(chunk)) for chunk in chunks)
+        largest = max((len(chunk) * self._footprint.estimate_bytes(chunk[0].sizes) for chunk in chunks), default=0)
         return Forecast(
             cases=sum(map(len, chunks)),
             chunks=len(chunks),
             evaluations=evaluations,
             core_seconds=once * evaluations,
             reasons=routes.reasons,
+            memory=self._footprint.explain_risk(largest),
         )
 
     def _list_pending(self) -> list[Planned]:
@@ -337,6 +339,13 @@ class Replay:
         once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
         return once * estimate_effort(self._attack).evaluations
 
+    def _choose_workers(self, tasks: Sequence[Task]) -> int:
+        """Return the number of worker processes that tasks are worth, and for which the memory suffices."""
+        sizes = {case.key: case.sizes for case in self.plan.cases}
+        largest = max(len(task.keys) * self._footprint.estimate_bytes(sizes[task.keys[0]]) for task in tasks)
+        worth = process_pool.choose_workers(self._estimate_seconds(tasks), len(tasks), self.device, self.threads)
+        return min(worth, self._footprint.count_concurrent(largest))
+
     def _collect_members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
         """Yield cases as plain data, with the true labels or logits of the chosen oracles.
 
@@ -362,7 +371,7 @@ class Replay:
         """
         if not tasks:
             return
-        count = self.workers or process_pool.choose_workers(self._estimate_seconds(tasks), len(tasks), self.device, self.threads)
+        count = self.workers or self._choose_workers(tasks)
         if self.ray is not None:
             results = ray_cluster.run_tasks(self._job, tasks, self.ray)
         elif count > 1:

@@ -103,7 +103,7 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     misleading = observed.omitted - find_encoders(observed.model)
     for name, h in passed.record_inputs(probe).items():
         weight, bias = f"{name}.weight", f"{name}.bias"
-        if name == head or not {weight, bias}.isdisjoint(misleading) or bias not in observed.gradient:
+        if name == head or not {weight, bias}.isdisjoint(misleading) or not {weight, bias} <= observed.gradient.keys():
             continue
         distinct = _count_distinct(h.detach())
         if distinct >= least and h.requires_grad:

@@ -26,11 +26,11 @@ GIVE_UP_SHARE = 0.1
 """Share of the steps after which Inverting Gradients looks for hopeless problems for the last time."""
 MIN_HOPELESS_LOSS = 0.15
 """Share of the loss at the start above which a problem is hopeless, if the loss is also above MIN_UNEXPLAINED_LOSS."""
-EARLY_LIMITS = ((6, 0.3), (15, 0.22), (MIN_GIVE_UP_STEPS, MIN_HOPELESS_LOSS))
+EARLY_LIMITS = ((6, 0.4), (15, 0.22), (MIN_GIVE_UP_STEPS, MIN_HOPELESS_LOSS))
 """Iterations of Inverting Gradients, each with the share of the loss at the start above which a problem is hopeless then. With
 MIN_HOPELESS_LOSS and GIVE_UP_SHARE, they were chosen on the tuning part of benchmarks/support/splits.py (benchmarks/tuning.py
 give_up)."""
-MIN_UNEXPLAINED_LOSS = 0.05
+MIN_UNEXPLAINED_LOSS = 0.1
 """Share of the loss of a zero gradient up to which no problem is hopeless; with batch norm, a start may be below it."""
 
 
@@ -55,7 +55,7 @@ class Stop:
     early:     pairs of an iteration and a share that takes the place of `hopeless` after it. Those later than the share `give_up`
                of the iterations are ignored.
     stall:     a problem is also hopeless if this test finds that it is stalled near the loss of plain examples
-               (`Problems.plain`). A test later than the share `give_up` of the iterations is ignored.
+               (`Problems.plain`).
 
     `descend` does not know the zero loss: its caller computes the losses for tolerance, precision and unexplained, see
     `Problems`, and makes other starts.
@@ -87,7 +87,8 @@ class Stop:
 
         Arguments as in `get_hopeless_loss`.
         """
-        return self.stall if self.stall and self.stall.after == iteration <= round(self.give_up * steps) else None
+        is_due = self.stall is not None and self.stall.after == iteration and self.stall.least <= steps
+        return self.stall if is_due and self.give_up > 0 else None
 
 
 PLATEAU_STOP = Stop(precision=1e-8, patience=10, decrease=0.05)

@@ -16,12 +16,14 @@ class Stall:
     after, since: numbers of iterations: the test is made after `after` iterations, and compares with the loss after `since`.
     plain:        the loss must be above this share of the loss of plain examples (grey images).
     fall:         the loss must be above this share of the loss after `since` iterations.
+    least:        smallest maximum number of iterations of a search for which the test is made.
     """
 
     after: int
     since: int
     plain: float
     fall: float
+    least: int = 0
 
     def find(self, *, loss: Tensor, earlier: Tensor, plain: Tensor) -> Tensor:
         """Return a mask (P,) of the searches that are stalled.
@@ -32,5 +34,5 @@ class Stall:
         return (loss > self.plain * plain) & (loss > self.fall * earlier)
 
 
-INVERTING_STALL = Stall(after=30, since=15, plain=0.35, fall=0.75)
+INVERTING_STALL = Stall(after=45, since=22, plain=0.55, fall=0.75, least=300)
 """The test of Inverting Gradients; chosen on the tuning part of benchmarks/support/splits.py (benchmarks/tuning.py give_up)."""

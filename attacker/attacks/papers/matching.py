@@ -203,7 +203,7 @@ def inverting_gradients(
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
              first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Before, it also stops if its best
              loss is above the share of its first loss that `EARLY_LIMITS` states for 6, 15 and 30 steps, or if it is stalled near
-             the loss of a grey image after 30 steps (`INVERTING_STALL`), but only with the settings for which these tests were
+             the loss of a grey image after 45 steps (`INVERTING_STALL`), but only with the settings for which these tests were
              chosen: unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never
              stops a search. The null (the search without the gradient) is never stopped.
     batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if

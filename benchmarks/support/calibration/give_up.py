@@ -22,11 +22,12 @@ from attacker.attacks import Case, GradientMatching, inverting_gradients
 from attacker.attacks.matching.case_batch import PLAIN_GREY
 from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.stalls import INVERTING_STALL
 from attacker.scoring.statistics import estimate_share
 
-ITERATIONS = (3, 6, 10, 15, 30, 60, 120)
+ITERATIONS = (3, 6, 10, 15, 30, 45, 60, 120)
 """Numbers of iterations after which a search may be given up, among which the tuning part chooses."""
-MIN_PLAIN_SHARE = 0.35
+MIN_PLAIN_SHARE = INVERTING_STALL.plain
 """Share of the loss of grey images at or below which a search does not count as near it."""
 SEARCH_STEPS = (300, 1200)
 CASES_PER_CLIENT = 16
@@ -60,6 +61,11 @@ CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw", "network": TRANSFORMER_NAME},
     {"data": "cifar10", "network": TRANSFORMER_NAME, "batch": 2},
     {"data": "imagenet", "network": STRIDED_NAME, "half": False, "side": 64},
+    {"data": "mnist", "arguments": {"activation": "relu"}, "half": False},
+    {"data": "mnist", "half": False},
+    {"data": "cifar10", "arguments": {"activation": "relu"}},
+    {"data": "cifar10", "network": STRIDED_NAME},
+    {"data": "cifar100", "network": CONVNET_NAME},
 )
 
 

@@ -93,3 +93,11 @@ def test_case_larger_than_the_memory_is_explained(monkeypatch: pytest.MonkeyPatc
     assert "1,000,000,000 examples of 3,072 values" in words
     assert "take at least 36,86" in words
     assert "cpu has 8.0 GB; attack fewer rounds" in words
+
+
+def test_chunk_that_may_be_too_large_is_announced_and_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "read_memory", lambda device: 8 * GB)
+    own = footprint("cpl")
+    assert own.explain_risk(8 * GB) == ""
+    assert "may take up to 9 GB of memory, and cpu has 8 GB" in own.explain_risk(9 * GB)
+    assert [own.count_concurrent(n * GB) for n in (2, 3, 4, 5, 9)] == [4, 2, 2, 1, 1]

@@ -8,8 +8,11 @@ from federations import federate
 from attacker.attacks import AttackSpec
 from attacker.attacks.closed_form import layer_input, router
 from attacker.commands.progress_bar import describe_cost
+from attacker.replay import batching
+from attacker.replay.executors import process_pool
 from attacker.replay.forecast import Forecast, describe_routes
 from attacker.replay.replay import Replay
+from attacker.replay.tasks import Member, Task
 from fedsim.recording import Recording
 
 
@@ -62,3 +65,16 @@ def test_iterations_of_a_closed_form_are_part_of_the_cost(run: Path, tmp_path: P
     assert forecast.reasons["layer_input"] == ""
     assert forecast.evaluations >= sum(layer_input.STAGE_STEPS)
     assert forecast.core_seconds > 1
+
+
+def test_lack_of_memory_is_told_before_the_attack(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small memory also leaves one worker at a time, whatever the work is worth."""
+    small = replay(run, tmp_path / "small", 2)
+    assert small.estimate_work().memory == ""
+    monkeypatch.setattr(batching, "read_memory", lambda device: 1000)
+    monkeypatch.setattr(process_pool, "choose_workers", lambda *_: 4)
+    tasks = [Task(members=(Member(key=case.key, rows=()),)) for case in small.plan.cases]
+    assert "its process may be killed" in small.estimate_work().memory
+    assert small._choose_workers(tasks) == 1
+    monkeypatch.setattr(batching, "read_memory", lambda device: 10**9)
+    assert small._choose_workers(tasks) == 4

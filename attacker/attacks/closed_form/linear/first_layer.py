@@ -17,7 +17,13 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates, find_directions
-from attacker.attacks.closed_form.linear.isolation import Groups, estimate_rounding, group_parallel_rows, select_independent
+from attacker.attacks.closed_form.linear.isolation import (
+    Groups,
+    estimate_rounding,
+    find_mixtures,
+    group_parallel_rows,
+    select_independent,
+)
 from attacker.attacks.closed_form.linear.known_examples import find_beside
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, polish
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
@@ -160,9 +166,9 @@ class _Task:
         x = torch.where(power > 0, d @ rows[:, :-1] / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
         missed = ((rows[:, :-1] - torch.outer(d, x)) * seen).square().sum() / rows[:, :-1].square().sum().clamp(min=1e-300)
         unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
-        known = float((power > 0).double().mean()) if bool(unsent.any()) else 1.0
-        said = f"{1 - known:.0%} of the example's values are unknown: their gradient is zero or was not sent" if known < 1 else ""
-        certainty = known * (1 - missed).clamp(0, 1).reshape(1)
+        lost = int((power <= 0).sum()) if bool(unsent.any()) else 0
+        said = f"{lost:,} of the example's {len(x):,} values are unknown: their gradient is zero or was not sent" if lost else ""
+        certainty = (1 - lost / len(x)) * (1 - missed).clamp(0, 1).reshape(1)
         return LinearAnswer(
             x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=_join(note, said)
         )  # fmt: skip
@@ -174,6 +180,7 @@ class _Task:
         """
         forward, constant = self.weight @ factors.basis.T, factors.basis[:, -1] if self.biased else None
         groups = group_parallel_rows(factors.coordinates, factors.noise, factors.live)
+        groups = self._mark_mixtures(groups, groups.directions @ factors.basis)
         found = _combine_groups(groups, factors, forward, constant)
         if found is not None and bool((found.agreement >= MIN_AGREEMENT).all()):
             return self._recover_all(factors, found, examples, "isolated")
@@ -239,23 +246,39 @@ class _Task:
         note: remark that is copied to the answer.
         """
         groups = group_parallel_rows(self.rows, estimate_rounding(self.rows), self.rows.norm(dim=1) > 0)
+        groups = self._mark_mixtures(groups, groups.directions)
         return self._recover_some(groups.directions, groups, 0, examples, note)
+
+    def _mark_mixtures(self, groups: Groups, directions: Tensor) -> Groups:
+        """Return the groups with `mixed` set, for the confirmed ones whose input lies between those of others.
+
+        directions: those of the groups as rows of the gradient, (K, F'), see `_recover_some`. Without a bias nothing is marked,
+        since the norm of an input is then not known.
+        """
+        x, fits = self._compute_inputs(directions)
+        mixed = torch.zeros_like(fits)
+        if self.biased:
+            known = (groups.confirmed & fits).nonzero()[:, 0]
+            mixed[known] = find_mixtures(torch.cat([x[known], torch.ones_like(x[known, :1])], dim=1))
+            mixed &= ~self._is_eight_bit(x)
+        return replace(groups, mixed=mixed)
 
     def _recover_some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
         """Recover examples from K groups of parallel rows; at most `rank` and `examples` of them, if these are known.
 
         Inputs whose values are those of an 8-bit image come first, then confirmed groups, of several rows. Others are used only
-        if their input lies within the known bounds of the data.
+        if their input lies within the known bounds of the data, and if no other row is nearly parallel.
         directions: those of the groups as rows of the gradient, (K, F'), with F' = F + 1 if there is a bias, else F.
         rank: that of the gradient; 0 if unknown. note: remark that is copied to the answer.
         """
         x, fits = self._compute_inputs(directions)
         stored = fits & self._is_eight_bit(x)
-        first = torch.argsort(stored, descending=True, stable=True)
+        mixed = torch.zeros_like(stored) if groups.mixed is None else groups.mixed
+        first = torch.argsort(stored.long() - mixed.long(), descending=True, stable=True)
         chosen = first[select_independent(directions[first])]
         x, fits, stored = x[chosen], fits[chosen], stored[chosen]
         several = groups.confirmed[chosen] & fits & ~stored & (not self.uniform)
-        lone = ~stored & ~several & fits & self._is_within_bounds(x)
+        lone = ~stored & ~several & fits & self._is_within_bounds(x) & ~(groups.crowded | mixed)[chosen]
         most = min(rank or len(x), examples or len(x))
         order = torch.cat([mask.nonzero()[:, 0] for mask in (stored, several, lone)])[:most]
         agreeing = groups.count[chosen].clamp(min=2).double()

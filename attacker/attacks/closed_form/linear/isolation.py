@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
 from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, SUM_ROUNDING
@@ -16,6 +17,15 @@ MAX_CLOSE_DISTANCE = 1e-5
 MAX_DISTANCE = 0.02
 """Largest distance of equal unit directions, for any noise."""
 
+MAX_MIXTURE_DISTANCE = 1e-4
+"""Largest distance of a vector to a combination of others, relative to its length, at which it counts as their mixture."""
+
+MIN_SUPPORT_DISTANCE = 0.02
+"""Smallest distance, relative to a vector's length, of the others of which it may be a mixture; nearer ones are its copies."""
+
+NEAR_RADII = (3.0, 10.0, 30.0, 100.0, 300.0)
+"""Distances, as multiples of the largest one of equal directions, within which nearly parallel rows are counted."""
+
 PAIRS_PER_CHUNK = 4096
 """Number of pairs of rows that are compared at once."""
 
@@ -24,17 +34,26 @@ PAIRS_PER_CHUNK = 4096
 class Groups:
     """Groups of parallel rows: unit directions (K, F), and the number of rows of each (K,), descending.
 
-    chance: (K,) rough estimate of the number of rows in each group if all rows had random directions.
+    chance: (K,) rough estimate of the number of rows in each group if all rows had random directions, or were spread evenly among
+            those close to the group.
+    crowded: mask (K,) of the groups to which other rows are close, though not parallel, as those of several examples may be.
+    mixed:  mask (K,) of the groups that are known to be mixtures of examples; None if this was not examined.
     """
 
     directions: Tensor
     count: Tensor
     chance: Tensor
+    crowded: Tensor
+    mixed: Tensor | None = None
 
     @property
     def confirmed(self) -> Tensor:
-        """Mask (K,) of the groups of at least two rows in which their number, less one, exceeds 5 times `chance`."""
-        return (self.count > 1) & (self.count - 1 > 5 * self.chance)
+        """Mask (K,) of the groups of at least two rows in which their number, less one, exceeds 5 times `chance`.
+
+        Groups in `mixed` are left out.
+        """
+        several = (self.count > 1) & (self.count - 1 > 5 * self.chance)
+        return several if self.mixed is None else several & ~self.mixed
 
 
 def group_parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
@@ -44,7 +63,8 @@ def group_parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
     """
     kept, level = rows[live], noise[live]
     if not len(kept):
-        return Groups(rows.new_zeros(0, rows.shape[1]), torch.zeros(0, dtype=torch.long, device=rows.device), rows.new_zeros(0))
+        none = torch.zeros(0, dtype=torch.long, device=rows.device)
+        return Groups(rows.new_zeros(0, rows.shape[1]), none, rows.new_zeros(0), none.bool())
     length = kept.norm(dim=1)
     unit, error = kept / length[:, None], level * rows.shape[1] ** 0.5 / length
     cosine = unit @ unit.T
@@ -66,14 +86,17 @@ def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
     are parallel up to noise, the neighbours.
     """
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
-    directions, counts, chances = [], [], []
+    directions, counts, chances, crowded = [], [], [], []
     while bool(free.any()):
         neighbours = (near & free).sum(dim=1) * free
         centre = neighbours.argmax()
         if int(neighbours[centre]) == 1:  # no two of the rows that are left are parallel
             directions += list(unit[free])
             counts += [1] * int(free.sum())
-            chances += list(_compute_tolerance(error[free][:, None], error[free]).pow(unit.shape[1] - 1).sum(dim=1))
+            by_chance = _compute_tolerance(error[free][:, None], error[free]).pow(unit.shape[1] - 1).sum(dim=1)
+            each = [_count_neighbours_by_chance(unit, error, unit[i], error[i]) for i in free.nonzero()[:, 0]]
+            chances += list(torch.maximum(by_chance, torch.stack(each)))
+            crowded += [bool(one > 0) for one in each]
             break
         members = near[centre] & free
         weight = 1 / error[members].clamp(min=torch.finfo(unit.dtype).tiny).square()
@@ -81,9 +104,28 @@ def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
         mean = ((weight * side / weight.max())[:, None] * unit[members]).sum(dim=0)
         directions.append(mean / mean.norm())
         counts.append(int(members.sum()))
-        chances.append((_compute_tolerance(error[centre], error[free]) ** (unit.shape[1] - 1)).sum())
+        by_chance = (_compute_tolerance(error[centre], error[free]) ** (unit.shape[1] - 1)).sum()
+        close = _count_neighbours_by_chance(unit, error, unit[centre], error[centre])
+        chances.append(torch.maximum(by_chance, close))
+        crowded.append(bool(close > 0))
         free = free & ~members
-    return Groups(torch.stack(directions), torch.tensor(counts, device=unit.device), torch.stack(chances))
+    crowds = torch.tensor(crowded, device=unit.device)
+    return Groups(torch.stack(directions), torch.tensor(counts, device=unit.device), torch.stack(chances), crowds)
+
+
+def _count_neighbours_by_chance(unit: Tensor, error: Tensor, centre: Tensor, level: Tensor) -> Tensor:
+    """Return the number of pairs of rows close to one that are expected to be parallel by chance.
+
+    The rows of neurons that several examples turn on may differ in little but the ratio of two examples, so that they lie close
+    to each other on a line. Those within several multiples of the tolerance are counted, and taken to be evenly spread: of n
+    rows on a line of r tolerances, n^2 / r pairs are parallel.
+    unit: unit vectors (M, F), with errors (M,). centre: the one (F,) among them, with error `level`.
+    """
+    distance = torch.minimum((unit - centre).norm(dim=1), (unit + centre).norm(dim=1))
+    radius = distance / _compute_tolerance(error, level)
+    near = torch.tensor(NEAR_RADII, dtype=unit.dtype, device=unit.device)
+    counts = ((radius > 1) & (radius <= near[:, None])).sum(dim=1)
+    return (counts.square() / near).max()
 
 
 def _compute_tolerance(first: Tensor, second: Tensor) -> Tensor:
@@ -116,3 +158,21 @@ def select_independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
         if len(found) == directions.shape[1]:
             break
     return found
+
+
+def find_mixtures(vectors: Tensor) -> Tensor:
+    """Return a mask (K,) of the vectors [x, 1], given as (K, F), that are combinations of others with positive weights.
+
+    If two examples have nearly the same errors at the network's outputs, as untrained networks have for examples of one class,
+    the rows of neurons that both turn on are parallel up to rounding: their vector is the mean of both, and no example.
+    """
+    mixed = torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    if len(vectors) < 3:
+        return mixed
+    coordinates = torch.linalg.qr(vectors.T, mode="r").R.T.cpu().numpy()
+    length = vectors.norm(dim=1)
+    far = (torch.cdist(vectors, vectors) > MIN_SUPPORT_DISTANCE * length[:, None]).cpu().numpy()
+    for k, vector in enumerate(coordinates):
+        if far[k].sum() >= 2:
+            mixed[k] = nnls(coordinates[far[k]].T, vector)[1] <= MAX_MIXTURE_DISTANCE * float(length[k])
+    return mixed

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction
+from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, explain_refusal
 from attacker.attacks.multi_round.solved_sums import attack_solved_sums
 from attacker.attacks.multi_round.spans.attack import (
     CERTAIN,
@@ -81,6 +81,9 @@ class CohortSpans:
         """
         if not self.sees_gradient:
             return [build_grey(case, self.name, rng) for case in cases]
+        for case in cases:
+            if refusal := explain_refusal(self, case):
+                raise ValueError(f"{self.name} cannot attack {case.key}: {refusal}")
         if self.repeated:
             return [attack_solved_sums(case, self.name, rng, progress, self.device) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]

@@ -47,6 +47,13 @@ def dropped() -> Net:
     return Net(drop=0.3)
 
 
+def normalised() -> Net:
+    """Return the network with weight norm on its first linear layer, whose weight is then no parameter."""
+    net = Net()
+    nn.utils.parametrizations.weight_norm(net.fc1)
+    return net
+
+
 def unbiased() -> Net:
     return Net(bias=False)
 
@@ -133,6 +140,7 @@ def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: O
         (plain, 2, {}, "of one example and one step only"),
         (sigmoid, 1, {}, "no ReLU"),
         (unbiased, 1, {}, "no hidden linear layer is suitable: it must have a bias"),
+        (normalised, 1, {}, "no hidden linear layer is suitable"),
         (plain, 1, {"defense": "gaussian(0.1)"}, "does not have rank one"),
         (plain, 1, {"defense": "withhold(['fc1.*'])"}, "fc1|hidden linear layer"),
     ],

@@ -119,6 +119,9 @@ def test_layer_narrower_than_a_sum_is_refused() -> None:
 def test_a_single_client_is_refused() -> None:
     case = make_sums(COHORTS, hold("a", "b", "c"), client="a")
     assert find_unmet(cohort_spans(), case) == [Need.SECURE_SUM.value]
+    for attack in (cohort_spans(), cohort_spans(repeated=True)):
+        with pytest.raises(ValueError, match="it splits secure sums, and this is the update of a single client"):
+            attack([case], rng=seeded(0))
 
 
 def test_most_examples_of_a_sum_are_those_reported() -> None:

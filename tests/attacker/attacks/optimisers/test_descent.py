@@ -157,7 +157,9 @@ def test_early_limits_give_up_a_problem_before_the_share_of_the_steps() -> None:
         ({"since": 1}, 0.0, {}, False),  # the loss was still 7
         ({}, 0.0, {"floor": 3.0}, False),
         ({}, 0.0, {"give_up": 0.0}, False),
-        ({}, 0.0, {"give_up": 0.05}, False),  # the test is too late for this share of the steps
+        ({}, 0.0, {"give_up": 0.05}, True),
+        ({"least": 160}, 0.0, {}, True),
+        ({"least": 161}, 0.0, {}, False),  # the search is too short for this test
         ({}, None, {}, False),
     ],
 )

@@ -7,7 +7,10 @@ import torch
 from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
+from attacker.attacks.closed_form.linear.first_layer import SINGLE_NEURON_CERTAINTY, LinearAnswer
+
+MIXED_SEEDS = (0, 1, 2, 4, 8)
+"""Seeds of batches with neurons that several examples turn on, and some that only one does."""
 
 
 def largest_error(answer: LinearAnswer, x: Tensor) -> float:
@@ -131,6 +134,33 @@ def test_values_that_were_not_sent_lower_the_certainty() -> None:
     assert float(whole.certainty) > 0.999
     assert float(little.certainty) < 0.7
     assert "was not sent" in little.note
+
+
+def test_a_single_unknown_value_is_counted() -> None:
+    model, (x, y) = network(), batch(1)
+    x = torch.rand(x.shape, generator=torch.Generator().manual_seed(3), dtype=x.dtype)
+    weights, gradient = gradient_of(model, x, y)
+    name = next(iter(gradient))
+    live = gradient[name].any(dim=1).nonzero()[0]
+    gradient[name][:, 3] = 0
+    gradient[name][live, 4] = 0
+    note = recover(model, weights, gradient, 1).note
+    assert note.startswith(f"1 of the example's {x[0].numel()} values are unknown")
+
+
+def test_examples_with_nearly_equal_errors_give_no_certain_mixtures() -> None:
+    """Examples of one class in an untrained network: rows of neurons that several turn on are almost parallel."""
+    certain, size = 0, 2
+    for seed in MIXED_SEEDS:
+        model, rng = network((48,), seed=seed), torch.Generator().manual_seed(seed)
+        shared, own = torch.rand(1, *DATA.shape, generator=rng), torch.rand(size, *DATA.shape, generator=rng)
+        x = 0.85 * shared + 0.15 * own
+        answer = recover(model, *gradient_of(model, x, torch.zeros(size, dtype=torch.long)), size)
+        true = DATA.normalise(x).flatten(1).double()
+        sure = answer.certainty > SINGLE_NEURON_CERTAINTY
+        assert bool((torch.cdist(answer.x[sure], true).amin(dim=1) < 1e-3).all()), seed
+        certain += int(sure.sum())
+    assert certain > 0
 
 
 def test_more_examples_than_neurons_are_not_separated() -> None:

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.linear.isolation import estimate_rounding, group_parallel_rows, select_independent
+from attacker.attacks.closed_form.linear.isolation import (
+    estimate_rounding,
+    find_mixtures,
+    group_parallel_rows,
+    select_independent,
+)
 from attacker.attacks.closed_form.linear.low_rank import factorise, polish
 from attacker.attacks.closed_form.linear.sampling import Space, sample_directions
 from attacker.attacks.closed_form.linear.zeros import Pattern, find_pattern, match_kinks, measure_agreement
@@ -37,6 +42,27 @@ def test_parallel_rows_in_two_dimensions_are_not_confirmed() -> None:
     groups = group_parallel_rows(rows, torch.full((300,), 1e-3, dtype=torch.float64), torch.ones(300, dtype=torch.bool))
     assert int(groups.count.max()) > 1
     assert not groups.confirmed.any()
+
+
+def test_rows_that_coincide_among_many_nearly_parallel_ones_are_not_confirmed() -> None:
+    """Rows along a short line between two examples are parallel by chance; those of one example are far from all others."""
+    a, b = drawn(2, 20).abs()
+    along = torch.linspace(-1e-3, 1e-3, 60, dtype=torch.float64)[:, None]
+    between = 0.5 * (a + b) + along * (a - b)
+    rows = torch.cat([between, between[30:32] * (1 + 1e-9), a.expand(2, -1), b[None]])
+    groups = group_parallel_rows(rows, estimate_rounding(rows), torch.ones(len(rows), dtype=torch.bool))
+    assert (groups.directions[groups.confirmed] @ (a / a.norm())).tolist() == [pytest.approx(1)]
+    far = (groups.directions[~groups.crowded] @ (b / b.norm())).abs().sort().values
+    assert float(far[-1]) == pytest.approx(1)
+    assert int((~groups.crowded).sum()) == 2  # those of a and of b
+
+
+def test_mixtures_lie_between_others_that_are_not_their_copies() -> None:
+    a, b, c = torch.cat([drawn(3, 20).abs(), torch.ones(3, 1, dtype=torch.float64)], dim=1)
+    given = torch.stack([a, 0.5 * (a + b), b, a + 1e-3 * (b - a), (a + b + c) / 3, c, 2 * a - c])
+    assert find_mixtures(given).tolist() == [True, True, False, True, True, False, False]  # a lies between c and 2 a - c
+    assert find_mixtures(given[:6]).tolist() == [False, True, False, False, True, False]
+    assert not find_mixtures(given[:2]).any()
 
 
 def test_directions_in_the_span_of_those_before_them_are_left_out() -> None:
