@@ -58,14 +58,14 @@ from pathlib import Path
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_accumulated_rows, make_private_rows
 from support.rounds.anonymous import make_anonymous_rows
-from support.rounds.cohorts import list_cohort_settings, make_cohort_row
+from support.rounds.cohorts import make_cohort_rows
 from support.rounds.convolution import make_convolution_rows
 from support.rounds.disaggregation import make_disaggregation_rows
 from support.rounds.growth import draw_growth, make_growth_rows
 from support.rounds.isolation import draw_isolation, make_isolation_rows
 from support.rounds.practical import draw_practical, make_practical_rows
 from support.rounds.scale import make_scale_rows
-from support.rounds.spans import list_settings, make_span_row
+from support.rounds.spans import make_span_rows
 
 TABLES = (
     "spans",
@@ -112,7 +112,7 @@ def run_spans_table(asked: Options) -> TableAndSummary:
     after three epochs, and for batches of 4, 8 and 16 the smallest `intersections` after two epochs, minus the expected share.
     Counts are sums over all rows.
     """
-    rows = [make_span_row(asked, setting) for setting in list_settings(quick=asked.quick)]
+    rows = list(make_span_rows(asked))
     plain = [row for row in rows if row["defense"] == "none" and "dead" not in row["network"]]
     summary: ResultRow = {"span_overlap_exact": min(row["overlap_exact"] for row in plain)}
     for batch in (4, 8, 16):
@@ -137,7 +137,7 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
     same name: the share of examples that are exact, but only under the name of another client. `sratta_ratio` is the share of
     exact examples divided by that of SRATTA on the same sums of 20 trainings, and `sratta_grouped_ratio` that of grouped ones.
     """
-    rows = [make_cohort_row(asked, setting) for setting in list_cohort_settings(quick=asked.quick)]
+    rows = list(make_cohort_rows(asked))
     random = [row for row in rows if row["federation"] == "random cohorts"]
     random = [row for row in random if row["rounds"] == max(one["rounds"] for one in random)]
     summary: ResultRow = {

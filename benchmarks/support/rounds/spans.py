@@ -1,5 +1,7 @@
 """Table of the attack `spans`, which compares one client's updates of the first linear layer over two or three epochs."""
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,6 +73,14 @@ def list_settings(*, quick: bool) -> list[SpanSetting]:
     return rows
 
 
+def make_span_rows(asked: Options) -> Iterator[ResultRow]:
+    """Yield the rows of the table, each of which is also printed on stderr at once."""
+    for setting in list_settings(quick=asked.quick):
+        row = make_span_row(asked, setting)
+        print(row, file=sys.stderr, flush=True)
+        yield row
+
+
 def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
     """Return one row of the table: how much `spans` finds in the federation of `setting`.
 
@@ -88,7 +98,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     else:
         images = load_images(asked, setting.data, count, part=part)
     network = _make_network(images, setting, asked.seed)
-    pairs = right = exact = with_relu = recovered = wrong = certain = false = null = 0
+    pairs = right = exact = with_relu = recovered = wrong = certain = false = null = answers = 0
     spent = [0.0, 0.0]
     for number in range(setting.clients):
         own = images.of(range(number * setting.examples, (number + 1) * setting.examples))
@@ -106,6 +116,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
         exact += count_exact(alone, own.x)
         with_relu += count_exact(whole, own.x)
         recovered += count_exact(whole, own.x, SUCCESS_DB)
+        answers += 0 if whole is None else len(whole.x)
         false_here, certain_here = count_false(whole, own.x)
         false, certain = false + false_here, certain + certain_here
         wrong += count_wrong(whole, own.x)
@@ -130,6 +141,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
         "recovered": recovered / total,
         "null": null / total,
         "certain": certain,
+        "answers": answers,
         "certain_and_wrong": false,
         "below_60_db": wrong,
         "cpu_seconds": spent[1],
@@ -143,7 +155,7 @@ def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | Non
     relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them.
     """
     try:
-        return replace(spans(relu=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]
+        return replace(spans(relu=relu, components=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]
     except ValueError:
         return None
 
