@@ -47,6 +47,10 @@ client's updates. `bound` is the upper bound by differential privacy. `read` is 
 `certain` and `certain_and_wrong` count candidates of all clients with a confidence of at least 0.9. With `--picture` it is drawn
 into `docs/membership.png`.
 
+`pool`: the same federations, and an attacker who has 20 of a client's 128 images among all others of CIFAR-10 at hand.
+`rank_first` is the share of these 20 that score higher than all `rivals`, images that no client has; `in_best_percent` of those
+that score higher than 99 % of them.
+
 `growth`: the share of exact images (above 60 dB) after growing numbers of recorded rounds, one line per federation; with
 `--picture` it is drawn into `docs/rounds.png`.
 
@@ -63,6 +67,7 @@ from support.rounds.convolution import make_convolution_rows
 from support.rounds.disaggregation import make_disaggregation_rows
 from support.rounds.growth import draw_growth, make_growth_rows
 from support.rounds.isolation import draw_isolation, make_isolation_rows
+from support.rounds.pool import make_pool_rows
 from support.rounds.practical import draw_practical, make_practical_rows
 from support.rounds.scale import make_scale_rows
 from support.rounds.spans import make_span_rows
@@ -79,6 +84,7 @@ TABLES = (
     "convolution",
     "scale",
     "practical",
+    "pool",
     "growth",
 )
 
@@ -98,6 +104,7 @@ def main() -> None:
         "convolution": run_convolution_table,
         "scale": run_scale_table,
         "practical": run_practical_table,
+        "pool": run_pool_table,
         "growth": run_growth_table,
     }
     for name, table in tables.items():
@@ -256,6 +263,12 @@ def run_scale_table(asked: Options) -> TableAndSummary:
     ratios = {"pairs": "pairs", "spans": "spans_seconds", "linking": "linking_seconds"}
     ratios |= {"spans_memory": "spans_peak_mb", "linking_memory": "linking_peak_mb"}
     return rows, {f"{name}_growth": rows[-1][column] / rows[0][column] for name, column in ratios.items()}
+
+
+def run_pool_table(asked: Options) -> TableAndSummary:
+    """Return the table of re-identification among all images, and its summary: `rank_first` after the most rounds, by defense."""
+    rows = list(make_pool_rows(asked))
+    return rows, {f"{row['defense']}_rank_first": row["rank_first"] for row in rows}
 
 
 def run_practical_table(asked: Options) -> TableAndSummary:
