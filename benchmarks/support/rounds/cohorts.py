@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks import Case, cohort_spans
 from attacker.attacks.multi_round.spans.cohort_attack import list_groups, list_owners, measure_isolation
+from attacker.scoring.assignment import rank_candidates
 from fedsim.recording import Observation, Training
 
 MAX_OUTSIDE = 1e-3
@@ -118,11 +119,11 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
     Column isolated: share of clients for which the attack finds the linear span of their own examples. exact: share of all
     examples to which a reconstruction has a PSNR above `EXACT_DB`; exact_with_owner, wrong_owner: share of all for which it also
     names the right client, or only a wrong one. recovered, recovered_*: the same with the threshold of scoring, `SUCCESS_DB`,
-    which estimates by independent component analysis may pass. grouped: answers that are put into a group of one client with
-    others, as a share of all examples. grouped_rightly: share of the pairs within groups that are examples of one client.
-    candidates: number of answers. certain: those with a confidence above 0.9; certain_and_wrong: those of them that are not
-    exact. null: `exact` of the null, the same attack without the sums. sratta_*: the same of SRATTA on the same sums; None where
-    it was not run.
+    which estimates by independent component analysis may pass, for as many of the first answers as there are examples. grouped:
+    answers that are put into a group of one client with others, as a share of all examples. grouped_rightly: share of the pairs
+    within groups that are examples of one client. candidates: number of answers. certain: those with a confidence above 0.9;
+    certain_and_wrong: those of them that are not exact. null: `exact` of the null, the same attack without the sums. sratta_*:
+    the same of SRATTA on the same sums; None where it was not run.
     """
     images = load_images(asked, setting.data, setting.clients * setting.examples)
     holdings = {
@@ -149,6 +150,7 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
         other = torch.tensor([[bool(owner) and owner != name for name in names] for owner in owners])
         owned, wrong_owner = int((hit & right).any(dim=0).sum()), int((hit & other & ~(hit & right).any(dim=0)).any(dim=0).sum())
         near = best > SUCCESS_DB
+        near[rank_candidates(answer.confidence, answer.explained)[len(images) :]] = False
         recovered, recovered_owned = int(near.any(dim=0).sum()), int((near & right).any(dim=0).sum())
         misnamed = int(((near & other).any(dim=0) & ~(near & right).any(dim=0)).sum())
         certain = count_false(answer, torch.cat([own.x for own in holdings.values()]), EXACT_DB)

@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 from attacker.attacks.membership.attack import membership
 from attacker.attacks.membership.pool import Pool
 
-READ_ROUNDS = (1, 4, 7, 10, 40, 70, 100)
+READ_ROUNDS = (1, 5, 10, 50, 100)
 """The rounds that the attacker uses, to save time."""
 ROUNDS = (1, 10, 100)
 """Numbers of recorded rounds after which the attack is measured."""

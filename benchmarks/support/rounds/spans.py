@@ -16,6 +16,7 @@ from attacker.attacks import Case, spans
 from attacker.attacks.multi_round.spans.attack import compute_spaces, require_input_layer
 from attacker.attacks.multi_round.spans.recovery import count_all_shared
 from attacker.reconstruction import Reconstruction
+from attacker.scoring.assignment import keep_first
 from attacker.scoring.metrics import psnr
 from fedsim.recording import Training
 
@@ -87,6 +88,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     `overlap_exact` is the share of a client's pairs of rounds for which the attack finds the true number of images in common.
     `intersections`, `with_relu` and `null` are the shares of all images to which some reconstruction has a PSNR above `EXACT_DB`:
     by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
+    `recovered` is the share with one above `SUCCESS_DB` among as many of the first answers as there are images.
     part: part of the data set from which the images are drawn: "tuning", "validation" or "report".
     """
     count = setting.clients * setting.examples
@@ -115,7 +117,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
         spent[1] += clock.seconds
         exact += count_exact(alone, own.x)
         with_relu += count_exact(whole, own.x)
-        recovered += count_exact(whole, own.x, SUCCESS_DB)
+        recovered += count_exact(None if whole is None else keep_first(whole, len(own)), own.x, SUCCESS_DB)
         answers += 0 if whole is None else len(whole.x)
         false_here, certain_here = count_false(whole, own.x)
         false, certain = false + false_here, certain + certain_here
@@ -152,7 +154,8 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
 def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | None:
     """Return the reconstruction by `spans`, or None if the attack recovers no example or cannot attack the case.
 
-    relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them.
+    relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them and by
+    independent component analysis.
     """
     try:
         return replace(spans(relu=relu, components=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]

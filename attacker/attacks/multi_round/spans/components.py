@@ -126,11 +126,18 @@ def add_components(
 
 
 def append_estimates(found: FoundExamples, estimates: Estimates) -> FoundExamples:
-    """Return the examples found, followed by the estimates, whose clearance is 0."""
+    """Return the precise examples found, then the estimates, whose clearance is 0, then the other examples found.
+
+    The order is the ranking of answers that the attack is undecided about. Behind noise, the last ones are often mixtures.
+    """
+    count = len(estimates.vectors)
+    late = torch.cat([2 * (found.error > MAX_CERTAIN_ERROR).long(), torch.ones(count, dtype=torch.long)])
+    order = late.argsort(stable=True)
+    holders = (*found.holders, *estimates.holders)
     return FoundExamples(
-        torch.cat([found.vectors, estimates.vectors]),
-        torch.cat([found.clearance, found.clearance.new_zeros(len(estimates.vectors))]),
-        (*found.holders, *estimates.holders),
+        torch.cat([found.vectors, estimates.vectors])[order],
+        torch.cat([found.clearance, found.clearance.new_zeros(count)])[order],
+        tuple(holders[i] for i in order.tolist()),
     )
 
 

@@ -16,6 +16,7 @@ from attacker.attacks.multi_round.spans.components import (
     Estimates,
     MixedImages,
     add_components,
+    append_estimates,
     correlate,
     find_known,
     is_separable,
@@ -125,6 +126,15 @@ def test_copies_of_an_image_are_one_estimate_in_all_of_their_updates() -> None:
     covered = add_components(nothing, [parts[0], replace(mix(x[:4]), holders=(0,))], [space, space], DATA, seeded())[1]
     assert len(covered.holders) == 4
     assert len(add_components(nothing, [parts[0], whole], [space, space], DATA, seeded())[1].holders) == 5
+
+
+def test_estimates_rank_before_examples_with_large_errors() -> None:
+    vectors = torch.tensor([[1.0, 10.0], [2.0, 1e6], [3.0, 1e6]])
+    found = FoundExamples(vectors, torch.tensor([50.0, 0.0, torch.inf]), ((0,), (1,), (2,)))
+    joined = append_estimates(found, Estimates(torch.tensor([[4.0, 1.0]]), ((3, 4),)))
+    assert joined.vectors[:, 0].tolist() == [2.0, 3.0, 4.0, 1.0]
+    assert joined.clearance.tolist() == [0.0, torch.inf, 0.0, 50.0]
+    assert joined.holders == ((1,), (2,), (3, 4), (0,))
 
 
 def test_only_precise_examples_without_doubt_are_known() -> None:
