@@ -16,6 +16,9 @@ from attacker.attacks.multi_round.spans.same_batch import make_factors, stack_sp
 from attacker.attacks.networks.input_layer import InputLayer
 from fedsim.recording.observation import DataSpec
 
+MIN_GAP = 3.0
+"""Smallest `RowSpace.gap` of a space that is taken to be whole although it has fewer dimensions than there are examples."""
+
 
 def list_mixed_batches(
     found: FoundExamples,
@@ -35,12 +38,12 @@ def list_mixed_batches(
     missing = shared - held @ held.T
     mixed = []
     for t, space in enumerate(spaces):
-        if missing[t, t] <= 0 or space.saturated:
+        if missing[t, t] <= 0 or not is_whole(space):
             continue
         if is_separable(space.rank, data):
             mixed.append(mix_images(stack_spaces([space]), (t,), forwards[t]() if t in forwards else None))
         for other in ((shared[t] > 1) & (missing[t] > 0)).nonzero()[:, 0].tolist():
-            if other > t and not spaces[other].saturated and is_separable(int(shared[t, other]), data):
+            if other > t and is_whole(spaces[other]) and is_separable(int(shared[t, other]), data):
                 common = intersect(space.y, spaces[other].y).y
                 if len(common):
                     mixed.append(mix_images(_make_span(common), (t, other), None))
@@ -67,9 +70,9 @@ def list_mixed_sums(
         return torch.cat([join_parameters(seen[t].weights, layer) for t in sums]) if relu and sums else None
 
     for name, client in clients.items():
-        if not is_separable(len(client.y), data):
-            continue
         own = [t for t, one in enumerate(seen) if name in one.cohort and not spaces[t].saturated]
+        if not is_separable(len(client.y), data) or not all(is_whole(spaces[t]) for t in own):
+            continue
         if name in parts:
             rows = parts[name].space
             factors = make_factors(rows.coordinates, orthonormalise(client.y), rows.noise)
@@ -81,11 +84,20 @@ def list_mixed_sums(
     return mixed
 
 
+def is_whole(space: RowSpace) -> bool:
+    """Return whether a row space is that of all examples that left a trace in an update.
+
+    It is if it has as many dimensions as there are examples, or if none of its dimensions is nearly hidden by noise. Otherwise
+    more are hidden, and what is left of the span are mixtures.
+    """
+    return not space.saturated and bool(space.rank) and (space.complete or space.gap >= MIN_GAP)
+
+
 def _group_equal_sums(spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], data: DataSpec) -> list[list[int]]:
     """Return groups of sums of one cohort with equal row spaces, as indices. Sums that cannot be separated are left out."""
     groups: list[list[int]] = []
     for t, space in enumerate(spaces):
-        if space.saturated or not is_separable(space.rank, data):
+        if not is_whole(space) or not is_separable(space.rank, data):
             continue
         for group in groups:
             first = spaces[group[0]]

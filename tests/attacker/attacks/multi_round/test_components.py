@@ -24,6 +24,7 @@ from attacker.attacks.multi_round.spans.components import (
     separate_images,
 )
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
+from attacker.attacks.multi_round.spans.mixed_spans import is_whole
 from attacker.attacks.multi_round.spans.recovery import FoundExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.same_batch import make_factors
@@ -150,6 +151,17 @@ def test_spans_are_separated_if_they_are_small_for_the_images(shape: tuple[int, 
     assert is_separable(rank, DataSpec(shape=shape, num_classes=2)) == separable
     assert not is_separable(2, DataSpec(shape=(3000,), num_classes=2))
     assert not is_separable(2, DataSpec(shape=(1, 1, 3000), num_classes=2))
+
+
+@pytest.mark.parametrize(
+    ("gap", "complete", "saturated", "whole"),
+    [(1.1, True, False, True), (1.1, False, False, False), (5.0, False, False, True), (5.0, True, True, False)],
+)
+def test_spaces_with_dimensions_hidden_by_noise_are_not_separated(
+    gap: float, complete: bool, saturated: bool, whole: bool
+) -> None:
+    space = RowSpace(torch.ones(1, 4), torch.ones(3, 1), torch.ones(3), gap, saturated=saturated, complete=complete)
+    assert is_whole(space) == whole
 
 
 def test_components_open_clients_that_lone_rows_do_not() -> None:
