@@ -48,6 +48,10 @@ share if only the last round is used, and `by_another_client` (a control) if the
 `certain` and `certain_and_wrong` count candidates of all clients with a confidence of at least 0.9. With `--picture` it is drawn
 into `docs/membership.png`.
 
+`pool`: the same federations, and an attacker who has 20 of a client's 128 images among all others of CIFAR-10 at hand.
+`rank_first` is the share of these 20 that score higher than all `rivals`, images that no client has; `in_best_percent` of those
+that score higher than 99 % of them.
+
 `growth`: the share of exact images (above 60 dB) after growing numbers of recorded rounds, one line per federation; with
 `--picture` it is drawn into `docs/rounds.png`.
 
@@ -59,14 +63,15 @@ from pathlib import Path
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_accumulated_rows, make_private_rows
 from support.rounds.anonymous import make_anonymous_rows
-from support.rounds.cohorts import list_cohort_settings, make_cohort_row
+from support.rounds.cohorts import make_cohort_rows
 from support.rounds.convolution import make_convolution_rows
 from support.rounds.disaggregation import make_disaggregation_rows
 from support.rounds.growth import draw_growth, make_growth_rows
 from support.rounds.isolation import draw_isolation, make_isolation_rows
+from support.rounds.pool import make_pool_rows
 from support.rounds.practical import draw_practical, make_practical_rows
 from support.rounds.scale import make_scale_rows
-from support.rounds.spans import list_settings, make_span_row
+from support.rounds.spans import make_span_rows
 
 TABLES = (
     "spans",
@@ -80,6 +85,7 @@ TABLES = (
     "convolution",
     "scale",
     "practical",
+    "pool",
     "growth",
 )
 
@@ -99,6 +105,7 @@ def main() -> None:
         "convolution": run_convolution_table,
         "scale": run_scale_table,
         "practical": run_practical_table,
+        "pool": run_pool_table,
         "growth": run_growth_table,
     }
     for name, table in tables.items():
@@ -113,7 +120,7 @@ def run_spans_table(asked: Options) -> TableAndSummary:
     after three epochs, and for batches of 4, 8 and 16 the smallest `intersections` after two epochs, minus the expected share.
     `certain`, `certain_and_wrong` and `cpu_seconds` are sums over all rows, including those with a defense or dead neurons.
     """
-    rows = [make_span_row(asked, setting) for setting in list_settings(quick=asked.quick)]
+    rows = list(make_span_rows(asked))
     plain = [row for row in rows if row["defense"] == "none" and "dead" not in row["network"]]
     summary: ResultRow = {"span_overlap_exact": min(row["overlap_exact"] for row in plain)}
     for batch in (4, 8, 16):
@@ -139,7 +146,7 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
     exact examples divided by SRATTA's, on the same sums of 20 trainings. `sratta_grouped_ratio` is our value of the column
     `grouped` divided by SRATTA's: the number of answers that are put into a group of one client, as a share of all examples.
     """
-    rows = [make_cohort_row(asked, setting) for setting in list_cohort_settings(quick=asked.quick)]
+    rows = list(make_cohort_rows(asked))
     random = [row for row in rows if row["federation"] == "random cohorts"]
     random = [row for row in random if row["rounds"] == max(one["rounds"] for one in random)]
     summary: ResultRow = {
@@ -265,6 +272,12 @@ def run_scale_table(asked: Options) -> TableAndSummary:
     ratios = {"pairs": "pairs", "spans": "spans_seconds", "linking": "linking_seconds"}
     ratios |= {"spans_memory": "spans_peak_mb", "linking_memory": "linking_peak_mb"}
     return rows, {f"{name}_growth": rows[-1][column] / rows[0][column] for name, column in ratios.items()}
+
+
+def run_pool_table(asked: Options) -> TableAndSummary:
+    """Return the table of re-identification among all images, and its summary: `rank_first` after the most rounds, by defense."""
+    rows = list(make_pool_rows(asked))
+    return rows, {f"{row['defense']}_rank_first": row["rank_first"] for row in rows}
 
 
 def run_practical_table(asked: Options) -> TableAndSummary:

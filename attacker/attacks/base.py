@@ -161,6 +161,11 @@ def list_oracles(needs: frozenset[Need]) -> tuple[str, ...]:
     return tuple(_ORACLES[need] for need in _ORACLES if need in needs)
 
 
+def list_withheld(needs: frozenset[Need]) -> tuple[str, ...]:
+    """Return names of what a server sees and an attack with these `needs` does not, such as "client names"."""
+    return ("client names",) if Need.UNNAMED in needs else ()
+
+
 Progress = Callable[[int, int, str], None]
 """Callback for progress, called with (iterations done, maximum number of iterations, a short status text)."""
 

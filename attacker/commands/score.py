@@ -197,7 +197,8 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         null_labels = "not run" if one.null is None else _format_share(one.null.label_success)
         oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
         labels = "told" if "labels" in one.oracles else _format_share(one.label_success)
-        name = "\n".join([escape(one.spec), *(f"[dim]{escape(text)}[/]" for text in _describe_cases(one))])
+        about = (*(f"without {name}" for name in one.withheld), *_describe_cases(one))
+        name = "\n".join([escape(one.spec), *(f"[dim]{escape(text)}[/]" for text in about)])
         table.add_row(name, str(one.examples), success, null, labels, null_labels, _format_quality(one), oracles)
     out.print(table)
     for one in summaries:

@@ -62,13 +62,12 @@ def _check_facts(told: Any) -> None:
         _check_text(key, told[key])
     for key in ("network_code", "attack_code"):
         _check_text(key, told.get(key, ""))
-    asked = told.get("asked_oracles", [])
-    if not isinstance(asked, list):
-        raise ValueError(f"asked_oracles must be a list of names, got {shorten(asked)}")
-    for oracle in told["oracles"]:
-        _check_text("oracles", oracle)
-    for oracle in asked:
-        _check_text("asked_oracles", oracle)
+    for key in ("oracles", "asked_oracles", "withheld"):
+        names = told.get(key, [])
+        if not isinstance(names, list):
+            raise ValueError(f"{key} must be a list of names, got {shorten(names)}")
+        for name in names:
+            _check_text(key, name)
     run = told["run"]
     for key in RUN_TEXT_FIELDS:
         _check_text(f"run.{key}", run.get(key, ""))

@@ -19,7 +19,9 @@ from fedsim.recording.files import hold_lock, write_bytes
 log = logging.getLogger(__name__)
 
 
-def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str]) -> None:
+def write_facts(
+    path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str], withheld: Sequence[str] = ()
+) -> None:
     """Write the file `path`, an `attack.json`: what scoring and report need to know about a replay.
 
     Its list of cases holds the cases of `plan`, the rows without a usable update, and all others that an existing file lists. A
@@ -27,6 +29,7 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
     oracles: names of the oracles (information that no server has, such as true labels) that the attack used: those that it always
     needs (`list_oracles`) and those that the user gave. A null (the same attack without the update) uses only the former. The
     entry `asked_oracles` lists what the user gave, also for a null, so that the replay can be repeated.
+    withheld: names of what the server sees and the attack was not given, such as "client names".
     """
     spec = identity.spec
     told = [make_row_entry(recording, row) for row in plan.idle]
@@ -37,6 +40,7 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
         "null": spec.null,
         "knows_defense": spec.knows_defense,
         "oracles": list(oracles),
+        "withheld": list(withheld),
         "asked_oracles": list(identity.oracles),
         "seed": identity.seed,
         "identity": identity.digest,

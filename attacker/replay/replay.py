@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec
-from attacker.attacks.base import MAX_EXAMPLES, Look, Need, RoutePlan, estimate_effort, list_oracles
+from attacker.attacks.base import MAX_EXAMPLES, Look, Need, RoutePlan, estimate_effort, list_oracles, list_withheld
 from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, Planned, explain_misfit, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
@@ -269,7 +269,14 @@ class Replay:
         plan, pending = self.plan, self._list_pending()
         make_private(self.folder, below=run_of(self.folder))
         oracles = (*list_oracles(self._attack.needs), *(() if self.spec.null else self._oracles))
-        write_facts(self.folder / "attack.json", self.recording, self.identity, plan, oracles=oracles)
+        write_facts(
+            self.folder / "attack.json",
+            self.recording,
+            self.identity,
+            plan,
+            oracles=oracles,
+            withheld=list_withheld(self._attack.needs),
+        )
         replayed = Replayed(self.folder, failed=_group_errors(self._rows[1]), left_out=plan.left_out)
         for case in plan.cases:
             if case.reason:

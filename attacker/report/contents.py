@@ -99,6 +99,7 @@ class AttackOnRun:
     is_null: bool
     knows_defense: bool
     oracles: tuple[str, ...]
+    withheld: tuple[str, ...]
     seed: int
     cases: int | None
     states: Mapping[str, int] = field(default_factory=dict)

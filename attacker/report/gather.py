@@ -208,6 +208,7 @@ def _attack(
         source=source,
         is_null=told["null"],
         oracles=tuple(told["oracles"]),
+        withheld=tuple(told.get("withheld", ())),
         cases=None if states is None else len(states),
         states=count_cases(rows) if states is None else Counter(states.values()),
         examples=tuple(_make_example(row, pairs) for row in rows if row.state != "waiting"),

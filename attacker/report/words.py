@@ -291,9 +291,11 @@ def _name_attack(summary: Summary, manifest: Manifest) -> str:
     """Return the attack's name as text for a sentence.
 
     ", ignoring the defense," is added if clients use a defense that the attack does not model. If the attack was given oracles
-    (information that no server has), their names are added.
+    (information that no server has), their names are added, and likewise what was withheld from it.
     """
     name = format_attack_name(summary.attack)
+    if summary.withheld:
+        name = f"{name}, without {' and '.join(summary.withheld)},"
     if list_changes(manifest) and not summary.knows_defense:
         name = f"{name}, ignoring the defense,"
     return f"{name}, given {' and '.join(summary.oracles)} beyond the threat model," if summary.oracles else name

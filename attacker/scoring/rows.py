@@ -38,7 +38,8 @@ class ScoreRow:
     run, source: name of the run, and name of the folder of the attack's reconstructions. data: name of the data set.
     attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether the row is
     of the attack's null, the same attack without the client's update. knows_defense: whether the attack models the clients'
-    defense. oracles: names of information that no server has and that the attack was given.
+    defense. oracles: names of information that no server has and that the attack was given. withheld: names of information that
+    the server has and that the attack was not given, such as "client names".
     network_code, attack_code: digests of code that is not part of this project; "" without such code.
     model, defense, secure_aggregation: public settings of the run, see `Manifest`. gradient, network, inputs: names of defenses
     that change how clients compute gradients, their network, and their examples before training. ranges_from: source of the
@@ -92,6 +93,7 @@ class ScoreRow:
     null: bool = False
     knows_defense: bool = True
     oracles: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
     seed: int = 0
     network_code: str = ""
     attack_code: str = ""

@@ -384,6 +384,7 @@ def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
         "source": folder.name,
         **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "seed")},
         "oracles": tuple(facts["oracles"]),
+        "withheld": tuple(facts.get("withheld", ())),
         **{key: facts.get(key, "") for key in ("network_code", "attack_code")},
         **{key: facts["run"][key] for key in RUN_FIELDS},
         "ranges_from": facts["run"].get("ranges_from", ""),

@@ -84,6 +84,7 @@ class Summary:
     failures: int
     surplus: int
     routes: Mapping[str, int]
+    withheld: tuple[str, ...] = ()
     linked_right: Estimate | None = None
     identified: Estimate | None = None
     exact_match: Estimate | None = None
@@ -175,6 +176,7 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         knows_defense=first.knows_defense,
         defense=first.defense,
         oracles=first.oracles,
+        withheld=first.withheld,
         cases=count_cases(rows),
         examples=len(done),
         success=estimate_part("success"),

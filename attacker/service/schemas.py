@@ -104,7 +104,8 @@ class AttackOnRecording(TypedDict):
     """Results of an attack on a recording.
 
     source: name of the folder with these results. null: whether the attack is a null (the same attack without the update).
-    oracles: names of information that the attack was given although no server has it, such as "labels".
+    oracles: names of information that the attack was given although no server has it, such as "labels". withheld: names of
+    information that the server has and the attack was not given, such as "client names".
     cases: number of cases with an update to attack. waiting: number of these cases that are being attacked or have no result yet.
     scored: number of cases that had finished (by a reconstruction or by failing) when they were scored.
     examples: number of distinct examples in scored cases. success: share of them that was recovered. labels: share of them whose
@@ -119,6 +120,7 @@ class AttackOnRecording(TypedDict):
     seed: int
     null: bool
     oracles: list[str]
+    withheld: list[str]
     knows_defense: bool
     cases: int
     done: int

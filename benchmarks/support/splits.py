@@ -34,6 +34,7 @@ PARTS_OF_TENTHS: tuple[Part, ...] = ("tuning",) * 4 + ("validation",) * 2 + ("re
 TUNED_FILE = Path(__file__).parents[1] / "tuned.json"
 DATA_FILES = {
     "cifar10": "cifar10/train.npz",
+    "cifar10_test": "cifar10/test.npz",
     "cifar100": "cifar100/cifar100_4k.npz",
     "lfw": "lfw/lfw32.npz",
     "mnist": "mnist/mnist10k.npz",
@@ -41,7 +42,7 @@ DATA_FILES = {
 }
 EMBEDDED_PHOTOS: tuple[str, dict[str, Any]] = ("photos", {"size": 32})
 EMBEDDED_DATA_SETS: dict[str, tuple[str, dict[str, Any]]] = dict.fromkeys(
-    ("photos", "cifar10", "cifar100", "lfw", "imagenet"), EMBEDDED_PHOTOS
+    ("photos", "cifar10", "cifar10_test", "cifar100", "lfw", "imagenet"), EMBEDDED_PHOTOS
 )
 EMBEDDED_DATA_SETS["mnist"] = ("digits", {})
 """Embedded data sets for missing files. They were used to choose settings, so that their rows are marked."""

@@ -12,7 +12,7 @@ from attacker.attacks.arguments import FilePath
 from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
 from attacker.attacks.membership.confidence import estimate_membership
 from attacker.attacks.membership.pool import Pool, read_pool
-from attacker.attacks.membership.regression import Coefficients, Regression, combine
+from attacker.attacks.membership.regression import Coefficients, Regression, combine, join_blocks
 from attacker.attacks.membership.residuals import fit_residuals, keeps_values
 from attacker.attacks.membership.values import compute_gradients, flatten, group_by_model, group_by_values
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
@@ -61,8 +61,12 @@ class Membership:
         return [self._name(case, pool, own, rng, seconds) for case, own in zip(cases, scores, strict=True)]
 
     def fit(self, cases: Sequence[Case], pool: Pool, rng: Generator, progress: Progress | None = None) -> dict[str, Coefficients]:
-        """Return the coefficients of the candidates in every update of `cases`, by the observation's key."""
-        found: dict[str, Coefficients] = {}
+        """Return the coefficients of the candidates in every update of `cases`, by the observation's key.
+
+        A large pool is regressed in blocks, each without the candidates of the others, which are then noise.
+        """
+        found: dict[str, list[Coefficients]] = {}
+        blocks = pool.split(Generator().manual_seed(rng.initial_seed()))
         residual = {case.key: case for case in cases if keeps_values(case)}
         plain = group_by_model([o for case in cases if case.key not in residual for o in case.observations])
         steps = len(plain) + sum(len(case.observations) for case in residual.values())
@@ -73,15 +77,19 @@ class Membership:
 
         for done, group in enumerate(plain, start=1):
             for chosen, same in group_by_values(group, rng):
-                regression = Regression(compute_gradients(group[0], pool, chosen, self.device))
-                for observation in same:
-                    found[observation.key] = regression.fit(flatten(_read_gradient(observation), chosen).to(self.device)).cpu()
+                for rows in blocks:
+                    regression = Regression(compute_gradients(group[0], pool.of(rows), chosen, self.device))
+                    for observation in same:
+                        seen = flatten(_read_gradient(observation), chosen).to(self.device)
+                        found.setdefault(observation.key, []).append(regression.fit(seen).cpu())
             report(group[0], done)
-        followed = (pair for case in residual.values() for pair in fit_residuals(case, pool, rng, self.device))
-        for done, (observation, coefficients) in enumerate(followed, start=len(plain) + 1):
-            found[observation.key] = coefficients.cpu()
-            report(observation, done)
-        return found
+        followed = (
+            pair for case in residual.values() for rows in blocks for pair in fit_residuals(case, pool.of(rows), rng, self.device)
+        )
+        for done, (observation, coefficients) in enumerate(followed):
+            found.setdefault(observation.key, []).append(coefficients.cpu())
+            report(observation, len(plain) + done // len(blocks) + 1)
+        return {key: join_blocks(blocks, each) for key, each in found.items()}
 
     def _score(self, cases: Sequence[Case], pool: Pool, rng: Generator, progress: Progress | None) -> list[list[Tensor]]:
         """Return for each case the scores (P,) of the candidates, once per group of rounds with the same examples."""
@@ -143,7 +151,7 @@ def membership(*, candidates: FilePath = "") -> Membership:
     which clients train on the same examples for whole epochs are combined. What a defense with error feedback keeps for
     later rounds is simulated.
 
-    candidates: archive (.npz) with `images` (P, H, W[, C]), uint8 or numbers in [0, 1], and `labels` (P,), at most 5,000. Only
+    candidates: archive (.npz) with `images` (P, H, W[, C]), uint8 or numbers in [0, 1], and `labels` (P,), at most 20,000. Only
                 these can be named, so most of them should be no training examples: they tell how much an update resembles the
                 gradient of any image.
 

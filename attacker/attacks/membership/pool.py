@@ -1,19 +1,22 @@
 """The pool of candidates: images with labels from which the attack chooses, read from a NumPy archive."""
 
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedsim.recording.array_archives import read_arrays, read_names
 from fedsim.recording.observation import DataSpec
 
 ARRAY_NAMES = (("images", "labels"), ("train_images", "train_labels"), ("x_train", "y_train"))
 """Names of the arrays of images and labels; the first pair that an archive has is read."""
-MAX_CANDIDATES = 5_000
-"""Largest pool. Time grows with the third power of its size: with 5,000 candidates, a round takes minutes on one core."""
+MAX_CANDIDATES = 20_000
+"""Largest pool. Time grows in proportion to its size: with 10,000 candidates, a round takes about a minute on one core."""
+MAX_JOINT = 2_000
+"""Largest number of candidates of one regression. More are regressed in blocks, so that memory does not grow with the pool."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,19 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def of(self, rows: Tensor) -> "Pool":
+        """Return the candidates with the indices `rows` (N,), in this order."""
+        return Pool(self.x[rows], self.y[rows])
+
+    def split(self, rng: Generator) -> list[Tensor]:
+        """Return the indices of all candidates in as few blocks of nearly equal size as possible, at most MAX_JOINT in each.
+
+        A single block has the candidates in their order. Several are drawn at random, since an archive may be sorted.
+        """
+        count = ceil(len(self) / MAX_JOINT)
+        order = torch.arange(len(self)) if count <= 1 else torch.randperm(len(self), generator=rng)
+        return list(order.tensor_split(max(1, count)))
 
 
 def read_pool(path: Path, data: DataSpec, *, most: int = MAX_CANDIDATES) -> Pool:

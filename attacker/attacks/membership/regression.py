@@ -29,6 +29,15 @@ class Coefficients:
         return Coefficients(self.values.cpu(), self.shrinkage.cpu(), self.variances.cpu())
 
 
+def join_blocks(blocks: Sequence[Tensor], each: Sequence[Coefficients]) -> Coefficients:
+    """Return the coefficients of all candidates from regressions of blocks. blocks: the indices of the candidates of each."""
+    place = torch.cat(list(blocks)).argsort()
+    values, shrinkage, variances = (
+        torch.cat([getattr(one, name) for one in each])[place] for name in ("values", "shrinkage", "variances")
+    )
+    return Coefficients(values, shrinkage, variances)
+
+
 class Regression:
     """Regression on gradients G (P, M) of P candidates: g = G^T a + noise, with a normal prior of mean 0 for the coefficients a.
 

@@ -51,7 +51,8 @@ class Source:
 
     attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether these are
     results of a null, the same attack without the client's update. oracles: names of information that no server has and that the
-    attack was given. knows_defense: whether the attack models the clients' defense.
+    attack was given. withheld: names of information that the server has and the attack was not given. knows_defense: whether the
+    attack models the clients' defense.
     cases, answers, failures: dicts from the key of a case to the case, to the summary of its reconstruction (also an unfinished
     one of an interrupted case), and to the reason of failure.
     running: keys of the cases that are being attacked.
@@ -69,6 +70,7 @@ class Source:
     knows_defense: bool
     cases: Mapping[str, CaseFacts]
     answers: Mapping[str, ReconstructionSummary] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
     marks: Mapping[str, Mark] = field(default_factory=dict)
@@ -139,7 +141,9 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
                 except ValueError as error:
                     failures[key] = f"its reconstruction cannot be read: {format_error(error, run)}"
                     trouble.append(format_error(error, run))
-    kept = {key: getattr(told, key) for key in ("attack", "spec", "seed", "null", "oracles", "knows_defense", "cases")}
+    kept = {
+        key: getattr(told, key) for key in ("attack", "spec", "seed", "null", "oracles", "withheld", "knows_defense", "cases")
+    }
     failures = {key: reason for key, reason in failures.items() if key not in answers or answers[key].interrupted}
     return Source(
         name=name,
@@ -220,7 +224,7 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
                 )
     try:
         cases = [_parse_case(case) for case in told["cases"]]
-        oracles = tuple(str(oracle)[:100] for oracle in told["oracles"])
+        oracles, withheld = (tuple(str(one)[:100] for one in told.get(key, ())) for key in ("oracles", "withheld"))
         seed = int(told["seed"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{where}: is not a valid attack.json: {shorten(str(error))}; replay the attack again") from None
@@ -231,6 +235,7 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
         seed=seed,
         null=told.get("null") is True,
         oracles=oracles,
+        withheld=withheld,
         knows_defense=told.get("knows_defense") is True,
         cases={case.key: case for case in cases},
     )

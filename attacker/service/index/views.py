@@ -105,6 +105,7 @@ def describe_attack(
         seed=source.seed,
         null=source.null,
         oracles=list(source.oracles),
+        withheld=list(source.withheld),
         knows_defense=source.knows_defense,
         cases=sum(case.status == "complete" for case in source.cases.values()),
         done=states["done"],

@@ -5,19 +5,21 @@ it also names the right client. An answer is one reconstructed example. The atta
 answers that it takes for examples of one client.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
 from support.rounds.federation import LocalBatch, make_network, record_sums
-from support.rounds.spans import EXACT_DB, count_exact, measure_best
+from support.rounds.spans import EXACT_DB, SUCCESS_DB, count_exact, count_false, measure_best
 from support.rounds.sratta import run_sratta
 from support.splits import Images, load_images
 from torch import Generator, Tensor
 
 from attacker.attacks import Case, cohort_spans
 from attacker.attacks.multi_round.spans.cohort_attack import list_groups, list_owners, measure_isolation
+from attacker.scoring.assignment import rank_candidates
 from fedsim.recording import Observation, Training
 
 MAX_OUTSIDE = 1e-3
@@ -104,14 +106,25 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
     ]
 
 
+def make_cohort_rows(asked: Options) -> Iterator[ResultRow]:
+    """Yield the rows of the table, each of which is also printed on stderr at once."""
+    for setting in list_cohort_settings(quick=asked.quick):
+        row = make_cohort_row(asked, setting)
+        print(row, file=sys.stderr, flush=True)
+        yield row
+
+
 def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
     """Simulate and attack one federation, and return its row.
 
     Column isolated: share of clients for which the attack finds the linear span of their own examples. exact: share of all
     examples to which a reconstruction has a PSNR above `EXACT_DB`; exact_with_owner, wrong_owner: share of all for which it also
-    names the right client, or only a wrong one. grouped: answers that are put into a group of one client with others, as a share
-    of all examples. grouped_rightly: share of the pairs within groups that are examples of one client. null: `exact` of the
-    null, the same attack without the sums. sratta_*: the same of SRATTA on the same sums; None where it was not run.
+    names the right client, or only a wrong one. recovered, recovered_*: the same with the threshold of scoring, `SUCCESS_DB`,
+    which estimates by independent component analysis may pass, for as many of the first answers as there are examples. grouped:
+    answers that are put into a group of one client with others, as a share of all examples. grouped_rightly: share of the pairs
+    within groups that are examples of one client. candidates: number of answers. certain: those with a confidence above 0.9;
+    certain_and_wrong: those of them that are not exact. null: `exact` of the null, the same attack without the sums. sratta_*:
+    the same of SRATTA on the same sums; None where it was not run.
     """
     images = load_images(asked, setting.data, setting.clients * setting.examples)
     holdings = {
@@ -120,8 +133,8 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
     }
     case = record(asked, setting, images, holdings)
     isolated = _count_isolated(case, holdings, asked)
-    exact = owned = wrong_owner = found = grouped = 0
-    pairs = (0, 0)
+    exact = owned = wrong_owner = found = grouped = recovered = recovered_owned = misnamed = 0
+    pairs, certain = (0, 0), (0, 0)
     with measure_cpu() as clock:
         try:
             (answer,) = replace(cohort_spans(), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))
@@ -131,11 +144,17 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
         found, owners = len(answer.x), list_owners(answer)
         names = [name for name, own in holdings.items() for _ in range(len(own))]
         grouped = sum(number > 0 for number in list_groups(answer))
-        hit = measure_best(answer.x, torch.cat([own.x for own in holdings.values()])) > EXACT_DB
+        best = measure_best(answer.x, torch.cat([own.x for own in holdings.values()]))
+        hit = best > EXACT_DB
         exact = int(hit.any(dim=0).sum())
         right = torch.tensor([[bool(owner) and owner == name for name in names] for owner in owners])
         other = torch.tensor([[bool(owner) and owner != name for name in names] for owner in owners])
         owned, wrong_owner = int((hit & right).any(dim=0).sum()), int((hit & other & ~(hit & right).any(dim=0)).any(dim=0).sum())
+        near = best > SUCCESS_DB
+        near[rank_candidates(answer.confidence, answer.explained)[len(images) :]] = False
+        recovered, recovered_owned = int(near.any(dim=0).sum()), int((near & right).any(dim=0).sum())
+        misnamed = int(((near & other).any(dim=0) & ~(near & right).any(dim=0)).sum())
+        certain = count_false(answer, torch.cat([own.x for own in holdings.values()]), EXACT_DB)
         pairs = _count_grouped_pairs(list_groups(answer), hit, names)
     total = len(images)
     (grey,) = cohort_spans().null()([case], rng=Generator().manual_seed(asked.seed))
@@ -152,9 +171,14 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
         "exact": exact / total,
         "exact_with_owner": owned / total,
         "wrong_owner": wrong_owner / total,
+        "recovered": recovered / total,
+        "recovered_with_owner": recovered_owned / total,
+        "recovered_wrong_owner": misnamed / total,
         "grouped": grouped / total,
         "grouped_rightly": pairs[0] / pairs[1] if pairs[1] else None,
         "candidates": found,
+        "certain": certain[1],
+        "certain_and_wrong": certain[0],
         "null": count_exact(grey, torch.cat([own.x for own in holdings.values()])) / total,
         "cpu_seconds": clock.seconds,
         **(_attack_by_sratta(case, holdings) if setting.sratta else dict.fromkeys(SRATTA_COLUMNS)),

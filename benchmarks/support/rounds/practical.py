@@ -120,10 +120,10 @@ def list_settings(seed: int) -> list[Setting]:
     ]
 
 
-def _record(asked: Options, setting: Setting) -> RecordedFederation:
+def record(asked: Options, setting: Setting) -> RecordedFederation:
     """Simulate the federation, and return what the server records."""
     examples, clients, seed = setting.examples, setting.clients, setting.seed
-    images = load_images(asked, "cifar10", clients * examples + (100 if asked.quick else OTHERS))
+    images = load_images(asked, "cifar10", count_images(asked, setting))
     images = replace(images, y=images.y % DATA_SPEC.num_classes, data=DATA_SPEC)
     order = torch.randperm(len(images), generator=Generator().manual_seed(seed)).tolist()
     own = [images.of(order[i * examples : (i + 1) * examples]) for i in range(clients)]
@@ -144,6 +144,11 @@ def _record(asked: Options, setting: Setting) -> RecordedFederation:
     return RecordedFederation(network, cases, own, others, replace(network, weights=weights).measure_accuracy(others))
 
 
+def count_images(asked: Options, setting: Setting) -> int:
+    """Return the number of images that the clients and the candidates of no client are drawn from, the first ones of the part."""
+    return setting.clients * setting.examples + (100 if asked.quick else OTHERS)
+
+
 def _make_network(seed: int) -> RecordedNetwork:
     if str(APP_FOLDER) not in sys.path:
         sys.path.insert(0, str(APP_FOLDER))
@@ -156,7 +161,7 @@ def _make_network(seed: int) -> RecordedNetwork:
 
 def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
     """Record a federation, and yield a row for each number of rounds, with the shares of examples that are named."""
-    federation, defense = _record(asked, setting), setting.defense
+    federation, defense = record(asked, setting), setting.defense
     chosen = federation.cases[: SPARSE_CLIENTS if defense.startswith(("top_k", "dgc")) else None]
     read = range(1, setting.rounds + 1) if _keeps_values(defense) else [one for one in READ_ROUNDS if one <= setting.rounds]
     cases = [replace(case, observations=tuple(o for o in case.observations if o.round in read)) for case in chosen]
@@ -171,12 +176,12 @@ def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
     with measure_cpu() as clock:
         fitted = replace(membership(), device=asked.device).fit(cases, pool, rng)
     for count in (one for one in ROUNDS if one <= setting.rounds):
-        scores = _combine_rounds(cases, fitted, 1, count)
+        scores = combine_rounds(cases, fitted, 1, count)
         sure = torch.stack([estimate_membership(own, pool.y) for own in scores])
         certain = sure >= CERTAIN
         wrong = certain & (owner != torch.arange(len(scores))[:, None])
         firsts = _list_firsts(scores, owner, setting.seed)
-        last_alone = _list_firsts(_combine_rounds(cases, fitted, count, count), owner, setting.seed)
+        last_alone = _list_firsts(combine_rounds(cases, fitted, count, count), owner, setting.seed)
         of_another = _list_firsts([scores[0], *scores[2:], scores[1]], owner, setting.seed)
         yield {
             "defense": defense,
@@ -190,7 +195,7 @@ def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
             "null": 1 / POOL,
             "last_round_alone": mean(last_alone),
             "by_another_client": mean(of_another),
-            "bound": _compute_bound(defense, federation, count),
+            "bound": compute_rate_bound(defense, federation, count, prior=1 / POOL),
             "targets": len(firsts),
             "certain": int(certain.sum()),
             "certain_and_wrong": int(wrong.sum()),
@@ -204,7 +209,7 @@ def _keeps_values(defense: str) -> bool:
     return defense.startswith("dgc") or "error_feedback" in defense
 
 
-def _combine_rounds(cases: Sequence[Case], fitted: Mapping[str, Coefficients], first: int, last: int) -> list[Tensor]:
+def combine_rounds(cases: Sequence[Case], fitted: Mapping[str, Coefficients], first: int, last: int) -> list[Tensor]:
     """Return the scores (P,) of the candidates for each case, from its rounds `first` to `last`."""
     return [combine([fitted[o.key] for o in case.observations if first <= o.round <= last]).float() for case in cases]
 
@@ -259,9 +264,12 @@ def _list_firsts(scores: Sequence[Tensor], owner: Tensor, seed: int) -> list[boo
     return found
 
 
-def _compute_bound(defense: str, federation: RecordedFederation, rounds: int) -> float | None:
-    """Return the upper bound on the expected share of `first_of_100` under Gaussian noise; None for another defense."""
+def compute_rate_bound(defense: str, federation: RecordedFederation, rounds: int, *, prior: float) -> float | None:
+    """Return the upper bound on the expected share of rightly named candidates under Gaussian noise; None for another defense.
+
+    prior: that share for an attacker without updates.
+    """
     if "gaussian" not in defense:
         return None
     noise = find_noise(_parse(defense), tensors=len(federation.network.weights))
-    return compute_bound(noise, prior=1 / POOL, times=rounds)
+    return compute_bound(noise, prior=prior, times=rounds)

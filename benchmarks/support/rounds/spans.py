@@ -1,5 +1,7 @@
 """Table of the attack `spans`, which compares one client's updates of the first linear layer over two or three epochs."""
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from attacker.attacks import Case, spans
 from attacker.attacks.multi_round.spans.attack import compute_spaces, require_input_layer
 from attacker.attacks.multi_round.spans.recovery import count_all_shared
 from attacker.reconstruction import Reconstruction
+from attacker.scoring.assignment import keep_first
 from attacker.scoring.metrics import psnr
 from fedsim.recording import Training
 
@@ -71,12 +74,21 @@ def list_settings(*, quick: bool) -> list[SpanSetting]:
     return rows
 
 
+def make_span_rows(asked: Options) -> Iterator[ResultRow]:
+    """Yield the rows of the table, each of which is also printed on stderr at once."""
+    for setting in list_settings(quick=asked.quick):
+        row = make_span_row(asked, setting)
+        print(row, file=sys.stderr, flush=True)
+        yield row
+
+
 def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
     """Return one row of the table: how much `spans` finds in the federation of `setting`.
 
     `overlap_exact` is the share of a client's pairs of rounds for which the attack finds the true number of images in common.
     `intersections`, `with_relu` and `null` are the shares of all images to which some reconstruction has a PSNR above `EXACT_DB`:
     by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
+    `recovered` is the share with one above `SUCCESS_DB` among as many of the first answers as there are images.
     part: part of the data set from which the images are drawn: "tuning", "validation" or "report".
     """
     count = setting.clients * setting.examples
@@ -88,7 +100,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     else:
         images = load_images(asked, setting.data, count, part=part)
     network = _make_network(images, setting, asked.seed)
-    pairs = right = exact = with_relu = recovered = wrong = certain = false = null = 0
+    pairs = right = exact = with_relu = recovered = wrong = certain = false = null = answers = 0
     spent = [0.0, 0.0]
     for number in range(setting.clients):
         own = images.of(range(number * setting.examples, (number + 1) * setting.examples))
@@ -105,7 +117,8 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
         spent[1] += clock.seconds
         exact += count_exact(alone, own.x)
         with_relu += count_exact(whole, own.x)
-        recovered += count_exact(whole, own.x, SUCCESS_DB)
+        recovered += count_exact(None if whole is None else keep_first(whole, len(own)), own.x, SUCCESS_DB)
+        answers += 0 if whole is None else len(whole.x)
         false_here, certain_here = count_false(whole, own.x)
         false, certain = false + false_here, certain + certain_here
         wrong += count_wrong(whole, own.x)
@@ -130,6 +143,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
         "recovered": recovered / total,
         "null": null / total,
         "certain": certain,
+        "answers": answers,
         "certain_and_wrong": false,
         "below_60_db": wrong,
         "cpu_seconds": spent[1],
@@ -140,10 +154,11 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
 def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | None:
     """Return the reconstruction by `spans`, or None if the attack recovers no example or cannot attack the case.
 
-    relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them.
+    relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them and by
+    independent component analysis.
     """
     try:
-        return replace(spans(relu=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]
+        return replace(spans(relu=relu, components=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]
     except ValueError:
         return None
 

@@ -12,12 +12,14 @@ from attacker.attacks import AttackSpec
 from attacker.attacks.base import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans.attack import Spans
 from attacker.cli import app
+from attacker.replay.attack_facts import read_facts
 from attacker.replay.replay import Replay
-from attacker.scoring import Scorer, read_growth
+from attacker.report.words import describe_summaries
+from attacker.scoring import Scorer, read_growth, summarise
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
-from fedsim.recording import Recording
+from fedsim.recording import DamagedFile, Recording
 
 EXPERIMENT = {
     "rounds": 6,
@@ -82,12 +84,32 @@ def test_every_example_of_all_clients_is_scored_once_and_rows_name_the_weaker_at
     }
     assert sorted(row.index for row in rows) == sorted(used)
     assert {(row.spec, row.client, row.oracles) for row in rows} == {("spans(anonymous=True)", UNNAMED_CLIENT, ())}
+    assert {row.withheld for row in rows} == {("client names",)}
     recovered = sum(row.success is True for row in rows)
     assert recovered > len(rows) / 2
     assert all(row.link_correct is not False for row in rows if row.success)
     null = scorer.score(replay(run, null=True).folder)
     assert sum(row.success is True for row in null) <= 1
     assert len(null) == len(rows)
+    assert {row.withheld for row in null} == {("client names",)}
+    (summary,) = summarise([*rows, *null])
+    assert "without client names, recovered" in describe_summaries([summary], Recording(run / "recording").manifest)
+
+
+def test_report_says_that_the_names_were_withheld(run: Path) -> None:
+    replay(run).run()
+    named = Replay(recording=Recording(run / "recording"), spec=AttackSpec(name="spans"), out=run / "reconstructions")
+    named.run()
+    facts = [json.loads(path.read_text())["withheld"] for path in sorted((run / "reconstructions").glob("*/attack.json"))]
+    assert sorted(facts) == [[], ["client names"]]
+    assert CliRunner().invoke(app, ["score", str(run)]).exit_code == 0
+    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
+    page = next(run.rglob("*.html")).read_text()
+    assert "without client names" in page
+    path = replay(run).folder / "attack.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "withheld": "client names"}))
+    with pytest.raises(DamagedFile, match="withheld must be a list of names"):
+        read_facts(path)
 
 
 def test_growing_numbers_of_rounds_are_counted_as_one_line(run: Path) -> None:

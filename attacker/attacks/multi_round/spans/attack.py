@@ -17,9 +17,11 @@ from attacker.attacks.closed_form.linear.known_labels import AssignedLabels, ass
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.confidence import judge_prior
 from attacker.attacks.multi_round.spans.anonymous import group_updates
+from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
 from attacker.attacks.multi_round.spans.doubts import review
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, explain_unlinear, join_parameters, read_rows
 from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
+from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_batches
 from attacker.attacks.multi_round.spans.recovery import (
     MAX_CERTAIN_ERROR,
     MIN_CLEARANCE,
@@ -54,11 +56,13 @@ class Spans:
 
     relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
              by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
+    components: whether to separate the images of spans that these do not open by independent component analysis (`components`).
     sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "spans"
     relu: bool = True
+    components: bool = True
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=SPAN_NEEDS)
     device: str = "cpu"
@@ -94,14 +98,22 @@ class Spans:
                 found = add_separated(found, spaces, forwards, low, high)
                 own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
                 found = add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
-        words = _describe(spaces, shared, isolated, len(found.vectors))
+        exact = len(found.vectors)
+        found = review(found, spaces, forwards, first.data)
+        told: tuple[str, ...] = ()
+        if self.components:
+            unopened = list_mixed_batches(found, spaces, shared, forwards, first.data)
+            found, estimates = add_components(found, unopened, spaces, first.data, seed_generator(rng, case, "components"))
+            exact = len(found.vectors)
+            found = append_estimates(review(found, spaces, forwards, first.data), estimates)
+            told = (describe_estimates(estimates),)
+        words = (*_describe(spaces, shared, isolated, exact), *told)
         groups: list[list[int]] = []
         if Need.UNNAMED in self.needs:
             groups = group_updates(spaces, shared, [one.round for one in case.observations])
             words = (*words, _describe_groups(groups))
         if not len(found.vectors):
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
-        found = review(found, spaces, forwards, first.data)
         labels, mixed = label_examples(case, layer, found)
         if bool(mixed.any()):
             found = replace(found, clearance=found.clearance.masked_fill(mixed, 0.0))
@@ -125,17 +137,19 @@ class Spans:
         )
 
 
-def spans(*, relu: bool = True, anonymous: bool = False) -> Spans:
+def spans(*, relu: bool = True, components: bool = True, anonymous: bool = False) -> Spans:
     """Recover examples x as intersections of row spaces of first-layer updates over rounds.
 
     Where two batches share exactly one example, their row spaces in general share only the multiples of [x, 1].
 
     relu: also use the zeros that ReLU causes in updates: look for examples that alone turn on neurons, for the remaining examples
           of batches of one local step, and for whole batches that a client uses in several rounds. False: intersections alone.
+    components: for images: estimate the images of batches that nothing else opens by independent component analysis. The zeros
+          of ReLU make some of them exact; the confidence in the others is undecided.
     anonymous: whether the server does not see which client sent an update, a weaker attacker. All updates are then attacked
           together, and grouped by the examples that they share.
     """
-    return Spans(relu=relu, needs=UNNAMED_NEEDS if anonymous else SPAN_NEEDS)
+    return Spans(relu=relu, components=components, needs=UNNAMED_NEEDS if anonymous else SPAN_NEEDS)
 
 
 def require_input_layer(observation: Observation) -> InputLayer:

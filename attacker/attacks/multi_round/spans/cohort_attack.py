@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, explain_refusal
+from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, explain_refusal, seed_generator
 from attacker.attacks.multi_round.solved_sums import attack_solved_sums
 from attacker.attacks.multi_round.spans.attack import (
     CERTAIN,
@@ -29,6 +29,7 @@ from attacker.attacks.multi_round.spans.cohorts import (
     separate_by_zeros,
     split_sums,
 )
+from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
 from attacker.attacks.multi_round.spans.doubts import review
 from attacker.attacks.multi_round.spans.grouping import group_by_client
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, join_parameters
@@ -37,6 +38,7 @@ from attacker.attacks.multi_round.spans.lone_rows import (
     find_lone_rows,
     has_independent_errors,
 )
+from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_sums
 from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.networks.input_layer import InputLayer
@@ -57,6 +59,8 @@ class CohortSpans:
 
     The span of examples x is the set of all linear combinations of their vectors [x, 1].
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
+    components: whether to separate the images of spans that these neurons do not open by independent component analysis
+              (`spans.components`).
     repeated: whether to solve the sums for single clients' updates instead, which are assumed equal in all rounds of a client
               (`attack_solved_sums`).
     sees_gradient: False gives the null, the attack without the sums, whose examples have the value 0.5 everywhere.
@@ -64,6 +68,7 @@ class CohortSpans:
 
     name: str = "cohort_spans"
     lone_rows: bool = True
+    components: bool = True
     repeated: bool = False
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=COHORT_NEEDS)
@@ -95,13 +100,13 @@ class CohortSpans:
         spaces = compute_spaces(bounded, layer, rng, progress, self.device)
         cohorts = [observation.cohort for observation in case.observations]
         clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
-        parts = list(split_sums(spaces, cohorts, clients).values())
+        parts = split_sums(spaces, cohorts, clients)
         low, high = find_limits(first)
         parallel = has_independent_errors(first, find_chain(first))
         candidates = []
-        for part in parts:
-            own = separate_by_zeros(part)
-            clear = torch.inf if part.rank == 1 else PARALLEL_CLEARANCE if parallel else 0.0
+        for part in parts.values():
+            own = separate_by_zeros(part.space)
+            clear = torch.inf if part.space.rank == 1 else PARALLEL_CLEARANCE if parallel else 0.0
             candidates.append((own, own.new_full((len(own),), clear)))
         if self.lone_rows:
             candidates += [
@@ -114,13 +119,21 @@ class CohortSpans:
             if is_plausible(vector, low, high)
         ]
         words = _describe(spaces, clients, cohorts)
-        if not kept:
+        found = FoundExamples(spaces[0].y.new_zeros(0, len(low) + 1), spaces[0].y.new_zeros(0), ())
+        if kept:
+            merged, clearance = merge_equal(
+                torch.stack([vector for vector, _ in kept]), torch.tensor([clear for _, clear in kept], dtype=torch.float64)
+            )
+            found = FoundExamples(merged, clearance, find_holders(merged, spaces))
+        forwards = list_forwards(case, layer)
+        found = review(found, spaces, forwards, first.data)
+        if self.components:
+            mixed = list_mixed_sums(case, layer, spaces, clients, parts, relu=precedes_relu(first, layer))
+            found, estimates = add_components(found, mixed, spaces, first.data, seed_generator(rng, case, "components"))
+            found = append_estimates(review(found, spaces, forwards, first.data), estimates)
+            words = (*words, describe_estimates(estimates))
+        if not len(found.vectors):
             raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
-        merged, clearance = merge_equal(
-            torch.stack([vector for vector, _ in kept]), torch.tensor([clear for _, clear in kept], dtype=torch.float64)
-        )
-        found = FoundExamples(merged, clearance, find_holders(merged, spaces))
-        found = review(found, spaces, list_forwards(case, layer), first.data)
         owners = [name_owner(own, cohorts) for own in found.holders]
         groups = _group(case, layer, found, spaces)
         numbers = [0] * len(owners)
@@ -149,17 +162,20 @@ class CohortSpans:
         )
 
 
-def cohort_spans(*, lone_rows: bool = True, repeated: bool = False) -> CohortSpans:
+def cohort_spans(*, lone_rows: bool = True, components: bool = True, repeated: bool = False) -> CohortSpans:
     """Recover examples and their owners from secure sums, given which clients took part in each sum.
 
     The span of a client's examples, all linear combinations of their vectors [x, 1], is the intersection of the row spaces of the
     sums in which it took part. Its examples are then separated by the zeros that ReLU causes in the update.
     lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does: several neurons, or a single one if
                the values in its row are those of an 8-bit image.
+    components: for images: estimate the images of spans that nothing else opens by independent component analysis. The zeros of
+                ReLU make some of them exact; the confidence in the others is undecided.
     repeated: for any network: assume that a client sends the same update in every round, solve the sums for the updates of single
                clients, and attack these updates by the closed forms of `exact`. It fails unless the weights hardly change.
     """
-    return CohortSpans(lone_rows=lone_rows, repeated=repeated, needs=SUM_NEEDS if repeated else COHORT_NEEDS)
+    needs = SUM_NEEDS if repeated else COHORT_NEEDS
+    return CohortSpans(lone_rows=lone_rows, components=components, repeated=repeated, needs=needs)
 
 
 def count_most_examples(observation: Observation) -> int | None:

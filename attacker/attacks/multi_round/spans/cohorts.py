@@ -37,6 +37,17 @@ class IsolatedClient:
     round: int
 
 
+@dataclass(frozen=True)
+class ClientPart:
+    """The rows of one client in several sums.
+
+    space: these rows, one per neuron and sum, see `split_sums`. sums: the indices of the sums, in the order of the rows.
+    """
+
+    space: RowSpace
+    sums: tuple[int, ...]
+
+
 def isolate_clients(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], rounds: Sequence[int]
 ) -> dict[str, IsolatedClient]:
@@ -65,18 +76,19 @@ def isolate_clients(
 
 def split_sums(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], clients: Mapping[str, IsolatedClient]
-) -> dict[str, RowSpace]:
+) -> dict[str, ClientPart]:
     """Split sums into the parts of their clients; return a dict from client to its parts of all split sums, in factorised form.
 
     A sum is split if all of its clients are isolated, its rank is not full and equals the dimensions of their spans together, and
     the spans are independent up to MAX_CONDITION. The rows of a client's matrix, one per neuron and sum, are `coordinates` times
-    the orthonormal basis of the client's span that `_normalise(y)` returns.
+    the orthonormal basis of the client's span that `orthonormalise(y)` returns.
     """
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for space, cohort in zip(spaces, cohorts, strict=True):
+    sums: dict[str, list[int]] = {}
+    for t, (space, cohort) in enumerate(zip(spaces, cohorts, strict=True)):
         if space.saturated or not all(name in clients for name in cohort):
             continue
-        bases = [_normalise(clients[name].y) for name in cohort]
+        bases = [orthonormalise(clients[name].y) for name in cohort]
         z = torch.cat(bases) @ space.basis.T
         if len(z) != space.rank or float(torch.linalg.cond(z)) > MAX_CONDITION:
             continue
@@ -85,12 +97,12 @@ def split_sums(
         split, factors = torch.split(space.coordinates @ inverse, sizes, dim=1), torch.split(inverse.norm(dim=0), sizes)
         for name, rows, factor in zip(cohort, split, factors, strict=True):
             parts.setdefault(name, []).append((rows, space.noise * float(factor.max())))
-    return {
-        name: RowSpace(
-            clients[name].y, torch.cat([rows for rows, _ in own]), torch.cat([noise for _, noise in own]), 0.0, saturated=False
-        )
-        for name, own in parts.items()
-    }
+            sums.setdefault(name, []).append(t)
+    found = {}
+    for name, own in parts.items():
+        rows, noise = (torch.cat(each) for each in zip(*own, strict=True))
+        found[name] = ClientPart(RowSpace(clients[name].y, rows, noise, 0.0, saturated=False), tuple(sums[name]))
+    return found
 
 
 def separate_by_zeros(space: RowSpace) -> Tensor:
@@ -101,7 +113,7 @@ def separate_by_zeros(space: RowSpace) -> Tensor:
     none are returned: n is the dimension of the span, or 0 if fewer directions were found, if hardly any neurons are off for one
     of the examples, or if examples in these directions do not explain all rows. A span of dimension 1 is a single example.
     """
-    rank, basis = space.rank, _normalise(space.y)
+    rank, basis = space.rank, orthonormalise(space.y)
     nothing = basis.new_zeros(0, basis.shape[1])
     live = space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise * rank**0.5
     if rank == 1:
@@ -141,7 +153,7 @@ def name_owner(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> str:
     return next(iter(common)) if len(common) == 1 else ""
 
 
-def _normalise(y: Tensor) -> Tensor:
+def orthonormalise(y: Tensor) -> Tensor:
     """Return an orthonormal basis of the span of the rows of y, which must be independent."""
     basis: Tensor = torch.linalg.qr(y.T).Q.T
     return basis

@@ -99,7 +99,7 @@ def separate_same_batch(
     known: (K, F), vectors of examples of the batch that are known. If the directions of all examples are not found at once, their
     parts are subtracted from the updates, and the directions of the others are looked for (`known_examples`).
     """
-    factors = _stack(spaces)
+    factors = stack_spaces(spaces)
     forward = torch.cat(list(forwards)) @ factors.basis.T
     constant = factors.basis[:, -1]
 
@@ -151,11 +151,16 @@ def _fit_directions(found: Directions | None, factors: Factors, forward: Tensor)
     return nothing
 
 
-def _stack(spaces: Sequence[RowSpace]) -> Factors:
+def stack_spaces(spaces: Sequence[RowSpace]) -> Factors:
     """Return the factorisation of the stacked rows of updates with equal row spaces, in a common basis."""
     rank = spaces[0].rank
     basis = torch.linalg.svd(torch.cat([space.y for space in spaces]), full_matrices=False)[2][:rank]
     coordinates = torch.cat([space.coordinates @ (space.basis @ basis.T) for space in spaces])
-    noise = torch.cat([space.noise for space in spaces]).clamp(min=torch.finfo(basis.dtype).tiny)
-    live = coordinates.norm(dim=1) > NOISE_LEVEL * noise * rank**0.5
-    return Factors(coordinates, basis, noise, live, float("inf"), saturated=False)
+    return make_factors(coordinates, basis, torch.cat([space.noise for space in spaces]))
+
+
+def make_factors(coordinates: Tensor, basis: Tensor, noise: Tensor) -> Factors:
+    """Return the factorisation of rows with these coordinates (M, R) in an orthonormal basis (R, F), and noise (M,)."""
+    level = noise.clamp(min=torch.finfo(basis.dtype).tiny)
+    live = coordinates.norm(dim=1) > NOISE_LEVEL * level * len(basis) ** 0.5
+    return Factors(coordinates, basis, level, live, float("inf"), saturated=False)

@@ -79,6 +79,7 @@ function makeRow(one, nothing, choose) {
       one.null ? ", the null" : "",
       h("code.spec", {}, removeNullSuffix(one.spec)),
       one.knows_defense === false ? h("small", {}, "does not model defenses") : null,
+      one.withheld?.map((name) => h("small", {}, `without ${name}`)),
       one.oracles?.map((oracle) => h("b.oracle", {}, `oracle: ${oracle}`)),
     ),
     h(

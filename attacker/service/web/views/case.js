@@ -118,6 +118,7 @@ function listFacts(one, attack) {
           oracles.map((oracle) => h("b.oracle", {}, oracle)),
         )
       : null,
+    makeFact("Withheld", attack?.withheld?.join(", ")),
   ];
 }
 

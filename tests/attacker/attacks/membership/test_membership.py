@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.base import explain_refusal, list_oracles
 from attacker.attacks.membership.confidence import estimate_membership
-from attacker.attacks.membership.pool import MAX_CANDIDATES, read_pool
+from attacker.attacks.membership.pool import MAX_CANDIDATES, Pool, read_pool
 from attacker.attacks.membership.regression import Coefficients, Regression, combine
 from attacker.attacks.membership.values import choose_values
 from attacker.reconstruction import Reconstruction
@@ -271,7 +271,7 @@ def test_without_candidates_the_attack_says_how_to_give_them(image_case: Callabl
         ({"images": np.zeros((1, 8, 8)), "labels": np.zeros(1, int)}, "1 candidates; give at least 2"),
         (
             {"images": np.zeros((MAX_CANDIDATES + 1, 8, 8), np.uint8), "labels": np.zeros(MAX_CANDIDATES + 1, int)},
-            "at most 5,000",
+            "at most 20,000",
         ),
         ({"images": np.zeros((4, 8, 8)), "labels": np.array([0, 1, 2, 4])}, "whole numbers from 0 to 3"),
         ({"images": np.zeros((4, 8, 8)), "labels": np.zeros(4)}, "whole numbers from 0 to 3"),
@@ -288,3 +288,34 @@ def test_unsuitable_archive_is_refused(arrays: dict[str, Any], message: str, tmp
 def test_missing_archive_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.npz does not exist"):
         read_pool(tmp_path / "none.npz", DATA)
+
+
+def test_blocks_of_a_large_pool_hold_every_candidate_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attacker.attacks.membership.pool.MAX_JOINT", 50)
+    pool = Pool(torch.zeros(120, *DATA.shape), torch.zeros(120, dtype=torch.long))
+    blocks = pool.split(Generator().manual_seed(0))
+    assert [len(rows) for rows in blocks] == [40, 40, 40]
+    assert sorted(torch.cat(blocks).tolist()) == list(range(120))
+    assert blocks[0].tolist() != list(range(40))
+    monkeypatch.setattr("attacker.attacks.membership.pool.MAX_JOINT", 120)
+    assert [rows.tolist() for rows in pool.split(Generator().manual_seed(0))] == [list(range(120))]
+
+
+@pytest.mark.parametrize("defense", ["", "top_k(0.3, error_feedback=True)"])
+def test_coefficients_of_blocks_are_those_of_their_own_regressions(
+    defense: str, observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each candidate has the coefficients of a pool that is its block alone, and examples are named in every block."""
+    rng = np.random.default_rng(1)
+    pool = Pool(torch.from_numpy(rng.random((POOL, *DATA.shape), dtype=np.float32)), torch.arange(POOL) % DATA.num_classes)
+    case = Case((observe((pool.x[:EXAMPLES], pool.y[:EXAMPLES]), model=MODEL, data=DATA, defense=defense),))
+    monkeypatch.setattr("attacker.attacks.membership.pool.MAX_JOINT", 60)
+    built, key = AttackSpec(name="membership").build(), case.observations[0].key
+    whole = built.fit([case], pool, Generator().manual_seed(3))[key]
+    blocks = pool.split(Generator().manual_seed(3))
+    assert len(blocks) == 2
+    for rows in blocks:
+        alone = built.fit([case], pool.of(rows), Generator().manual_seed(3))[key]
+        torch.testing.assert_close(whole.values[rows], alone.values)
+        torch.testing.assert_close(whole.variances[rows], alone.variances)
+        assert float(combine([alone])[rows < EXAMPLES].min()) > float(combine([alone])[rows >= EXAMPLES].median())

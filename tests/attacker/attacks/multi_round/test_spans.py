@@ -136,7 +136,7 @@ def test_three_batches_separate_what_two_share() -> None:
 def test_zeros_of_relu_give_the_other_examples_of_a_batch() -> None:
     order = ((0, 1, 2, 3), (0, 1, 4, 5), (2, 6, 7, 8))
     case, x, _ = make_client(order)
-    (alone,) = spans(relu=False)([case], rng=seeded())
+    (alone,) = spans(relu=False, components=False)([case], rng=seeded())
     (more,) = spans()([case], rng=seeded())
     assert len(alone.x) == 1
     assert len(more.x) == 9
@@ -150,7 +150,7 @@ def test_no_mixture_is_recovered_where_the_errors_of_all_examples_are_multiples_
     """Neurons that are on for the same examples have parallel rows behind two logits, or behind two neurons."""
     order = ((0, 1, 2, 3), (0, 1, 4, 5), (2, 6, 7, 8))
     case, x, _ = make_client(order, model=model, data=replace(DATA, num_classes=classes))
-    (found,) = spans()([case], rng=seeded())
+    (found,) = spans(components=False)([case], rng=seeded())
     errors = (found.x[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2).amin(dim=1)
     assert float(errors.max()) < 1e-3
 
@@ -179,7 +179,7 @@ def test_decayed_share_agrees_with_torchs_optimiser(settings: dict[str, object])
 def test_little_noise_keeps_the_count_and_its_error_is_estimated() -> None:
     """With little noise all nine examples are found, and the estimated error is within a factor of 10 of the true one."""
     case, x, _ = make_client(TWO_EPOCHS, defense="gaussian(snr_db=60)")
-    (found,) = spans(relu=False)([case], rng=seeded())
+    (found,) = spans(relu=False, components=False)([case], rng=seeded())
     errors = measure_errors(found.x, x)
     assert len(found.x) == 9
     estimated = torch.tensor(found.evidence["error"]) * DATA.std[0]
@@ -304,7 +304,7 @@ def test_updates_without_names_are_grouped_by_their_examples() -> None:
 
 def test_examples_of_updates_without_names_are_exact_and_in_groups_of_one_client() -> None:
     case, _, x = make_unnamed()
-    attack = spans(relu=False, anonymous=True)
+    attack = spans(relu=False, components=False, anonymous=True)
     assert not find_unmet(attack, case)
     (found,) = attack([case], rng=seeded())
     assert len(found.x) == 27

@@ -1,0 +1,111 @@
+"""Table of re-identification among as many candidates as there are, in a recording of Flower's PyTorch quickstart.
+
+The federations are those of the table `practical`. The attacker has 20 of a client's 128 images among thousands of images that no
+client has, and `membership` scores them all.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import mean
+
+import torch
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.practical import (
+    TARGETS,
+    RecordedFederation,
+    Setting,
+    combine_rounds,
+    compute_rate_bound,
+    count_images,
+    record,
+)
+from support.splits import PARTS, Images, count_part, load_images
+from torch import Generator, Tensor
+
+from attacker.attacks.membership.attack import membership
+from attacker.attacks.membership.pool import Pool
+
+READ_ROUNDS = (1, 5, 10, 50, 100)
+"""The rounds that the attacker uses, to save time."""
+ROUNDS = (1, 10, 100)
+"""Numbers of recorded rounds after which the attack is measured."""
+DEFENSES = ("none", "sign('mean')")
+NEAR_SHARE = 0.01
+"""Share of the pool among which an image counts as found in the column `in_best_percent`."""
+
+
+def make_pool_rows(asked: Options) -> Iterator[ResultRow]:
+    """Yield a row for each defense and number of rounds, which is also printed on stderr at once.
+
+    rank_first: share of the `targets`, images of a client, with a larger score than all `rivals`, which are images of no client;
+    its `null` is 1 / (1 + rivals). in_best_percent: share of those that exceed 99 % of the rivals; its null is 1 %.
+    rank_first_of_another, in_best_percent_of_another: a control, the same by the scores of another client's updates.
+    """
+    settings = [Setting(seed=asked.seed, defense=defense) for defense in DEFENSES]
+    for setting in [Setting(clients=3, examples=32, rounds=2)] if asked.quick else settings:
+        for row in _attack(asked, setting):
+            print(row, file=sys.stderr, flush=True)
+            yield row
+
+
+def load_rivals(asked: Options, setting: Setting) -> list[Images]:
+    """Return all images of CIFAR-10, of all parts of the data set, that no client has.
+
+    Rivals choose no setting here and are not reported on, so that images of the tuning part may be among them.
+    """
+    found = []
+    for name in ("cifar10", "cifar10_test"):
+        for part in PARTS:
+            skip = count_images(asked, setting) if (name, part) == ("cifar10", "report") else 0
+            found.append(load_images(asked, name, count_part(asked, name, part) - skip, part=part, skip=skip))
+    return found
+
+
+def _attack(asked: Options, setting: Setting) -> Iterator[ResultRow]:
+    federation: RecordedFederation = record(asked, setting)
+    rivals = [federation.others, *([] if asked.quick else load_rivals(asked, setting))]
+    targets = [images.take_first(TARGETS // (setting.clients - 1)) for images in federation.own[1:]]
+    owner = torch.cat(
+        [torch.full((len(own),), i) for i, own in enumerate(targets, start=1)] + [torch.full((len(own),), -1) for own in rivals]
+    )
+    classes = federation.network.data.num_classes
+    pool = Pool(torch.cat([one.x for one in (*targets, *rivals)]), torch.cat([one.y % classes for one in (*targets, *rivals)]))
+    read = [number for number in READ_ROUNDS if number <= setting.rounds]
+    cases = [replace(one, observations=tuple(o for o in one.observations if o.round in read)) for one in federation.cases[1:]]
+    with measure_cpu() as clock:
+        fitted = replace(membership(), device=asked.device).fit(cases, pool, Generator().manual_seed(setting.seed))
+    for count in (number for number in ROUNDS if number <= setting.rounds):
+        scores = combine_rounds(cases, fitted, 1, count)
+        ranks = list_ranks(scores, owner)
+        control = list_ranks([*scores[1:], scores[0]], owner)
+        others = int((owner == -1).sum())
+        yield {
+            "defense": setting.defense,
+            "seed": setting.seed,
+            "rounds": count,
+            "read": sum(number <= count for number in read),
+            "targets": len(ranks),
+            "rivals": others,
+            "rank_first": mean(rank == 1 for rank in ranks),
+            "null": 1 / (1 + others),
+            "in_best_percent": mean(rank <= NEAR_SHARE * others for rank in ranks),
+            "median_rank": sorted(ranks)[len(ranks) // 2],
+            "rank_first_of_another": mean(rank == 1 for rank in control),
+            "in_best_percent_of_another": mean(rank <= NEAR_SHARE * others for rank in control),
+            "bound": compute_rate_bound(setting.defense, federation, count, prior=1 / (1 + others)),
+            "cpu_seconds": clock.seconds,
+            "part": federation.others.part,
+        }
+
+
+def list_ranks(scores: Sequence[Tensor], owner: Tensor) -> list[int]:
+    """Return for each candidate of a client its rank, from 1, among itself and the rivals, by the scores for its client.
+
+    scores: (P,) for each client from the second on. owner: (P,) index of each candidate's client, -1 for rivals.
+    """
+    ranks = []
+    for client, own in enumerate(scores, start=1):
+        rivals = own[owner == -1]
+        ranks += [1 + int((rivals >= score).sum()) for score in own[owner == client]]
+    return ranks
