@@ -48,7 +48,8 @@ class Prior:
     denoised: for images, if the noise variance is known and the distance is squared, add a total variation whose weight follows
               from that variance, see `compute_map_tv_weight`.
     tv_of_noise: for images, if the noise variance is known and the distance is a cosine, weight of a total variation that is
-              added, times the ratio of noise to signal in the squared norm of the observed gradient, at most MAX_NOISE_RATIO.
+              added, times the number of examples and the ratio of noise to signal in the squared norm of the observed gradient,
+              at most MAX_NOISE_RATIO.
     belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
     latent:   weight of the mean square of the latents (`LatentSpace.measure_latents`), relative to the same loss as `tv`. For
               latents with a standard normal prior, this is the term of a MAP estimate, up to its scale.
