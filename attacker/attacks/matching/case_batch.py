@@ -238,7 +238,9 @@ class CaseBatch:
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
         view, term = self.views[0], self.attack.objective.features
-        if term is None or not term.weight or not self.attack.sees_gradient or self.space.joint:
+        if term is None or not self.attack.sees_gradient or self.space.joint:
+            return None
+        if not term.weight and not (term.injected and self.space.decoder.inject):
             return None
         gaussian = term.layer == "gaussian"
         if not (can_match_spans(view) if gaussian else can_match_features(view)):
@@ -247,6 +249,20 @@ class CaseBatch:
         found = (recover_spans if gaussian else solve_targets)(view, cases, labels.gather(1, places), rngs)
         found["weight"] = term.weight * view.worst[list(cases)] * found.pop("trust").to(view.worst)
         return {name: t.to(self.attack.device) for name, t in found.items()}
+
+    def inject_features(self, z: Tensor, cases: Sequence[int], features: ProblemRow | None) -> Tensor:
+        """Return latents z (P, D) with the directions of recovered features, for a decoder that takes them (`Decoder.inject`).
+
+        If only a span of an example's features is known, its first direction is taken, that of the mean over equal labels.
+        Without features, or if the objective does not inject them, the result is z. cases, features: as for `build_problem`.
+        """
+        term = self.attack.objective.features
+        if features is None or term is None or not term.injected:
+            return z
+        known = features["bases"][..., 0] if "bases" in features else features["targets"]
+        placed = known.new_zeros(len(z), self.count, known.shape[2])
+        placed.scatter_(1, self.views[0].rows["places"][list(cases)][:, :, None].expand_as(known), known)
+        return self.space.inject(z, placed)
 
     def build_problem(
         self,
