@@ -190,8 +190,8 @@ class CaseBatch:
 
         It is `Prior.tv` times the loss of a zero gradient. If the prior is `denoised`, the power of the noise is known and
         distances are squared, a term that grows with this power is added. If distances are cosines, `Prior.tv_of_noise` times the
-        number of examples and the ratio of noise to signal in the gradient's power is added: the total variation is a mean over
-        examples, while the log-prior of a MAP estimate is a sum (as in `compute_map_tv_weight`).
+        ratio of noise to signal in the gradient's power is added, with `Prior.summed` times the number of examples, as in
+        `compute_map_tv_weight`.
 
         A null (the search without the gradient) has the weight `Prior.tv` if the distance is bounded, so that the loss of a zero
         gradient is 1. Otherwise its weight is 1 if that of the attack is above 0, since without a gradient the weight does not
@@ -208,7 +208,8 @@ class CaseBatch:
         if prior.tv_of_noise and distance.bounded:
             powers = [(view.power, vmap(squared_norm)(view.rows["observed"])) for view in self.views]
             ratios = [noise / (power - noise).maximum(noise / MAX_NOISE_RATIO).clamp(min=1e-30) for noise, power in powers]
-            weight = weight + prior.tv_of_noise * self.count * _average(gamma, torch.stack(ratios))
+            examples = self.count if prior.summed else 1
+            weight = weight + prior.tv_of_noise * examples * _average(gamma, torch.stack(ratios))
         if denoised:
             variance = torch.stack([view.power / view.coordinates for view in self.views])
             weight = weight + compute_map_tv_weight(_average(gamma, variance), self.count * self.data.size)

@@ -18,8 +18,7 @@ from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
 
 TV_OF_NOISE = 0.07
-"""Weight of the total variation per example and per ratio of noise to signal in the gradient, chosen on the tuning part of
-CIFAR-10."""
+"""Weight of the total variation per ratio of noise to signal in the gradient, chosen on the tuning split of CIFAR-10."""
 MATCHED: tuple[FeatureLayerName, ...] = ("gaussian", "head")
 
 
@@ -51,8 +50,7 @@ def feature_reconstruction(
     another as in `cpl`, which needs another learning_rate, such as 0.1 for pixels.
     steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
     learning_rate: that of the first steps; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps.
-    tv: as in `cpl`. If a defense adds noise of known variance, 0.07 times the number of examples and its ratio to the
-    signal is added.
+    tv: as in `cpl`. If a defense adds noise of known variance, 0.07 times its ratio to the signal is added.
     weighted: divide each tensor of the gradient by its norm before the comparison, so that large ones do not dominate,
     unless a defense adds noise of known variance.
     batch_norm: as in `inverting_gradients`. knows_defense: as in `dlg`.

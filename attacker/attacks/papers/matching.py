@@ -250,6 +250,7 @@ def inverting_gradients(
         prior=Prior(
             tv=tv,
             tv_of_noise=TV_OF_NOISE if denoised else 0.0,
+            summed=True,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),
         ),

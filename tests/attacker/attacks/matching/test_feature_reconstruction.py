@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks import AttackSpec, Case, feature_reconstruction, find_unmet
+from attacker.attacks import AttackSpec, Case, feature_reconstruction, find_unmet, inverting_gradients
 from attacker.attacks.base import list_oracles
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.probes import compute_head_inputs
@@ -184,20 +184,23 @@ def test_known_noise_turns_off_equal_parts_and_smooths_by_its_ratio_to_the_signa
     assert batches["gaussian(0.001)"].views[0].rows["scale"] == {}
     clean, faint, strong, all_noise = (float(batch.smoothing) for batch in batches.values())
     assert clean == pytest.approx(0.001)
-    assert clean < faint < strong < all_noise <= 0.001 + 0.07 * 2 * 100 + 1e-4
+    assert clean < faint < strong < all_noise <= 0.001 + 0.07 * 100 + 1e-4
     assert float(CaseBatch(attack.null(), [cases["gaussian(10)"]]).smoothing) == pytest.approx(0.001)
     ignorant = CaseBatch(feature_reconstruction(tv=0.001, knows_defense=False), [cases["gaussian(10)"]])
     assert float(ignorant.smoothing) == pytest.approx(0.001)
 
 
-def test_weight_of_known_noise_grows_with_the_number_of_examples(observe: Callable[..., Observation]) -> None:
+@pytest.mark.parametrize(("make", "factor"), [(inverting_gradients, 4), (feature_reconstruction, 1)])
+def test_weight_of_known_noise_grows_with_the_examples_in_inverting_gradients(
+    observe: Callable[..., Observation], make: Callable[..., GradientMatching], factor: float
+) -> None:
     """The total variation is a mean over examples, and the negative log-prior a sum."""
     weights = []
     for count in (1, 4):
         x = torch.rand(1, *DATA.shape, generator=Generator().manual_seed(0)).repeat(count, 1, 1, 1)
         case = Case((observe((x, torch.full((count,), 3)), model=WIDE, data=DATA, client="c0", defense="gaussian(10)"),))
-        weights.append(float(CaseBatch(feature_reconstruction(tv=0), [case]).smoothing))  # the largest ratio for both
-    assert weights[1] == pytest.approx(4 * weights[0], rel=1e-3)
+        weights.append(float(CaseBatch(make(tv=0), [case]).smoothing))  # the largest ratio for both
+    assert weights[1] == pytest.approx(factor * weights[0], rel=1e-3)
 
 
 def test_recovered_features_of_each_example_are_injected_into_one_network(observe: Callable[..., Observation]) -> None:
