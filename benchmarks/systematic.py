@@ -20,8 +20,8 @@ error of its four attacks (`published`), the errors of `feature_reconstruction` 
 tables, which are assumed to be in ascending order.
 
 Table `features`: mean norm of the part of an example's features, scaled to norm 1, outside the span that the tensors recover,
-beside table 2 of the paper, whose ratios of pruning are lost; three of our own take their place. `flat`: largest over smallest
-error of a row.
+beside table 2 of the paper, whose ratios of pruning are lost; three of our own take their place, with one threshold for all
+tensors (`prune`) and with one for each (`top_k`). `flat`: largest over smallest error of a row.
 
 The names of families of defenses (none, clip, dropout, noise, prune, local) run their rows alone. `--full`: all defenses, 48
 images and long searches, for a GPU; otherwise eight defenses, eight images and short searches.
@@ -37,7 +37,7 @@ import sys
 from support.contract import Options, ResultRow, parse_options, print_results
 from support.systematic.features import make_feature_row
 from support.systematic.grid import BATCHES, FAMILIES, SMALL, make_grid_row
-from support.systematic.paper import FEATURE_DEFENSES
+from support.systematic.paper import FEATURE_DEFENSES, PER_TENSOR
 
 SAME_ERROR = 0.01
 """Difference of errors up to which two attacks count as equally strong."""
@@ -65,7 +65,7 @@ def make_feature_rows(asked: Options) -> list[ResultRow]:
 
     The last row is without a defense, on batches that may repeat labels. With --quick, only the first defense and it have a row.
     """
-    chosen = FEATURE_DEFENSES[:1] if asked.quick else FEATURE_DEFENSES
+    chosen = FEATURE_DEFENSES[:1] if asked.quick else (*FEATURE_DEFENSES, *PER_TENSOR)
     return [make_feature_row(asked, defense) for defense in chosen] + [make_feature_row(asked, "none", distinct=False)]
 
 

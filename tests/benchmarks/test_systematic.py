@@ -9,7 +9,15 @@ from support.contract import Options
 from support.splits import Images
 from support.systematic import features, grid
 from support.systematic.clients import count_local_steps, get_defense, make_cases
-from support.systematic.paper import DEFENSES, FEATURE_DEFENSES, FEATURE_ERRORS, PUBLISHED, find_published
+from support.systematic.paper import (
+    DEFENSES,
+    FEATURE_DEFENSES,
+    FEATURE_ERRORS,
+    PER_TENSOR,
+    PUBLISHED,
+    find_feature_error,
+    find_published,
+)
 
 from attacker.attacks import AttackSpec, find_unmet
 from attacker.reconstruction import Reconstruction
@@ -41,6 +49,13 @@ def test_published_numbers_are_complete_and_stand_by_rank() -> None:
     assert all(len(rows) == len(grid.BATCHES) for rows in PUBLISHED.values())
     assert all(len(row) == len(FEATURE_DEFENSES) for row in FEATURE_ERRORS.values())
     assert tuple(FEATURE_ERRORS) == features.BATCHES
+    assert find_feature_error("gaussian(0.1)", 8) == 0.953
+    for each, every in PER_TENSOR.items():
+        assert find_feature_error(each, 2) == find_feature_error(every, 2)
+        kept, pruned = (DefenseSpec.parse(one, learning_rate=1.0).build() for one in (each, every))
+        update = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(0))}
+        sent = [built.apply(update, built.init(update), torch.Generator().manual_seed(0))[0]["w"] for built in (kept, pruned)]
+        assert torch.equal(*sent)  # of a single tensor, both leave the same entries
     assert find_published("loss", "gaussian(0.1)", 2) == 1.540
     assert find_published("strongest", "none", 0) is None
     for defense in DEFENSES:  # the smallest of four errors is at most that of the paper's own attack

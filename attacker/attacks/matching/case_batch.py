@@ -191,7 +191,8 @@ class CaseBatch:
 
         It is `Prior.tv` times the loss of a zero gradient. If the prior is `denoised`, the power of the noise is known and
         distances are squared, a term that grows with this power is added. If distances are cosines, `Prior.tv_of_noise` times the
-        ratio of noise to signal in the gradient's power is added.
+        ratio of noise to signal in the gradient's power is added, with `Prior.summed` times the number of examples, as in
+        `compute_map_tv_weight`.
 
         A null (the search without the gradient) has the weight `Prior.tv` if the distance is bounded, so that the loss of a zero
         gradient is 1. Otherwise its weight is 1 if that of the attack is above 0, since without a gradient the weight does not
@@ -208,7 +209,8 @@ class CaseBatch:
         if prior.tv_of_noise and distance.bounded:
             powers = [(view.power, vmap(squared_norm)(view.rows["observed"])) for view in self.views]
             ratios = [noise / (power - noise).maximum(noise / MAX_NOISE_RATIO).clamp(min=1e-30) for noise, power in powers]
-            weight = weight + prior.tv_of_noise * _average(gamma, torch.stack(ratios))
+            examples = self.count if prior.summed else 1
+            weight = weight + prior.tv_of_noise * examples * _average(gamma, torch.stack(ratios))
         if denoised:
             variance = torch.stack([view.power / view.coordinates for view in self.views])
             weight = weight + compute_map_tv_weight(_average(gamma, variance), self.count * self.data.size)
@@ -238,7 +240,9 @@ class CaseBatch:
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
         view, term = self.views[0], self.attack.objective.features
-        if term is None or not term.weight or not self.attack.sees_gradient or self.space.joint:
+        if term is None or not self.attack.sees_gradient or self.space.joint:
+            return None
+        if not term.weight and not (term.injected and self.space.decoder.inject):
             return None
         gaussian = term.layer == "gaussian"
         if not (can_match_spans(view) if gaussian else can_match_features(view)):
@@ -247,6 +251,20 @@ class CaseBatch:
         found = (recover_spans if gaussian else solve_targets)(view, cases, labels.gather(1, places), rngs)
         found["weight"] = term.weight * view.worst[list(cases)] * found.pop("trust").to(view.worst)
         return {name: t.to(self.attack.device) for name, t in found.items()}
+
+    def inject_features(self, z: Tensor, cases: Sequence[int], features: ProblemRow | None) -> Tensor:
+        """Return latents z (P, D) with the directions of recovered features, for a decoder that takes them (`Decoder.inject`).
+
+        If only a span of an example's features is known, its first direction is taken, that of the mean over equal labels.
+        Without features, or if the objective does not inject them, the result is z. cases, features: as for `build_problem`.
+        """
+        term = self.attack.objective.features
+        if features is None or term is None or not term.injected:
+            return z
+        known = features["bases"][..., 0] if "bases" in features else features["targets"]
+        placed = known.new_zeros(len(z), self.count, known.shape[2])
+        placed.scatter_(1, self.views[0].rows["places"][list(cases)][:, :, None].expand_as(known), known)
+        return self.space.inject(z, placed)
 
     def build_problem(
         self,

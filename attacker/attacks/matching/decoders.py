@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from attacker.attacks.learned.deep_prior import DeepPrior
+from attacker.attacks.learned.deep_prior import CODES, DeepPrior
 from attacker.attacks.learned.networks import Autoencoder
 from attacker.attacks.learned.prior_file import read_prior
 from attacker.attacks.matching.smooth_images import build_smooth_spread
@@ -44,8 +44,15 @@ class Decoder:
     project: Callable[[Tensor], Tensor] = _identity
     uses_labels: bool = False
     phases: tuple[int, ...] = ()
+    shared: int = 0
+    inject: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
+        if self.shared and (self.phases or len(self.shape) != 1 or not self.shared < self.shape[0]):
+            raise ValueError(
+                f"a decoder that shares {self.shared} values needs latents of shape (size,) with more values, and no phases; got "
+                f"shape {self.shape} and phases {self.phases}"
+            )
         if self.phases and self.shape != (sum(self.phases),):
             raise ValueError(f"the latents of a decoder with phases {self.phases} must have their sum as shape, got {self.shape}")
 
@@ -152,6 +159,17 @@ def deep_prior(data: DataSpec) -> Decoder:
     return Decoder((prior.size,), decode=prior.decode, encode=prior.encode)
 
 
+def shared_prior(data: DataSpec) -> Decoder:
+    """Return the decoder `deep_prior` with one network for all images of a batch, into which features are injected.
+
+    Raises ValueError for table rows.
+    """
+    if not data.is_image:
+        raise ValueError(f"the decoder shared_prior needs images, and these data are rows of shape {data.shape}")
+    prior = DeepPrior(data.shape, codes=CODES)
+    return Decoder((prior.size,), decode=prior.decode, encode=prior.encode, shared=len(prior.weights), inject=prior.inject)
+
+
 def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
     """Return the decoder of `factory` for these data. Raises ValueError if the factory returns anything but a `Decoder`."""
     found: object = factory(data)
@@ -195,4 +213,5 @@ BUILT_IN_DECODERS: dict[str, DecoderFactory] = {
     "tanh_box": tanh_box,
     "smooth": smooth,
     "deep_prior": deep_prior,
+    "shared_prior": shared_prior,
 }

@@ -125,6 +125,7 @@ class MatchingRun:
         told = [get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
         rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
         features = batch.solve_features(pending, labels, rngs)
+        z = batch.inject_features(z, pending, features)
         problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None, features)
         stop = self._choose_stop(restart)
         problems = Problems(

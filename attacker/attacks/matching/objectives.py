@@ -85,11 +85,13 @@ class FeatureTerm:
     """A term of the loss that compares features.
 
     weight: relative to the loss of a zero gradient. layer: the layer whose inputs the features are: "head" (the last linear
-    layer) or "gaussian" (a wide layer with random Gaussian weights before it).
+    layer) or "gaussian" (a wide layer with random Gaussian weights before it). injected: whether decoders that take features get
+    those that are recovered (`Decoder.inject`).
     """
 
     weight: float
     layer: FeatureLayerName = "head"
+    injected: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ class LatentSpace:
 
     The variables of a client's random draws are part of it if `drawn` is not None. One more number is at the end if `surrogate`;
     `Simulation` does not allow both.
+    Values that a decoder shares (`Decoder.shared`) are at the beginning, once for all examples.
 
     examples:  number V of examples per problem (one search for the examples of one case).
     joint:     whether soft labels are optimised together with the examples.
@@ -46,7 +47,8 @@ class LatentSpace:
         self.drawn: Tensor | None = None
         self.init, self.boxed = parametrisation.init, parametrisation.boxed
         self.decoder, self.decoder_name = build_decoder(parametrisation.decoder, data), get_decoder_name(parametrisation.decoder)
-        self.size = examples * torch.Size(self.decoder.shape).numel()
+        each = torch.Size(self.decoder.shape).numel()
+        self.size = self.decoder.shared + examples * (each - self.decoder.shared)
 
     def decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples x (V, *shape) of a latent vector z (D,), and their labels; both have a leading axis if z has one.
@@ -58,8 +60,28 @@ class LatentSpace:
             soft = z[..., self.size : self.size + self.examples * classes]
             labels = soft.reshape(*z.shape[:-1], self.examples, classes).softmax(dim=-1)
         told = labels.flatten(0, z.ndim - 1)
-        x = self.decoder.apply(z[..., : self.size].reshape(-1, *self.decoder.shape), told)
+        x = self.decoder.apply(self._unpack(z).reshape(-1, *self.decoder.shape), told)
         return x.reshape(*z.shape[:-1], self.examples, *self.data.shape), labels
+
+    def _unpack(self, z: Tensor) -> Tensor:
+        """Return the latents of examples (..., V, values of one) in latent vectors z (..., D), each with the shared values."""
+        shared, own = z[..., : self.decoder.shared], z[..., self.decoder.shared : self.size]
+        own = own.reshape(*z.shape[:-1], self.examples, -1)
+        return torch.cat([shared[..., None, :].expand(*own.shape[:-1], -1), own], dim=-1)
+
+    def _pack(self, latents: Tensor) -> Tensor:
+        """Return latents of examples (P, V, values of one) as the first part of latent vectors (P, size).
+
+        Shared values are those of each problem's first example.
+        """
+        return torch.cat([latents[:, 0, : self.decoder.shared], latents[:, :, self.decoder.shared :].flatten(1)], dim=1)
+
+    def inject(self, z: Tensor, features: Tensor) -> Tensor:
+        """Return latent vectors z (P, D) with features (P, V, F) of their examples, if the decoder takes any, and else z."""
+        if self.decoder.inject is None:
+            return z
+        latents = self.decoder.inject(self._unpack(z).reshape(-1, *self.decoder.shape), features.flatten(0, 1))
+        return torch.cat([self._pack(latents.reshape(len(z), self.examples, -1)), z[:, self.size :]], dim=1)
 
     def encode(self, starts: Sequence[Tensor], rngs: Sequence[Generator], device: str) -> Tensor:
         """Return the latent vectors (P, D) on `device` from which P searches start.
@@ -70,7 +92,7 @@ class LatentSpace:
         """
         x = torch.cat(list(starts)).to(device)
         check_shapes(self.decoder, self.decoder_name, x)
-        parts = [self.decoder.encode(x).reshape(len(starts), -1)]
+        parts = [self._pack(self.decoder.encode(x).reshape(len(starts), self.examples, -1))]
         if self.joint:
             shape = (self.examples * self.data.num_classes,)
             parts.append(torch.stack([torch.randn(shape, generator=g) for g in rngs]).to(device))
@@ -90,13 +112,13 @@ class LatentSpace:
 
     def measure_latents(self, z: Tensor) -> Tensor:
         """Return the mean square of the latents of examples in a latent vector z (D,), added over phases, a 0-d tensor."""
-        own = z[: self.size].reshape(self.examples, -1)
+        own = self._unpack(z)
         sizes = list(self.decoder.phases or (own.shape[1],))
         return torch.stack([part.square().mean() for part in torch.split(own, sizes, dim=1)]).sum()
 
     def project(self, z: Tensor) -> Tensor:
-        """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed`."""
-        if not self.boxed:
+        """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed` and it has one."""
+        if not self.boxed or self.decoder.shared:
             return z
         latents = self.decoder.project(z[:, : self.size].reshape(-1, *self.decoder.shape))
         return torch.cat([latents.reshape(len(z), -1), z[:, self.size :]], dim=1)

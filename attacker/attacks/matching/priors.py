@@ -50,6 +50,8 @@ class Prior:
     tv_of_noise: for images, if the noise variance is known and the distance is a cosine, add a total variation with the weight
               `tv_of_noise * ratio`. The ratio is that of noise to signal in the squared norm of the observed gradient, limited to
               MAX_NOISE_RATIO, and averaged over observations.
+    summed:   whether `tv_of_noise` is multiplied by the number of examples as well, as in the log-prior of a MAP estimate, which
+              is a sum over examples, while the total variation is a mean.
     belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
     latent:   weight of the mean square of the latents (`LatentSpace.measure_latents`), relative to the same loss as `tv`. For
               latents with a standard normal prior, this is the term of a MAP estimate, up to its scale.
@@ -59,6 +61,7 @@ class Prior:
     tv: float = 0.0
     denoised: bool = False
     tv_of_noise: float = 0.0
+    summed: bool = False
     belief: Belief | None = None
     latent: float = 0.0
     denoiser: DenoiserTerm | None = None

@@ -33,6 +33,7 @@ def feature_reconstruction(
     tv: float = 1e-3,
     weighted: bool = True,
     batch_norm: float = 0.0,
+    injected: bool = True,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Match gradients and features with an untrained network as prior (Liu et al. 2024, section 4.2 and appendix F).
@@ -45,8 +46,8 @@ def feature_reconstruction(
     matched: the features: gaussian (inputs of the wide layer, by tensor decomposition) or head (inputs of the last layer, on any
     network, solved from its gradient as in `inverting_gradients`).
     feature_matching: weight of the distance between the features of the images and those that are recovered; 0 leaves it out.
-    decoder: deep_prior (the weights of an untrained U-Net per image), or another as in `cpl`, which needs another learning_rate,
-    such as 0.1 for pixels.
+    decoder: deep_prior (the weights of an untrained U-Net per image), shared_prior (those of one U-Net for a whole batch), or
+    another as in `cpl`, which needs another learning_rate, such as 0.1 for pixels.
     steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
     learning_rate: that of the first steps; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps.
     tv: as in `cpl`. If a defense adds noise of known variance, this weight is increased by 0.07 times the ratio of noise to
@@ -54,13 +55,15 @@ def feature_reconstruction(
     weighted: divide each tensor of the gradient by its norm before the comparison, so that large ones do not dominate,
     unless a defense adds noise of known variance.
     batch_norm: as in `inverting_gradients`. knows_defense: as in `dlg`.
+    injected: with shared_prior, add the recovered features, by a linear map, in each residual block of the network. A network of
+    a single image needs no features to tell it from others.
     """
     if matched not in MATCHED:
         raise ValueError(f"unknown matched {matched!r}. Known: {', '.join(MATCHED)}")
     layer: FeatureLayerName = "gaussian" if matched == "gaussian" else "head"
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}
     needs |= {Need.GAUSSIAN_LAYER} if layer == "gaussian" else set()
-    needs |= {Need.IMAGES} if decoder == "deep_prior" else set()
+    needs |= {Need.IMAGES} if decoder in ("deep_prior", "shared_prior") else set()
     needs |= {Need.IMAGE_PRIOR} if tv else set()
     return GradientMatching(
         name="feature_reconstruction",
@@ -68,7 +71,7 @@ def feature_reconstruction(
             distance=cosine,
             unit="norm" if weighted else None,
             batch_norm=batch_norm,
-            features=FeatureTerm(weight=feature_matching, layer=layer),
+            features=FeatureTerm(weight=feature_matching, layer=layer, injected=injected),
         ),
         simulation=Simulation(knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),

@@ -29,8 +29,8 @@ INVERTING_RATE = 0.1
 """Default learning rate of Inverting Gradients, for which the limits of giving up early were chosen."""
 
 TV_OF_NOISE = 0.2
-"""Weight of the total variation of Inverting Gradients per ratio of noise to signal in the gradient, chosen on the tuning part of
-CIFAR-10 for ratios of 1, 0.1 and 0.01."""
+"""Weight of the total variation of Inverting Gradients per example and per ratio of noise to signal in the gradient, chosen on
+single images of the tuning part of CIFAR-10 for ratios of 1, 0.1 and 0.01."""
 PENALTY_DISTANCE = 0.01
 """Root mean square change of the pixels to the point from which the norm of the loss's gradient is estimated."""
 
@@ -227,7 +227,7 @@ def inverting_gradients(
     registered: with consistency, shift the images of each start onto the mean over starts, and compare with the mean of the
                 shifted images instead.
     denoised: if a defense adds noise of known variance to images' gradients, also add total variation with the weight 0.2 times
-              the ratio of noise to signal in the gradient, see `Prior.tv_of_noise`; the paper does not.
+              the number of examples and the ratio of noise to signal (`Prior.tv_of_noise`); the paper does not.
     compared_share: share of the entries of each tensor of the gradient that are compared, the largest ones by magnitude; 1 for
                     all (Fan et al. 2025, FedLeak, "partial gradient matching").
     gradient_penalty: from 0 to 1, weight of the norm of the loss's gradient, see `GradientPenalty`. Above 0, an iteration has two
@@ -253,6 +253,7 @@ def inverting_gradients(
         prior=Prior(
             tv=tv,
             tv_of_noise=TV_OF_NOISE if denoised else 0.0,
+            summed=True,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),
         ),

@@ -4,7 +4,7 @@ import torch
 from support.contract import Options, ResultRow, measure_cpu
 from support.splits import Images, load_images
 from support.systematic.clients import make_cases
-from support.systematic.paper import FEATURE_DEFENSES, FEATURE_ERRORS
+from support.systematic.paper import find_feature_error
 from torch import Generator, Tensor
 
 from attacker.attacks import Case
@@ -23,8 +23,8 @@ NETWORK = {"base": "lenet_cpl", "activation": "tanh", "features": 128, "neurons"
 def make_feature_row(asked: Options, defense: str, *, distinct: bool = True) -> ResultRow:
     """Return a row with the mean feature error (see `_measure_error`) for each batch size, and the paper's, None if not distinct.
 
-    defense: one of `FEATURE_DEFENSES`. distinct: whether the labels of a batch differ, as in stratified draws; otherwise batches
-    are drawn at random, and examples with equal labels share a span.
+    defense: one of `FEATURE_DEFENSES` or `PER_TENSOR`. distinct: whether the labels of a batch differ, as in stratified draws;
+    otherwise batches are drawn at random, and examples with equal labels share a span.
     """
     count = 16 if asked.quick else IMAGES
     images = load_images(asked, "cifar10", count)
@@ -33,7 +33,7 @@ def make_feature_row(asked: Options, defense: str, *, distinct: bool = True) -> 
     row: ResultRow = {"defense": defense, "labels": "distinct" if distinct else "random", "images": count}
     for batch, error in errors.items():
         row[f"b{batch}"] = error
-        row[f"published_b{batch}"] = FEATURE_ERRORS[batch][FEATURE_DEFENSES.index(defense)] if distinct else None
+        row[f"published_b{batch}"] = find_feature_error(defense, batch) if distinct else None
     return {**row, "flat": max(errors.values()) / min(errors.values()), "cpu_seconds": clock.seconds, "part": images.part}
 
 

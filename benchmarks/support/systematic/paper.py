@@ -44,6 +44,10 @@ FEATURE_DEFENSES = (
     *(f"{steps} local steps" for steps in (3, 5)),
 )
 """The columns of table 2, with ratios of pruning of our own."""
+PER_TENSOR = {"top_k(0.1)": "prune(0.9)", "top_k(0.01)": "prune(0.99)", "top_k(0.001)": "prune(0.999)"}
+"""The same ratios with a threshold for each tensor in place of one for all. The paper does not say which of them it has. The code
+of Huang et al. 2021, "Evaluating gradient inversion attacks and defenses in federated learning", which it cites, has one for each
+tensor."""
 FEATURE_ERRORS = {
     1: (0.171, 0.173, 0.173, 0.248, 0.173, 0.173, 0.173, 0.172, 0.174, 0.259, 0.181, 0.213),
     2: (0.171, 0.171, 0.218, 0.443, 0.169, 0.169, 0.170, 0.166, 0.252, 0.850, 0.186, 0.210),
@@ -51,6 +55,11 @@ FEATURE_ERRORS = {
     8: (0.175, 0.188, 0.266, 0.425, 0.179, 0.179, 0.179, 0.198, 0.499, 0.953, 0.202, 0.223),
 }
 """Feature error of table 2 by batch size: mean norm of the part of a feature vector of norm 1 outside the recovered span."""
+
+
+def find_feature_error(defense: str, batch: int) -> float:
+    """Return the feature error of table 2 for a defense of `FEATURE_DEFENSES` or `PER_TENSOR`, and a batch size."""
+    return FEATURE_ERRORS[batch][FEATURE_DEFENSES.index(PER_TENSOR.get(defense, defense))]
 
 
 def find_published(what: str, defense: str, rank: int) -> float | None:

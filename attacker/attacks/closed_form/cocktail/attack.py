@@ -19,6 +19,7 @@ from attacker.attacks.closed_form.cocktail.features import (
 from attacker.attacks.closed_form.cocktail.labels import find_labels
 from attacker.attacks.closed_form.cocktail.mixtures import Mixtures, differentiate_images, read_mixtures, scale_images
 from attacker.attacks.closed_form.cocktail.published import PublishedLoss, search_published
+from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range
 from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern
@@ -141,7 +142,8 @@ class CocktailParty:
 
         Both are to be applied to the R rows of the mixtures' basis, first the whitening. R' is at most R: less if the separated
         values of the mixtures are linearly dependent. images: whether the inputs of `layer` are the images. Then their pixels
-        (criterion "published") or differences of pixels are separated, otherwise the standardised features.
+        (criterion "published") or differences of pixels are separated, the latter also by the range of pixels, otherwise the
+        standardised features.
         """
         if not images:
             public = standardise_features(observed, layer, mixtures.basis, rng)
@@ -152,7 +154,9 @@ class CocktailParty:
             whitening, whitened = whiten(pixels - mean, mixtures.rank)
             loss = PublishedLoss(whitened.float(), (whitening @ mean).float(), observed.data)
             return search_published(loss, steps=self.steps, restarts=self.restarts, rng=rng), whitening
-        return self._separate_best(differentiate_images(pixels, observed.data), mixtures.rank, rng)
+        differences = differentiate_images(pixels, observed.data)
+        found, whitening = self._separate_best(differences, mixtures.rank, rng)
+        return keep_in_range(found, whitening @ differences, whitening @ mixtures.basis, observed.data), whitening
 
     def _separate_best(self, mixed: Tensor, rank: int, rng: Generator) -> tuple[Unmixing, Tensor]:
         whitening, whitened = whiten(mixed, rank)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, cocktail_party, find_unmet
 from attacker.attacks.closed_form.cocktail.attack import join_bias
-from attacker.attacks.closed_form.cocktail.components import run_fast_ica, separate, whiten
+from attacker.attacks.closed_form.cocktail.components import Unmixing, run_fast_ica, separate, whiten
 from attacker.attacks.closed_form.cocktail.features import FeatureLayer, find_feature_layer, scale_features
 from attacker.attacks.closed_form.cocktail.mixtures import differentiate_images, read_mixtures, scale_images
 from attacker.attacks.closed_form.cocktail.published import PublishedLoss, search_published
+from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range, measure_excess
 from attacker.attacks.closed_form.linear.low_rank import factorise
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.observations import observe
@@ -92,6 +93,29 @@ def test_components_do_not_depend_on_the_order_and_scale_of_mixtures() -> None:
     for one in (mixed, changed):
         _, z = whiten(one, 6)
         assert correlate(separate(z, seeded()).matrix @ z.float(), sources).min() > 0.99
+
+
+def test_pixels_outside_the_range_are_an_excess_for_any_factor() -> None:
+    x = draw_images(2)
+    x[1, 0, 0, 0] = 1.5
+    vectors = torch.cat([DATA.normalise(x).flatten(1), torch.ones(2, 1)], dim=1)
+    for factor in (1.0, -3.0):
+        inside, outside = measure_excess(factor * vectors, DATA).tolist()
+        assert inside == pytest.approx(0, abs=1e-10)
+        assert outside == pytest.approx(0.25 / 768, rel=1e-3)
+
+
+def test_range_of_pixels_corrects_an_unmixing_that_leaves_it() -> None:
+    x = draw_images(4)
+    vectors = torch.cat([DATA.normalise(x).flatten(1), torch.ones(4, 1)], dim=1).double()
+    differences = differentiate_images(vectors[:, :-1], DATA)
+    wrong = torch.eye(4) + 0.3 * torch.randn(4, 4, generator=seeded())
+    kept = keep_in_range(Unmixing(wrong, 1.5), differences, vectors, DATA)
+    before, after = (measure_excess(w @ vectors.float(), DATA) for w in (wrong, kept.matrix))
+    assert float(after.mean()) < 0.1 * float(before.mean())
+    errors = [float(measure(scale_images(w.double() @ vectors, DATA).float(), x).mean()) for w in (wrong, kept.matrix)]
+    assert errors[1] > errors[0] + 3  # dB
+    assert kept.loss == 1.5
 
 
 def test_the_last_entry_fixes_scale_and_sign() -> None:

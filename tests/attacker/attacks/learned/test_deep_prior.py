@@ -1,10 +1,15 @@
 """Tests of untrained networks as image priors."""
 
+from itertools import pairwise
+
+import pytest
 import torch
 from torch import Generator
 
-from attacker.attacks.learned.deep_prior import DeepPrior
+from attacker.attacks.learned.deep_prior import CODES, DeepPrior, ResidualBlock
+from attacker.attacks.matching.decoders import Decoder
 from attacker.attacks.matching.names import get_decoder
+from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
 from fedsim.recording import DataSpec
 
 DATA = DataSpec(shape=(3, 16, 13), num_classes=4)
@@ -64,3 +69,42 @@ def test_structure_is_fitted_sooner_than_noise() -> None:
         optimiser.step()
     structured_error, noise_error = error.detach().tolist()
     assert structured_error < 0.5 * noise_error
+
+
+def test_code_of_the_features_reaches_every_residual_block_with_its_sign() -> None:
+    prior = DeepPrior(DATA.shape, codes=CODES)
+    z, features = prior.encode(rand(1, *DATA.shape)), torch.randn(1, 40, generator=Generator().manual_seed(3))
+    told, opposite, scaled = (prior.inject(z, sign * features) for sign in (1, -1, 5))
+    images = [prior.decode(one) for one in (z, told, opposite)]
+    assert all(float((a - b).abs().max()) > 1e-4 for a, b in pairwise((*images, images[0])))
+    assert torch.allclose(told, scaled)
+    (slope,) = torch.autograd.grad(prior.decode(told.requires_grad_()).square().sum(), [told])
+    named = dict(prior.network.named_parameters())
+    slopes = dict(zip(named, torch.split(slope[0, : len(prior.weights)], [w.numel() for w in named.values()]), strict=True))
+    injecting = [name for name in named if name.endswith("inject.weight")]
+    assert len(injecting) == sum(isinstance(block, ResidualBlock) for block in prior.network.modules()) > 3
+    assert all(slopes[name].any() for name in injecting)
+    assert not slope[0, len(prior.weights) :].any()
+
+
+def test_shared_network_gets_the_slopes_of_all_images_of_a_batch() -> None:
+    alone, together = (LatentSpace(Parametrisation(decoder=get_decoder("shared_prior")), DATA, count) for count in (1, 2))
+    x, rngs, labels = rand(2, *DATA.shape), [Generator().manual_seed(0)], torch.zeros(2, dtype=torch.long)
+    z = together.encode([x], rngs, "cpu")[0].requires_grad_()
+    made, _ = together.decode(z, labels)
+    (slope,) = torch.autograd.grad(made.square().sum(), [z])
+    slopes = []
+    for i in range(2):
+        own = alone.encode([x[i : i + 1]], rngs, "cpu")[0].requires_grad_()
+        one, _ = alone.decode(own, labels[:1])
+        assert torch.allclose(one[0], made[i], atol=1e-6)
+        slopes.append(torch.autograd.grad(one.square().sum(), [own])[0])
+    shared = together.decoder.shared
+    assert together.size == shared + 2 * (alone.size - shared)
+    assert torch.allclose(slope[:shared], (slopes[0] + slopes[1])[:shared], rtol=1e-3, atol=1e-4)
+    assert torch.equal(together.project(z[None])[0], z)
+
+
+def test_decoder_cannot_share_all_of_its_latents() -> None:
+    with pytest.raises(ValueError, match="shares 3 values"):
+        Decoder((3,), decode=torch.sigmoid, encode=torch.logit, shared=3)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacker.attacks import AttackSpec, Case, cpl, inverting_gradients
+from attacker.attacks.learned.deep_prior import CODES, DeepPrior
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, TANH_MARGIN, Decoder
 from attacker.attacks.matching.names import DECODERS, get_decoder
 from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
@@ -19,6 +20,8 @@ from fedsim.recording import DataSpec, ModelSpec, Observation
 
 IMAGES = DataSpec(shape=(3, 10, 13), num_classes=4)
 ROWS = DataSpec(shape=(9,), num_classes=2)
+NETWORKS = ("deep_prior", "shared_prior")
+"""Decoders whose latents are weights of networks, and which do not decode what they encode."""
 OWN = """
 from attacker.attacks.matching.decoders import Decoder
 
@@ -44,15 +47,16 @@ def test_decoded_examples_have_the_shape_of_the_data_and_do_not_mix(name: str) -
 def test_derivatives_agree_with_finite_differences(name: str) -> None:
     own = get_decoder(name)(DataSpec(shape=(1, 8, 8), num_classes=2))
     z = (0.2 + 0.6 * torch.rand(1, *own.shape, generator=seeded(), dtype=torch.float64)).requires_grad_()
-    if name == "deep_prior":  # too many weights for a check of each; its derivative by its network's input is 0 on purpose
-        weights, entered = z.detach().split([own.shape[0] - 64, 64], dim=1)
+    if name in NETWORKS:  # too many weights for a check of each; derivatives by the network's input and code are 0 on purpose
+        count = len(DeepPrior((1, 8, 8), codes=CODES if own.inject else 0).weights)
+        weights, entered = z.detach().split([count, own.shape[0] - count], dim=1)
         weights.requires_grad_()
         assert torch.autograd.gradcheck(lambda w: own.decode(torch.cat([w, entered], dim=1)), (weights,), fast_mode=True)
         return
     assert torch.autograd.gradcheck(own.decode, (z,))
 
 
-@pytest.mark.parametrize("name", [name for name in BUILT_IN_DECODERS if name != "deep_prior"])
+@pytest.mark.parametrize("name", [name for name in BUILT_IN_DECODERS if name not in NETWORKS])
 def test_encoded_examples_are_decoded_to_nearly_the_same(name: str) -> None:
     own = get_decoder(name)(IMAGES)
     smooth = torch.linspace(0.1, 0.9, 13).expand(2, *IMAGES.shape).contiguous()
@@ -146,7 +150,7 @@ def test_smooth_decoder_maps_white_noise_to_smooth_images_and_is_inverted() -> N
 
 def test_default_decoder_is_pixels_and_unknown_names_are_refused() -> None:
     assert cpl().parametrisation.decoder is inverting_gradients().parametrisation.decoder is get_decoder("pixels")
-    assert list(DECODERS) == ["bicubic4", "deep_prior", "pixels", "smooth", "tanh_box"]
+    assert list(DECODERS) == ["bicubic4", "deep_prior", "pixels", "shared_prior", "smooth", "tanh_box"]
     with pytest.raises(ValueError, match=r"unknown name 'bicubic' in attacker\.decoders"):
         AttackSpec(name="cpl", arguments={"decoder": "bicubic"})
 

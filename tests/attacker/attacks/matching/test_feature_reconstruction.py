@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks import AttackSpec, Case, feature_reconstruction, find_unmet
+from attacker.attacks import AttackSpec, Case, feature_reconstruction, find_unmet, inverting_gradients
 from attacker.attacks.base import list_oracles
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.probes import compute_head_inputs
+from attacker.attacks.learned.deep_prior import CODES, DeepPrior
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.feature_matching import (
     can_match_spans,
@@ -18,6 +19,7 @@ from attacker.attacks.matching.feature_matching import (
     recover_case_features,
     recover_spans,
 )
+from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.layer_weights import weigh_by_norm
 from attacker.attacks.networks.gaussian_layer import find_gaussian_layer, find_wide_layer
 from attacker.attacks.simulation.client import build_network
@@ -186,6 +188,47 @@ def test_known_noise_turns_off_equal_parts_and_smooths_by_its_ratio_to_the_signa
     assert float(CaseBatch(attack.null(), [cases["gaussian(10)"]]).smoothing) == pytest.approx(0.001)
     ignorant = CaseBatch(feature_reconstruction(tv=0.001, knows_defense=False), [cases["gaussian(10)"]])
     assert float(ignorant.smoothing) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("make", "factor"), [(inverting_gradients, 4), (feature_reconstruction, 1)])
+def test_weight_of_known_noise_grows_with_the_examples_in_inverting_gradients(
+    observe: Callable[..., Observation], make: Callable[..., GradientMatching], factor: float
+) -> None:
+    """The total variation is a mean over examples, and the negative log-prior a sum."""
+    weights = []
+    for count in (1, 4):
+        x = torch.rand(1, *DATA.shape, generator=Generator().manual_seed(0)).repeat(count, 1, 1, 1)
+        case = Case((observe((x, torch.full((count,), 3)), model=WIDE, data=DATA, client="c0", defense="gaussian(10)"),))
+        weights.append(float(CaseBatch(make(tv=0), [case]).smoothing))  # the largest ratio for both
+    assert weights[1] == pytest.approx(factor * weights[0], rel=1e-3)
+
+
+def test_recovered_features_of_each_example_are_injected_into_one_network(observe: Callable[..., Observation]) -> None:
+    case, x, y = make_case(observe, [4, 0, 2])
+    seen, swapped = gather(case), torch.tensor([2, 0, 1])
+    true, _ = compute_head_inputs(seen.model, seen.data, seen.get_state(0)["weights"], x, layer="1.widen")
+
+    def start(attack: GradientMatching, labels: Tensor) -> tuple[CaseBatch, Tensor]:
+        batch = CaseBatch(attack, [case])
+        z = batch.space.encode([torch.full_like(x, 0.5)], [Generator().manual_seed(0)], "cpu")
+        found = batch.solve_features([0], labels[None], [Generator().manual_seed(0)])
+        return batch, batch.inject_features(z, [0], found)
+
+    attack = feature_reconstruction(decoder="shared_prior", feature_matching=0)
+    prior = DeepPrior(DATA.shape, codes=CODES)
+    for order in (torch.arange(3), swapped):
+        batch, z = start(attack, y[order])
+        assert z.shape == (1, len(prior.weights) + 3 * (64 + CODES))
+        codes = z[0, len(prior.weights) :].reshape(3, -1)[:, -CODES:]
+        wanted = prior.inject(prior.encode(x), true[order])[:, -CODES:]  # from the true features, in the order of the labels
+        assert float(torch.cosine_similarity(codes, wanted, dim=1).min()) > 0.9
+        images, _ = batch.space.decode(z, y[None])
+        assert not torch.allclose(images[0, 0], images[0, 1])  # equal starts, other features
+    for other in (feature_reconstruction(decoder="shared_prior", injected=False), attack.null()):
+        batch, z = start(other, y)
+        assert not z[0, len(prior.weights) :].reshape(3, -1)[:, -CODES:].any()
+        images, _ = batch.space.decode(z, y[None])
+        assert torch.allclose(images[0, 0], images[0, 1])
 
 
 def test_user_is_warned_that_the_server_has_added_the_layer() -> None:
