@@ -10,8 +10,9 @@ columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
     weights    train the enhancer that the project ships
     esrgan     port the x4 network of the npm package @upscalerjs/esrgan-medium, which `unseen` then measures, too
-    train      train the generator and the denoiser of the table `priors`
+    train      train the generator, the denoiser and the autoencoder of the tables `priors` and `batch32`, unless that was done
     priors     one step on CIFAR-10 images, labels inferred: searches with learned priors beside pixels, each with its null
+    batch32    the same for a batch of 32 images and ROG's ResNet-18
     tradeoff   figure 9: accuracy of a federation of 100 clients beside LPIPS of two attacks for each defense, with a picture
 """
 
@@ -24,7 +25,7 @@ from support.attacked import run_attack
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe, resize
 from support.rog.esrgan import port_upscaler
-from support.rog.learned_priors import measure_priors, train_priors
+from support.rog.learned_priors import LARGE_BATCH, SMALL_BATCHES, measure_priors, train_priors
 from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
 from support.rog.ready_prior import train_ready_enhancer
 from support.rog.tradeoff import measure_tradeoff
@@ -46,6 +47,7 @@ TABLES = (
     "esrgan",
     "train",
     "priors",
+    "batch32",
     "tradeoff",
 )
 """The first word of each column's name, and the other tables."""
@@ -101,8 +103,9 @@ def main() -> None:
         found = port_upscaler(asked, PORTED_FILE)
     elif asked.table == "train":
         found = train_priors(asked, FOLDER / ("quick" if asked.quick else "priors"))
-    elif asked.table == "priors":
-        found = measure_priors(asked, FOLDER / ("quick" if asked.quick else "priors"))
+    elif asked.table in ("priors", "batch32"):
+        scale = SMALL_BATCHES if asked.table == "priors" else LARGE_BATCH
+        found = measure_priors(asked, FOLDER / ("quick" if asked.quick else "priors"), scale)
     elif asked.table == "tradeoff":
         found = measure_tradeoff(asked, FOLDER / ("tradeoff-quick" if asked.quick else "tradeoff"))
     elif asked.table == "single":

@@ -18,12 +18,11 @@ def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
-        return {name: _soften_signs(t, known[f"sign/{name}"]) * choose_scale(name, t, known) for name, t in update.items()}
-
-    def choose_scale(name: str, values: Tensor, known: ChannelFacts) -> Tensor:
+        signs = {name: _soften_signs(t, known[f"sign/{name}"]) for name, t in update.items()}
         if scale == "none":
-            return torch.ones_like(_compute_mean(values))
-        return known[f"size/{name}"] if error_feedback else _compute_mean(values.abs())
+            return signs
+        sizes = {name: known[f"size/{name}"] if error_feedback else _compute_mean(t.abs()) for name, t in update.items()}
+        return {name: t * sizes[name] for name, t in signs.items()}
 
     def learn(seen: Update) -> ChannelFacts:
         signs = {f"sign/{name}": torch.where(t < 0, -torch.ones_like(t), torch.ones_like(t)) for name, t in seen.items()}
@@ -38,7 +37,8 @@ def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
 
 
 def _soften_signs(values: Tensor, signs: Tensor) -> Tensor:
-    return signs * (1 - (-signs * values / _compute_mean_magnitude(values)).clamp(min=0))
+    wrong = torch.where(signs * values < 0, values, 0)
+    return signs + wrong / _compute_mean_magnitude(values)
 
 
 def _compute_mean(values: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
     half: half the width of the interval.
     """
     difference = values - centre
-    return centre + (difference - difference.maximum(-half).minimum(half))
+    return centre + (difference - difference.clamp(-half, half))
 
 
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:

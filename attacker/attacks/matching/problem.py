@@ -66,7 +66,7 @@ class View(ObservedGradients):
         compiled: bool = False,
         draws: Draws | None = None,
     ) -> None:
-        keep_freed_memory()
+        keep_freed_memory(max(w.nbytes for w in observations[0].weights.values()))
         super().__init__(observations, model=model, device=device, knows_defense=simulation.knows_defense)
         self.objective, self.simulation, self.draws = objective, simulation, draws
         loss = self.training.loss

@@ -152,8 +152,9 @@ def convert_to_gradient(update: Mapping[str, Tensor], weights: Weights, training
     one large batch at the weights sent (AGIC, eq. 4).
     steps: number of local steps. The total step is that of `compute_total_step`.
     """
-    scale = compute_total_step(training, steps)
-    return {name: -u / scale - training.decay * weights[name] for name, u in update.items()}
+    scale = -compute_total_step(training, steps)
+    found = {name: u / scale for name, u in update.items()}
+    return {name: g - training.decay * weights[name] for name, g in found.items()} if training.decay else found
 
 
 def simulate_channel(
@@ -187,5 +188,7 @@ def follow_channel(
 
 
 def _convert_to_update(gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> dict[str, Tensor]:
-    scale = compute_total_step(training, steps)
-    return {name: -scale * (g + training.decay * weights[name]) for name, g in gradient.items()}
+    scale = -compute_total_step(training, steps)
+    if training.decay:
+        return {name: scale * (g + training.decay * weights[name]) for name, g in gradient.items()}
+    return {name: scale * g for name, g in gradient.items()}

@@ -1,9 +1,9 @@
 """Learned priors beside pixels: what each finds in an update of CIFAR-10 images, and what its null draws without one.
 
-The generator and the denoiser are trained on the tuning part of CIFAR-10, which shares no image with the report part.
+The priors are trained on the tuning part of CIFAR-10, which shares no image with the report part.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -24,23 +24,71 @@ SIDE, CLASSES = 32, 10
 SETTINGS: dict[PriorKind, dict[str, int]] = {
     "generator": {"width": 16, "latents": 128, "side": SIDE, "classes": CLASSES},
     "denoiser": {"width": 16},
+    "autoencoder": {"width": 16, "factor": 4, "channels": 8},
 }
 TRAINING: dict[PriorKind, PriorTraining] = {
     "generator": PriorTraining(steps=3000, batch=32),
     "denoiser": PriorTraining(steps=600),
+    "autoencoder": PriorTraining(steps=600),
 }
-DEFENSES = (DefendedColumn("raw"), DefendedColumn("top-k, 5 % sent", defense="rog_top_k(0.95)"))
-SETTING = BatchSetting(side=SIDE, epochs=1)
+
+
+@dataclass(frozen=True)
+class PriorScale:
+    """The size of a table of priors.
+
+    columns: defenses of the clients. setting: network and training. images: number of images of all clients together.
+    batch: images of each client. steps: iterations of each attack, in all its phases together. names: of the attacks of
+    `make_attacks`; all of them if it is empty.
+    """
+
+    columns: tuple[DefendedColumn, ...]
+    setting: BatchSetting
+    images: int
+    batch: int
+    steps: int
+    names: tuple[str, ...] = ()
+
+
+RAW = DefendedColumn("raw")
+SMALL_BATCHES = PriorScale(
+    (RAW, DefendedColumn("top-k, 5 % sent", defense="rog_top_k(0.95)")),
+    BatchSetting(side=SIDE, epochs=1),
+    images=8,
+    batch=4,
+    steps=150,
+)
+LARGE_BATCH = PriorScale(
+    (RAW,),
+    BatchSetting(model="resnet18_rog", side=SIDE, epochs=1),
+    images=32,
+    batch=32,
+    steps=40,
+    names=(
+        "pixels",
+        "bicubic4 (ROG)",
+        "latents of an autoencoder",
+        "bicubic4, then nearest image (ROGS)",
+        "features (GIFD)",
+        "weights (GIAS)",
+        "pixels, denoiser (RED)",
+    ),
+)
 
 
 def train_priors(asked: Options, folder: Path) -> TableAndSummary:
-    """Train the generator and the denoiser, and write them into the folder; return one row for each, and an empty summary."""
+    """Train the priors of `TRAINING`, and write them into the folder; return one row for each, and an empty summary.
+
+    A prior whose file exists is not trained again, unless --fresh or --quick is given.
+    """
     count = 8 if asked.quick else count_part(asked, "cifar10", "tuning")
     images = load_images(asked, "cifar10", count, part="tuning")
     rows: list[ResultRow] = []
     folder.mkdir(parents=True, exist_ok=True)
     for kind, training in TRAINING.items():
         file = folder / f"{kind}.safetensors"
+        if file.exists() and not asked.quick and "fresh" not in asked.flags:
+            continue
         told = "CIFAR-10, tuning part of benchmarks/support/splits.py"
         trainer = Trainer(
             (images.x * 255).round().to(torch.uint8),
@@ -65,12 +113,13 @@ def make_attacks(folder: Path, steps: int, lpips_weights: str = "") -> dict[str,
     folder: that of the trained priors. steps: iterations of each attack, in all its phases together. lpips_weights: file of
     AlexNet's weights for ROGS; "" for none.
     """
-    generator, denoiser = str(folder / "generator.safetensors"), str(folder / "denoiser.safetensors")
+    generator, denoiser, autoencoder = (str(folder / f"{kind}.safetensors") for kind in ("generator", "denoiser", "autoencoder"))
     own = {"steps": steps, "decoder": "pixels", "init": "uniform", "tv": 0.0}
     learned = {"denoiser": denoiser, "denoiser_weight": DENOISER_WEIGHT}
     return {
         "pixels": rog(steps=steps, decoder="pixels", init="uniform"),
         "bicubic4 (ROG)": rog(steps=steps),
+        "latents of an autoencoder": rog(steps=steps, decoder=autoencoder),
         "bicubic4, then nearest image (ROGS)": rog(steps=steps, enhancer=generator, lpips_weights=lpips_weights),
         "the same by Frank-Wolfe": rog(steps=steps, enhancer=f"{generator}@frank_wolfe", lpips_weights=lpips_weights),
         "latents (GGL)": rog(steps=steps, decoder=f"{generator}@latents", latent=LATENT_WEIGHT),
@@ -89,17 +138,18 @@ DENOISER_WEIGHT, DENOISER_NOISE = 1.0, 0.2
 """Weight of the denoiser's term, relative to the same loss, and standard deviation of the noise at the first step."""
 
 
-def measure_priors(asked: Options, folder: Path, *, part: Part = "report", count: int = 8, batch: int = 4) -> TableAndSummary:
-    """Attack clients that take one step on a batch each, with every prior and its null.
+def measure_priors(asked: Options, folder: Path, scale: PriorScale, *, part: Part = "report") -> TableAndSummary:
+    """Attack clients that train for one epoch of one batch each, with every prior and its null.
 
-    folder: that of the trained priors; with --quick, they are trained there first. Answers are kept there, and used again.
-    count: number of images of all clients. The rows also hold the limit of the generator: its images that are nearest to the
+    folder: that of the trained priors; with --quick, they are trained there first, and the batches and searches are smaller.
+    Answers are kept there, and used again. The rows also hold the limit of the generator: its images that are nearest to the
     originals themselves, with the true labels.
     """
-    steps = 8 if asked.quick else 150
     if asked.quick:
         train_priors(asked, folder)
-    images = load_images(asked, "cifar10", batch if asked.quick else count, part=part)
+        scale = replace(scale, images=4, batch=4, steps=8)
+    batch = scale.batch
+    images = load_images(asked, "cifar10", scale.images, part=part)
     images = replace(images, y=images.y % CLASSES)
     perceptual = load_perceptual(asked, SIDE)
     weights = "" if perceptual is None or asked.data is None else str(asked.data / LPIPS_FILE)
@@ -111,12 +161,13 @@ def measure_priors(asked: Options, folder: Path, *, part: Part = "report", count
     ]
     answers = AnswerFolder(folder / "answers", fresh="fresh" in asked.flags or asked.quick)
     best: dict[str, str] = {}
-    for column in DEFENSES:
+    for column in scale.columns:
         parts = [slice(i, i + batch) for i in range(0, len(images), batch)]
-        cases = [_observe_batch(column, images, part, asked) for part in parts]
+        cases = [_observe_batch(column, scale.setting, images, part, asked) for part in parts]
         labels = mean(share_of_labels(case, images.y[part], asked) for case, part in zip(cases, parts, strict=True))
         found = {}
-        for name, attack in make_attacks(folder, steps, weights).items():
+        attacks = make_attacks(folder, scale.steps, weights)
+        for name, attack in ((name, attacks[name]) for name in scale.names or attacks):
             for title, one in ((name, attack), (f"{name}, null", attack.null())):
                 own = [answers.attack(one, case, images.x[part], asked) for case, part in zip(cases, parts, strict=True)]
                 found[title] = measure_similarity(torch.cat([answer.x for answer in own]), images.x, perceptual)
@@ -127,9 +178,9 @@ def measure_priors(asked: Options, folder: Path, *, part: Part = "report", count
     return rows, {"best_by_psnr": best, "images": len(images), "part": images.part}
 
 
-def _observe_batch(column: DefendedColumn, images: Images, part: slice, asked: Options) -> Case:
+def _observe_batch(column: DefendedColumn, setting: BatchSetting, images: Images, part: slice, asked: Options) -> Case:
     key, seed = f"client {part.start}", asked.seed + part.start
-    return observe(column, SETTING, images.x[part], images.y[part], key=key, seed=seed, classes=CLASSES)
+    return observe(column, setting, images.x[part], images.y[part], key=key, seed=seed, classes=CLASSES)
 
 
 def _list(found: Similarity) -> ResultRow:
