@@ -46,9 +46,9 @@ def format_rate(estimate: Estimate) -> str:
 
 
 def describe_growth(points: Sequence[GrowthPoint]) -> str:
-    """Return the shares of all points as text, such as "0 % after 1, 20 % after 10, 100 % after 24 rounds".
+    """Return as text the share of recovered examples (`ScoreRow.success`), or the bound on it, of each point by number of rounds.
 
-    Without points, the text is "not counted".
+    Such as "0 % after 1, 20 % after 10, 100 % after 24 rounds". Without points, the text is "not counted".
     """
     shares = [f"{format_percent(point.share)} after {point.rounds}" for point in points]
     return f"{', '.join(shares)} {'round' if points and points[-1].rounds == 1 else 'rounds'}" if shares else "not counted"

@@ -181,7 +181,10 @@ def _build(spec: str, data: DataSpec, device: str) -> nn.Module:
 
 
 def _build_model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
-    """Return the network, cached in this process: its weights may be those of an earlier call."""
+    """Return the network, which is cached in this process.
+
+    Its own weights stay the initial ones: `train` is passed the weights to start from, and does not change those of the network.
+    """
     return _build(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
 
 

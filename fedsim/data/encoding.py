@@ -39,7 +39,9 @@ class KnownColumns:
         if self.ranges_from not in RANGE_SOURCES:
             raise ValueError(f"{self.file}: argument ranges_from must be {' or '.join(RANGE_SOURCES)}, got {self.ranges_from!r}")
         if both := sorted(set(self.ranges) & set(self.categories)):
-            raise ValueError(f"{self.file}: column {both[0]!r} has both a range and categories; give only one of them")
+            raise ValueError(
+                f"{self.file}: the arguments ranges and categories both name column {both[0]!r}; name it in only one of them"
+            )
         for name, given in self.ranges.items():
             pair = isinstance(given, Sequence) and len(given) == 2 and all(map(_is_finite, given))
             if not pair or not given[0] <= given[1]:

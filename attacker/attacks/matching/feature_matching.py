@@ -70,10 +70,13 @@ def can_match_spans(seen: ObservedGradients) -> bool:
 def recover_spans(seen: ObservedGradients, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> dict[str, Tensor]:
     """Return a dict with the linear subspaces (spans) in which the features of the examples of P problems should lie.
 
-    Features are the inputs of the Gaussian layer, a wide layer of random weights. Arguments as in `solve_targets`.
+    Features are the inputs of the Gaussian layer, a wide layer of random weights. They are estimated from this layer's weights
+    and the gradient of the last layer. Arguments as in `solve_targets`.
     The dict holds:
-    bases: (P, N, F, N), for each example an orthonormal basis in columns; as many are nonzero as examples have its label.
-    trust: (P,), from 0 to 1, mean cosine between the estimates of the features from both halves of the layer's neurons.
+    bases: (P, N, F, N), for each example orthonormal columns, followed by zeros: one column if the direction of its features is
+           known (its label is unique, or examples with this label were separated), otherwise as many as examples have its label.
+    trust: (P,), from 0 to 1, mean over examples of the cosine between the estimates from both halves of the Gaussian layer's
+           neurons; a negative cosine counts as 0.
     """
     bases, trust = [], []
     for case, y, rng in zip(cases, labels.cpu(), rngs, strict=True):

@@ -172,7 +172,9 @@ class _ChainBuilder:
         if self.pending or last.activation is not IDENTITY:
             raise NotAChain("there is an activation or another map between its last layer with weights and its logits")
         if not are_reshapes(last.after):
-            raise NotAChain(f"its logits are averages of the outputs of its last layer with weights, {last.name}")
+            raise NotAChain(
+                f"average pooling follows its last layer with weights, {last.name}, so that its logits are not that layer's"
+            )
         if len(last.outputs) != 1:
             raise NotAChain(f"its last layer returns shape {last.outputs} per example, and logits are a vector")
         return Chain(tuple(self.layers))

@@ -125,7 +125,10 @@ def explain_vmap_failure(model: nn.Module, data: DataSpec, loss: str) -> str:
 
 
 class _Network:
-    """A cache key for a network: equal to that of another with the same class, printed layers (`repr`) and parameter shapes."""
+    """A network as a key of the cache of `_find_vmap_failure`, which keeps the outcome of its test as text, and no gradients.
+
+    It is equal to the key of another network with the same class, printed layers (`repr`) and parameter shapes.
+    """
 
     def __init__(self, model: nn.Module, key: tuple[object, ...]) -> None:
         self.model, self.key = model, key

@@ -85,7 +85,8 @@ def make_span_rows(asked: Options) -> Iterator[ResultRow]:
 def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
     """Return one row of the table: how much `spans` finds in the federation of `setting`.
 
-    `overlap_exact` is the share of a client's pairs of rounds for which the attack finds the true number of images in common.
+    `overlap_exact` is a share of all pairs of two rounds of the same client, counted over all clients: those for which the attack
+    finds the true number of images in common.
     `intersections`, `with_relu` and `null` are the shares of all images to which some reconstruction has a PSNR above `EXACT_DB`:
     by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
     `recovered` is the share with one above `SUCCESS_DB` among as many of the first answers as there are images.

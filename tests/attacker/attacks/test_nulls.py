@@ -45,6 +45,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact and nothing": {"name": "exact", "fallback": "none"},
     "exact by search": {"name": "exact", "route": "optimisation"},
     "feature_reconstruction in pixels": {"name": "feature_reconstruction", "matched": "head", "decoder": "pixels"},
+    "feature_reconstruction with features in the network": {
+        "name": "feature_reconstruction",
+        "matched": "head",
+        "decoder": "shared_prior",
+        "injected": True,
+    },
     "hgap by its gradient": {"name": "hgap", "criterion": "gradient"},
     "inverting_gradients from a closed form": {"name": "inverting_gradients", "closed_form_start": True},
     "inverting_gradients with draws": {"name": "inverting_gradients", "draws": True},

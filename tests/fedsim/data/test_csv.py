@@ -134,7 +134,7 @@ def test_a_column_of_numbers_with_given_categories_is_categorical(write: Write) 
         ({"ranges": {"ward": [0, 1]}}, "column 'ward' has a range, but not all its values are numbers"),
         ({"categories": {"ward": []}}, "categories of column 'ward' must be a list of distinct values"),
         ({"categories": {"ward": ["a", "a"]}}, "categories of column 'ward' must be a list of distinct values"),
-        ({"categories": {"age": ["1"]}, "ranges": {"age": [0, 1]}}, "column 'age' has both a range and categories"),
+        ({"categories": {"age": ["1"]}, "ranges": {"age": [0, 1]}}, "ranges and categories both name column 'age'"),
         ({"ranges_from": "server"}, "ranges_from must be held_out or clients, got 'server'"),
     ],
 )

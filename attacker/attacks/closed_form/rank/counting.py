@@ -24,10 +24,11 @@ from attacker.attacks.closed_form.rgap.footprint import LayerFootprint
 
 @dataclass(frozen=True)
 class Group:
-    """A group of taps (positions inside the kernel) that see common input values, and none of those that other groups see.
+    """A group of taps (positions inside the kernel) whose sets of input values overlap, directly or through other taps of it.
 
+    The taps of a group need not see the same values. Taps of different groups see none in common.
     taps:   indices of the taps.
-    values: indices of the values of an input channel that the taps see.
+    values: indices of the values of an input channel that at least one of the taps sees.
     rows:   upper bound on the independent gradient constraints for one input channel. The number of values is a second upper
             bound, and `rows` may exceed it.
     """

@@ -130,6 +130,7 @@ def is_reshape(one: Linear, shape: tuple[int, ...]) -> bool:
 def _compute_pooling_matrix(one: Linear, sides: tuple[int, ...], name: str) -> Tensor:
     if len(sides) != 3 or (count := prod(sides[1:])) > MAX_POOLED_VALUES:
         raise NotAChain(
-            f"{name}: pooling of shape {sides} cannot be analysed; use images (C, H, W) of at most {MAX_POOLED_VALUES} pixels"
+            f"the pooling before or after layer {name} takes inputs of shape {sides} and cannot be analysed; it must take images "
+            f"(C, H, W) of at most {MAX_POOLED_VALUES} pixels"
         )
     return (one(torch.eye(count).reshape(count, 1, *sides[1:])).reshape(count, -1).T > 0).float()

@@ -131,11 +131,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "leaky in the end": (lambda: nn.Sequential(*around(), nn.LeakyReLU()), "between its last layer with weights and its logits"),
     "pooled logits": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        "averages of the outputs of its last layer with weights, 0",
+        "average pooling follows its last layer with weights, 0",
     ),
     "pooled outputs of a matrix": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Unflatten(1, (2, 2, 2)), nn.AvgPool2d(2), nn.Flatten()),
-        "averages of the outputs of its last layer with weights, 1",
+        "average pooling follows its last layer with weights, 1",
     ),
     "images as logits": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3)), r"returns shape \(4, 7, 6\) per example"),
     "a matrix over rows": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(), nn.Linear(144, 2)), r"0 takes inputs of shape"),
