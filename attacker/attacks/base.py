@@ -31,13 +31,13 @@ client could report any number."""
 class Case:
     """The observations that an attack uses together: one or more rounds of one client, ordered by round.
 
-    For an attack with `Need.UNNAMED` they are those of all clients, each under the name `UNNAMED_CLIENT`, in an order within a
-    round that says nothing about the clients.
+    For an attack with `Need.UNNAMED` they are the observations of all clients, each under the name `UNNAMED_CLIENT`, in an order
+    within a round that says nothing about the clients.
 
-    known_labels: the true labels, (N,); those of several observations are concatenated in their order. No server knows them: they
-                  are set only if the user asked for it.
+    known_labels: the true labels, (N,); the labels of several observations are concatenated in their order. No server knows them:
+                  they are set only if the user asked for the labels.
     known_logits: the logits (N, K) of the true examples of the first observation under the weights that were sent; set only if
-                  the user asked for it, too.
+                  the user asked for the logits.
     links:        which batch positions of the observations hold the same example; None if this is not known.
     """
 
@@ -217,10 +217,10 @@ class Attack(Protocol):
     Any class with `needs`, `device`, `null` and `__call__` is an attack; the protocols `Planning` and `Estimated` are optional.
     The registry maps a name to a factory (a function or the class itself) that takes the arguments and returns the attack.
 
-    needs:  conditions that a case must meet. A case that does not is refused with the reason, and not passed to the
-            attack. With `Need.SAME_CLIENT` all usable observations of a client form one case, with `Need.UNNAMED` those of all
-            clients, otherwise each observation is a case. Needs for information that no server has, such as `Need.OWN_IMAGES`,
-            are listed here as well.
+    needs:  conditions that a case must meet. A case that does not meet them is refused with the reason, and not passed to the
+            attack. With `Need.SAME_CLIENT` all usable observations of a client form one case, with `Need.UNNAMED` the usable
+            observations of all clients form one case. With neither, each observation is a case. Needs for information that no
+            server has, such as `Need.OWN_IMAGES`, are listed here as well.
     device: PyTorch device on which the attack computes; `AttackSpec.build` sets it.
     """
 
@@ -232,8 +232,8 @@ class Attack(Protocol):
     def null(self) -> "Attack":
         """Return the same attack without the client's message: only its prior, its starting point and random labels are left.
 
-        The returned attack is called with cases whose updates are all zeros (see `blind_cases`), so that it uses none by
-        mistake. An attack that reads updates only from the cases it is called with may therefore return itself.
+        The returned attack is called with cases whose updates are all zeros (see `blind_cases`), so that it cannot use an update
+        by mistake. An attack that reads updates only from the cases it is called with may therefore return itself.
         """
         ...
 
@@ -297,7 +297,7 @@ class Estimated(Protocol):
 
 
 def estimate_effort(attack: object) -> Effort:
-    """Return the cost that an attack reports; if it reports none, that of one gradient evaluation and no stored vectors."""
+    """Return the cost that an attack reports; if none, the cost of one gradient evaluation and no stored vectors."""
     return attack.effort if isinstance(attack, Estimated) else Effort()
 
 
@@ -311,7 +311,7 @@ def build_reconstruction(
     rng: its initial seed is stored. route: name of the method that found the examples. loss: the attack's own loss after each
     iteration (T,); None for a single 0.
     said: further fields of `Reconstruction` by name, which replace the defaults: confidence NaN (undecided), restarts 1, no
-    oracles, 0 for iterations, evaluations and seconds, and those of `Reconstruction` itself.
+    oracles, 0 for iterations, evaluations and seconds. All other fields have the defaults of `Reconstruction`.
     """
     slots, start = [], 0
     for observation in case.observations:

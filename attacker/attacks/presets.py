@@ -50,9 +50,9 @@ def find_family(model: nn.Module) -> NetworkFamily:
 def get_arguments(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> dict[str, Any]:
     """Return the arguments, by name, that a preset sets for an attack on a model.
 
-    preset: "published" or "tuned". The result is empty if it sets none for this attack, or for this model's family, so that the
-    attack's defaults apply. If it sets `tv`, the weight of the total variation, this is 0 for data that are not images. Raises
-    ValueError for an unknown preset.
+    preset: "published" or "tuned". The result is empty if the preset sets none for this attack, or for this model's family, so
+    that the attack's defaults apply. If the preset sets `tv`, the weight of the total variation, `tv` is 0 for data that are not
+    images. Raises ValueError for an unknown preset.
     """
     settings = get_settings(attack)
     if preset not in settings:

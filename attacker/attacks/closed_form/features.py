@@ -2,7 +2,7 @@
 
 Features are the inputs of the last linear layer. `read_features` separates them by example; for some examples of one label it
 finds only the mean of their features. Each example is then the maximum a posteriori (MAP) estimate given its own features and a
-smoothness prior, computed by Gauss-Newton. The gradients of earlier layers are not used for it.
+smoothness prior, computed by Gauss-Newton. The gradients of earlier layers are not used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ JACOBIAN_CHUNK = 256
 """Number of rows of the Jacobian that are computed at once."""
 SEPARATING_NOISE = 0.1
 """Standard deviation, relative to the prior's, of noise that is added to examples of one label if only the mean of their features
-is known. Without it, they would be equal."""
+is known. Without this noise, their answers would be equal."""
 
 Features = Callable[[Tensor], Tensor]
 """Maps an example (*shape) in [0, 1] to its features (F,)."""
@@ -48,8 +48,8 @@ Features = Callable[[Tensor], Tensor]
 def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Compute the examples of each case from their features, the inputs of the last layer, and return one answer per case.
 
-    An answer has no examples if its features do not explain the last layer's gradient. walk: not used; other closed forms with
-    this signature use it. Raises ValueError if model, training or defense do not allow it (`require_features`).
+    An answer has no examples if the features found do not explain the last layer's gradient. walk: not used; other closed forms
+    with this signature use it. Raises ValueError if model, training or defense do not allow the method (`require_features`).
     """
     require_features(observed)
     return [_answer(observed, i, seed_generator(rng, case, "features")) for i, case in enumerate(observed.cases)]
@@ -89,7 +89,10 @@ def require_features(observed: Observed) -> None:
 
 
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
-    """Return the answer for case i; it has no examples if the last layer's gradient is zero or its features do not explain it."""
+    """Return the answer for case i.
+
+    It has no examples if the last layer's gradient is zero, or if the features read from this gradient do not explain it.
+    """
     if not bool(observed.gradient[models.find_head(observed.model, observed.data)[0]][i].any()):
         return _build_empty_answer(
             observed, "the last layer's gradient, from which features are computed, is zero or was not sent"

@@ -1,8 +1,8 @@
 """Solution of the last layer for one example: its input features f, and k = dL/dlogits (R-GAP, section 3.1.1).
 
 For one example, dL/dW = k f^T. With a bias, k is the gradient of the bias. Without one, k and f are known up to a factor, which
-follows from the loss. Several factors may be possible: that of the example, and that of a twin (R-GAP, appendix B), a multiple of
-f with the same gradient.
+follows from the loss. Several factors may be possible: the factor of the example, and the factor of a twin (R-GAP, appendix B), a
+multiple of f with the same gradient.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ MIN_LABEL_ENTRY = 0.25
 MIN_LOSS_SHARE = 1e-14
 """Smallest 1 - p_y that is searched for, with p_y the probability of the label."""
 MAX_SECOND_SINGULAR_VALUE = 1e-3
-"""Largest second singular value, relative to the first, of a gradient that counts as that of one example."""
+"""Largest second singular value, relative to the first, of a gradient that counts as the gradient of one example."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,14 @@ def read_heads(
 ) -> list[HeadReading]:
     """Return the solutions of the last layer for N problems (gradients of one example each), the most plausible first.
 
-    Each entry of the list holds one solution for every problem. `valid` is false where there is none, or another one has a far
-    smaller misfit. Where no example has exactly this gradient, the nearest possible solution counts as one, and `clamped` is set.
+    Each entry of the list holds one solution for every problem. `valid` is false for a problem for which there is none, or for
+    which another solution has a far smaller misfit. Where no example has exactly this gradient, the nearest possible solution
+    counts as one, and `clamped` is set.
     If the gradient of the layer's bias is given and not zero for at least one problem, the list has one entry. It is valid for
-    all problems, but has NaN features for those in which that gradient is zero.
-    Otherwise, with two or more logits: ordered by misfit for each problem.
-    A single logit without a bias: one solution for each label, the likelier label first (guessed from the gradient's sign), then
-    their twins.
+    all problems, but has NaN features for the problems in which the gradient of the bias is zero.
+    Otherwise, the solutions for two or more logits are ordered by misfit for each problem.
+    For a single logit without a bias, the list has one solution for each label, the likelier label first (guessed from the
+    gradient's sign), then their twins.
     Raises ValueError for a single logit with a bias whose gradient is zero or None.
     loss: name of the loss. weight, gradient: (1 or N, K, F) and (N, K, F) in float64. bias, bias_gradient: (1 or N, K) and
     (N, K), or None.
@@ -132,7 +133,7 @@ def _solve_from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, 
 def _solve_from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
     """Return the solutions for a single logit without bias: one for each label and each root of the loss equation.
 
-    The equation is that of `solve_logistic`, where s is the scalar product of the weight and its gradient.
+    The loss equation is the one that `solve_logistic` solves, with s the scalar product of the weight and its gradient.
     """
     lower, upper, two, clamped = solve_logistic((weight * gradient).sum(dim=(1, 2)))
     first = gradient[:, 0].sum(dim=1) < 0  # right if most features are positive
@@ -164,9 +165,10 @@ def _list_candidate_labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return one or two pairs (candidates for the label (N,), mask (N,) of the problems for which they are candidates).
 
     u: (N, K), dL/dlogits up to a factor. The label's entry is the only one with its sign, and is minus the sum of all others, so
-    that it has the largest magnitude. That entry is the first candidate. If the largest entry of the other sign has more than
-    MIN_LABEL_ENTRY of its magnitude, rounding may have swapped them, and it is the second candidate. If no entry has the other
-    sign, the label's entry was rounded to zero, so that the entry with the smallest magnitude is the candidate.
+    that it has the largest magnitude. That entry is the first candidate. If the magnitude of the largest entry of the other sign
+    is more than MIN_LABEL_ENTRY times that of the first candidate, rounding may have swapped the two entries, and the entry of
+    the other sign is the second candidate. If no entry has the other sign, the label's entry was rounded to zero, so that the
+    entry with the smallest magnitude is the candidate.
     """
     longest = u.abs().argmax(dim=1)
     across = (-u.gather(1, longest[:, None]).sign() * u).clamp(min=0)
@@ -185,8 +187,9 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
     """Return the solutions for labels y (N,), where k = dL/dlogits is c u: u (N, K) is given, the factor c is sought.
 
     A factor c is a solution if 1 - p_y equals the sum of the entries of k other than the label's, with p_y the label's
-    probability that follows from c. If no c is one, that with the smallest difference is used, and the solution is marked as
-    `clamped`. The sum is equal to -k_y, but more accurate: for a confident prediction, p_y - 1 loses most digits in float32.
+    probability that follows from c. If no c is a solution, the c with the smallest difference of the two sides is used, and
+    marked as `clamped`. The sum is equal to -k_y, but more accurate: for a confident prediction, p_y - 1 loses most digits in
+    float32.
     """
     v = (u[:, None] @ gradient)[:, 0]  # f = v / c
     slope, offset = (weight @ v[..., None])[..., 0], torch.zeros_like(u) if bias is None else bias.expand_as(u)

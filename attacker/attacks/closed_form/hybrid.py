@@ -42,7 +42,7 @@ class Hybrid:
 
     criterion: how answers are compared, a name that `get_criterion` accepts. knows_defense: whether the criterion "gradient"
                models the defense; `closed` and `search` have settings of their own.
-    sees_gradient: False gives the null (the attack without the client's update), that of `search`.
+    sees_gradient: False gives the null (the attack without the client's update), for which the null of `search` is used.
     """
 
     name: str

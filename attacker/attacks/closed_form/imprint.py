@@ -1,9 +1,10 @@
 """Reading single examples off the gradient of an imprint layer (Fowl et al. 2022, "Robbing the Fed").
 
-All neurons of the layer measure one linear quantity of the input, and neuron i reacts if it exceeds the threshold t_i. Let G_i be
-the gradient of the weights of neuron i and g_i that of its bias. If the network treats the outputs of all neurons alike, the
-differences G_i - G_(i+1) and g_i - g_(i+1) contain only the examples in bin i, between the thresholds t_i and t_(i+1). If there
-is exactly one, its input is their quotient. The difference g_i - g_(i+1) is called the bin's bias difference here.
+All neurons of the layer measure one linear quantity of the input, and neuron i reacts if this quantity exceeds the threshold t_i.
+Let G_i be the gradient of the weights of neuron i, and g_i the gradient of its bias. If the network treats the outputs of all
+neurons alike, the differences G_i - G_(i+1) and g_i - g_(i+1) contain only the examples in bin i, between the thresholds t_i and
+t_(i+1). If bin i holds exactly one example, the layer's input for this example is the quotient of the two differences. The
+difference g_i - g_(i+1) is called the bin's bias difference here.
 """
 
 from collections.abc import Sequence
@@ -25,11 +26,13 @@ ROUNDING = 2.0**-18
 MIN_NOISE_RATIO = 5.0
 """A bin counts as occupied if its bias difference is this many times the noise."""
 EMPTY_QUANTILE = 0.05
-"""Quantile, over the bins, of the root mean square of G_i - G_(i+1) that is taken as the noise: that of bins without examples."""
+"""Quantile, over the bins, of the root mean square of G_i - G_(i+1) that is taken as the noise. At least this share
+of the bins is assumed to hold no example."""
 CERTIFIED_ERROR = 1e-3
 """Largest `ImprintedExamples.error` of a bin that counts as explained by a single example."""
 CERTIFIED_CONFIDENCE = 0.99
-"""Confidence in an example that explains its bin alone. A mixture does so by coincidence only, once in about a thousand cases."""
+"""Confidence in an example that explains its bin alone. A mixture of several examples explains a bin by coincidence only, once
+in about a thousand cases."""
 RECOVERED_MSE = 0.009
 """Mean squared error up to which scoring counts an image as recovered."""
 MARGIN = 0.05
@@ -102,7 +105,8 @@ class ImprintedExamples:
     x:          (M, *shape), quotients of the differences: the example, if a bin holds only one; otherwise a mixture.
     y:          (M,) the label with which x explains the bin's bias difference best.
     error:      (M,) distance between the bias difference of the single example (x, y) and the observed one, relative to the
-                latter, multiplied by the number of labels: each label is one more chance that a mixture matches by coincidence.
+                observed one, multiplied by the number of labels: each label is one more chance that a mixture matches by
+                coincidence.
     plausible:  (M,) whether x lies between the thresholds of its bin and in the range of the data.
     size:       (M,) magnitude of the bias difference.
     confidence: (M,) estimated probability that the example is recovered.
@@ -177,7 +181,7 @@ def _find_occupied(bias: Tensor, row_steps: Tensor, bias_steps: Tensor) -> Tenso
 
 
 def _check_bins(inputs: Tensor, occupied: Tensor, layer: ImprintLayer) -> Tensor:
-    """Return a mask (M,): whether each input lies between the thresholds of its bin, up to one per cent of their distance."""
+    """Return a mask (M,): whether each input lies between its bin's thresholds, up to one per cent of the bin's width."""
     value = inputs @ layer.direction
     low = layer.thresholds[occupied]
     high = torch.cat([layer.thresholds[1:], torch.full_like(layer.thresholds[:1], torch.inf)])[occupied]
@@ -202,7 +206,7 @@ def _fit_labels(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Te
 def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Tensor) -> Tensor:
     """Return the derivative of each example's own loss by a bias, for every label, (M, num_classes).
 
-    The bias is that of neuron i, whose threshold is the lower end of the example's bin i.
+    The bias belongs to neuron i, whose threshold is the lower end of the example's bin i.
     occupied: indices i of the bins. x: examples (M, *shape), one per bin, which are clamped to [0, 1] here.
     """
     kept: list[Tensor] = []
@@ -232,9 +236,9 @@ def _judge(error: Tensor, plausible: Tensor, count: int, noise: Tensor) -> Tenso
     """Return an estimate of the probability that the example of each occupied bin is recovered, (M,).
 
     It is `CERTIFIED_CONFIDENCE` where a single example explains the bias difference (`error` is at most CERTIFIED_ERROR), and 0
-    for implausible bins. For the others it is a lower bound by counting. I implausible bins hold at least two of the `count`
-    examples each, so that at most L = count - 2 I examples are left for the P plausible bins, of which at least 2 P - L then hold
-    a single one. If C of these are certified, the bound is (2 P - L - C) / (P - C), clamped to [0, 1].
+    for implausible bins. For other plausible bins it is a lower bound by counting. I implausible bins hold at least two of the
+    `count` examples each, so that at most L = count - 2 I examples are left for the P plausible bins, of which at least 2 P - L
+    then hold a single one. If C of the P plausible bins are certified, the bound is (2 P - L - C) / (P - C), clamped to [0, 1].
     noise: (M,) standard deviation of the noise in a pixel of x. If its square exceeds RECOVERED_MSE, the probability is 0, even
            where a single example explains the bias difference.
     """

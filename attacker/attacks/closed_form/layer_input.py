@@ -1,8 +1,8 @@
 """Route `layer_input`: computes the input of a hidden linear layer from its gradient, and inverts the layers before it.
 
-For one example, the gradient of the weight of a layer W h + b is d h^T, and that of its bias is d. If d is not zero, h, the
-layer's input, follows without a search, whatever layers precede or follow. This includes the encoder of a variational bottleneck
-(PRECODE), whatever was drawn after it.
+For one example, the gradient of the weight of a layer W h + b is d h^T, and the gradient of b is d. If d is not zero, h, the
+layer's input, follows without a search, whatever layers precede or follow. The layer may also be the encoder of a variational
+bottleneck (PRECODE), whatever random values are drawn after it.
 
 The answer is a maximum a posteriori (MAP) estimate by Adam, with a smoothness prior, in up to two stages: first from h alone,
 then also from the gradient of the last convolution before the layer. If the loss depends on x only through h, the gradient of a
@@ -34,7 +34,7 @@ is hardly more than the prior."""
 MAX_WEIGHTS = 2**24
 """Largest number of parameters of a network that is inverted; every iteration is a forward and backward pass through it."""
 MIN_ZERO_SHARE = 0.02
-"""Smallest share of zeros among the layer's inputs. Without zeros no ReLU precedes it, and gradient matching does better."""
+"""Smallest share of zeros among the layer's inputs. Without zeros no ReLU precedes the layer, and gradient matching is better."""
 MAX_ZERO_INPUT = 1e-4
 """Inputs below this share of the largest one count as zero, since rounding errors are of that size."""
 MAX_RANK_ONE_ERROR = 0.02
@@ -81,8 +81,8 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     The layer has a bias and is trained, it is called once and on one vector per example, its gradient is not distorted by a known
     defense, its input depends on the example, and the number of distinct values of this input is at least MIN_INPUT_RATIO times
     the number of values of an example. Equal values, such as copies made by pooling, count once (`_count_distinct`).
-    Raises ValueError with the reason if there is none, if the update is not of one example and one step, if the network has more
-    than MAX_WEIGHTS parameters, or if it was trained with dropout.
+    Raises ValueError with the reason if there is no such layer, if the update is not of one example and one step, if the network
+    has more than MAX_WEIGHTS parameters, or if it was trained with dropout.
     """
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
@@ -137,7 +137,7 @@ class _RecordedPasses:
         """Return, by name, the input of each linear layer that is called once with one row, for x (*shape) in [0, 1].
 
         Returned tensors that depend on x are differentiable with respect to x. The logits are kept in `logits`.
-        changed: values by parameter name that replace those of the network in this pass.
+        changed: values by parameter name that replace the network's own values in this pass.
         """
         seen: dict[str, list[Tensor]] = {}
         handles = [
@@ -179,7 +179,7 @@ class _RecordedPasses:
 def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the answer for case i. It has no examples if the layer's gradient is zero or not of rank one.
 
-    Nor has it if less than a share MIN_ZERO_SHARE of the layer's inputs is zero: it is then assumed that no ReLU precedes it.
+    It also has no examples if less than a share MIN_ZERO_SHARE of the layer's inputs is 0: then probably no ReLU precedes it.
     """
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):

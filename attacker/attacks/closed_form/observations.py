@@ -35,7 +35,7 @@ class Observed:
     """N stacked observations of the same model, data and training settings, in float64.
 
     model:     the network, whose own weights are not used.
-    weights:   those that the server sent, by parameter name, (1 or N, *shape); 1 if all observations share them.
+    weights:   weights that the server sent, by parameter name, (1 or N, *shape); 1 if all observations share them.
     gradient:  by parameter name, (N, *shape), as `convert_to_gradient` recovers it from the updates.
     buffers:   by name, (N, *shape), or (*shape) if `same_buffers`.
     simulated: function from (weights, x, y, buffers) to the gradient of candidate examples x with labels y.
@@ -105,12 +105,12 @@ class Observed:
         return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
 
     def measure_misfit(self, i: int, x: Tensor, y: Tensor) -> float:
-        """Return the distance of an answer's gradient to the observed gradient of case i, relative to the norm of the latter.
+        """Return the distance of an answer's gradient from the observed one of case i, relative to the observed one's norm.
 
         The answer's gradient first passes through `channel`, which simulates the clients' defense. Parameters in `omitted` are
         left out.
         0 means exact; 1 is the distance of a zero gradient, and is also returned for NaN and for no examples. If the answer has
-        fewer examples than the client, the others are taken to contribute nothing to the mean gradient.
+        fewer examples than the client, the missing examples are taken to contribute nothing to the mean gradient.
         x: (B, *shape) in [0, 1]. y: (B,).
         """
         if not len(x):
@@ -167,9 +167,9 @@ class Observed:
 
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> Observed:
-    """Stack the first observation of each case. Raises ValueError if the gradient of one is zero, or has NaN or infinite values.
+    """Stack the first observation of each case. Raises ValueError if a gradient is zero, or has NaN or infinite values.
 
-    knows_defense: whether `simulated`, `channel` and `omitted` follow the clients' defense; otherwise none is assumed.
+    knows_defense: whether `simulated`, `channel` and `omitted` follow the clients' defense; if False, no defense is assumed.
     """
     observations = [case.observations[0] for case in cases]
     first = observations[0]

@@ -28,7 +28,7 @@ MAX_NOISE_RATIO = 1.1
 """A search result is preferred to a closed form if its distance to the observed gradient is at most this multiple of the known
 noise: a closed form with a smaller distance then fits the noise."""
 EXACT_DISTANCE = 1e-3
-"""Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the latter."""
+"""Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the observed one."""
 WHOLE_NETWORK_ROUTES = ("layers", "peeled")
 MAX_UNDEFENDED_DISTANCE = 0.3
 """Distance from which answers of WHOLE_NETWORK_ROUTES are undecided if no defense explains it."""
@@ -50,9 +50,9 @@ class ClosedForm:
 
     routes:    names of closed forms in `ROUTES`, tried in order until an answer is exact and, by count of equations, the only
                input with this gradient.
-    fallback:  search for cases without an exact or `final` answer, started from the best answer. Of both, the one whose gradient
-               is nearer to the observed one is returned, or the search's if the other would fit noise. Without a fallback, the
-               best closed-form answer is returned.
+    fallback:  search for cases without an exact or `final` answer, started from the best answer. Of the search's answer and the
+               closed form's, the one whose gradient is nearer to the observed one is returned, or the search's answer if the
+               closed form's would fit noise. Without a fallback, the best closed-form answer is returned.
     walk:      settings of R-GAP.
     stability: whether to repeat a closed form with an exact answer on a gradient with added random rounding errors, and lower the
                confidence by how much the answer changes, if the closed form does not measure its certainty itself.
@@ -119,11 +119,11 @@ class ClosedForm:
 class _Found:
     """The best answer to one case so far.
 
-    missed:  distance between the answer's gradient and the observed one, relative to the norm of the latter; inf without an
+    missed:  distance between the answer's gradient and the observed one, relative to the norm of the observed one; inf without an
              answer.
     tried:   number of answers checked.
     reasons: dict from the name of a closed form to why it gave no answer.
-    open_question: the first `ClosedFormAnswer.open_question` of all answers, which may also be true of the others.
+    open_question: the first `ClosedFormAnswer.open_question` of all answers, which may also be true of the other answers.
     """
 
     answer: ClosedFormAnswer | None = None
@@ -195,7 +195,7 @@ class Routing:
     def get_warm_start(self, i: int) -> Given | None:
         """Return the warm start of a search for case i: its best answer, clamped to [0, 1].
 
-        None if it has no answer, or the answer's gradient is no nearer to the observed one than a zero gradient.
+        None if the case has no answer, or the answer's gradient is no nearer to the observed one than a zero gradient.
         """
         found = self.found[i]
         if found.answer is None or found.missed >= 1:
@@ -259,7 +259,7 @@ class Routing:
         """Search for the cases that no closed form answered exactly; return a dict from their indices to reconstructions.
 
         rest: indices of these cases in `self.cases`. The search is the attack's `fallback`, which starts from the best
-              closed-form answer. The result is empty without a fallback, and lacks the cases that it cannot attack.
+              closed-form answer. The result is empty without a fallback, and lacks the cases that the search cannot attack.
         """
         attack = self.attack.fallback
         if attack is None:

@@ -33,8 +33,8 @@ def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Clo
     """Solve for the inputs of a first linear layer, as far as the gradient separates the examples; return one answer per case.
 
     A case is of one example or a batch. Its answer may have fewer examples than the batch, or none. The label of an example is
-    that with which its simulated gradient at the layer's outputs fits best the part of the observed one that it has to explain.
-    Raises ValueError if the model is not a chain of layers that begins with a linear layer.
+    the label with which its simulated gradient at the layer's outputs fits best the part of the observed one that it has to
+    explain. Raises ValueError if the model is not a chain of layers that begins with a linear layer.
     """
     chain = _require_linear(observed)
     return [_solve_case(observed, chain, i, rng) for i in range(len(observed.cases))]
@@ -54,7 +54,7 @@ def _require_linear(observed: Observed) -> Chain:
 def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Solve linear equations for the input of each layer, from the last to the first (R-GAP); return one answer per case.
 
-    If several inputs have the same gradient, by count of equations, it finds one of them, and a note says so.
+    If several inputs have the same gradient, by count of equations, R-GAP finds one of these inputs, and a note says so.
     Raises ValueError if R-GAP does not apply, see `run_rgap`.
     """
     chain = require_single(observed)
@@ -218,7 +218,7 @@ def _is_settled(observed: Observed, i: int, found: LinearAnswer) -> bool:
 
     The rest then differs only because clients train otherwise than stated, for example with another loss or learning rate. False
     if the defense adds noise, or if the norm of the inputs is unknown. `found.ambiguous` does not matter here: for an ambiguous
-    answer, the caller also checks that its values are those of an 8-bit image, which those of a mixture are not.
+    answer, the caller also checks that its values are those of an 8-bit image, which a mixture's values are not.
     """
     if observed.estimate_noise(i) > 0 or not found.scaled:
         return False

@@ -13,7 +13,7 @@ from attacker.attacks.matching.warm_starts import Given
 
 
 def add_feature_start(attack: GradientMatching) -> GradientMatching:
-    """Return the search with an additional first start from the closed form `features`, for cases to which that applies.
+    """Return the search with an additional first start from the closed form `features`, for cases to which it applies.
 
     This closed form computes the inputs of the last layer (features) of each example and inverts them.
     """

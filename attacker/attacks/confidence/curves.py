@@ -23,7 +23,7 @@ class Curve:
 
     features:  names of the features. weights: one per feature. intercept: of the regression.
     low, high: range of each feature; values outside of it are clamped.
-    facts:     ranges of features outside of which the curve does not apply: mostly of those that are known before the attack,
+    facts:     ranges of features outside of which the curve does not apply: mostly of features that are known before the attack,
                such as the number of examples.
     answers, recovered: number of reconstructed examples on which it was fitted, and how many of them were recovered.
     unsure:    (low, high), the open interval of probabilities that are replaced by NaN (undecided), since they were wrong for

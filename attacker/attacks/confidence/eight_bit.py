@@ -1,8 +1,8 @@
 """Recognition of examples by their values: images are stored with 8 bits per value, that is as multiples of 1/255.
 
-The values of a mixture of images, or of an image with errors, do not fall on this grid, so that an answer whose values all do is
-an image, whatever the gradient says. This holds for images that were not changed after loading by steps that leave the grid, such
-as interpolation to another size or a change of contrast.
+The values of a mixture of images, or of an image with errors, do not fall on this grid, so that an answer whose values all fall
+on it is an image, whatever the gradient says. This holds for images that were not changed after loading by steps that leave the
+grid, such as interpolation to another size or a change of contrast.
 """
 
 import math
@@ -13,7 +13,7 @@ LEVELS = 255
 MAX_GRID_DISTANCE = 0.15
 """Largest distance of a value to the nearest multiple of 1/255, in units of 1/255. A random value passes with a chance of 0.3."""
 MIN_GRID_VALUES = 20
-"""Smallest number of values besides 0 and 1 that the test needs. As many random values pass it with a chance of 4e-11."""
+"""Smallest number of values besides 0 and 1 that the test needs. 20 random values pass it with a chance of 4e-11."""
 MIN_GRID_LEVELS = 8
 """Smallest number of different values besides 0 and 1; an answer of one grey level is no evidence."""
 

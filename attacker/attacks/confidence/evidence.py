@@ -22,8 +22,8 @@ CERTIFIED_MISFIT, MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE = 1e-4, 0.9, 0.99
 certainty of a certified example, and the confidence in it. This applies where the calibration does not, such as to larger
 batches. If the gradient contains a defense's noise, the distance is larger, so that nothing is certified."""
 MAX_OUTSIDE, LIKELY = 0.009, 0.5
-"""Largest mean squared distance of an image to [0, 1] at which it may be recovered, the threshold of scoring, and confidence from
-which an image that is farther away is undecided."""
+"""Largest mean squared distance of an image to [0, 1] at which it may be recovered (the threshold of scoring), and confidence
+from which an image that is farther away is undecided."""
 MAX_EXACT_MISFIT = 1e-10
 """Share of a gradient's power below which differences are rounding errors of float32."""
 MAX_DUPLICATE_DISTANCE = 1e-6
@@ -34,8 +34,8 @@ FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "o
 """Names of the features from which confidence may be estimated. All but `examples` and `linked` are decimal logarithms.
 
 misfit:    share of the gradients' power that is not explained, beyond known noise.
-drift:     power of the gradient's change over the client's local steps, relative to the gradient's, if they are treated as one
-           step.
+drift:     power of the gradient's change over the client's local steps, relative to the gradient's power, if the attack treats
+           these steps as one step.
 equations: number of gradient entries that were sent, per value that is searched for.
 error:     expected squared error of pixels under the Laplace approximation of the posterior.
 step:      mean squared change that another Gauss-Newton step would make.
@@ -45,7 +45,8 @@ examples:  binary logarithm of the number of examples.
 linked:    certainty of the links between rounds, in [0, 1].
 """
 IMAGE_SIDES = (8, 64)
-"""Smallest and largest height and width of images to which the calibration applies: half and twice those of its images."""
+"""Smallest and largest height and width of images to which the calibration applies: half the
+smallest and twice the largest of its images."""
 KNOWN_LAYERS = (
     nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Flatten, nn.Identity,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Sigmoid, nn.Tanh, nn.Hardtanh,
@@ -95,7 +96,7 @@ class SearchAnswer:
     """The result of a search for one case, with the data from which confidence is estimated.
 
     x:           all examples that were searched for; if local epochs are simulated separately, one copy of each per epoch.
-    examples:    number of examples without these copies; they are the first rows of x.
+    examples:    number of examples without these copies; the examples themselves are the first rows of x.
     compared:    the observations of the case.
     data, model: the data specification and the network.
     evaluations: number of gradient evaluations of the search.
@@ -105,7 +106,8 @@ class SearchAnswer:
     unfamiliar:  the reason why the calibration does not apply, if the search knows one; otherwise empty.
     given_up:    whether the search was stopped because it was hopeless.
     drift:       function that returns how much the gradient of x changes over the client's local steps if the attack treats them
-                 as one step, 0-d: squared norm of the change, relative to that of the gradient. It returns 0 otherwise.
+                 as one step, 0-d: squared norm of the change, relative to the squared norm of the gradient. It returns 0 in all
+                 other cases.
     """
 
     x: Tensor
@@ -125,9 +127,9 @@ def judge_search(found: SearchAnswer, route: str) -> Judged:
     """Estimate the confidence in each example that a search found. route: the method of the search, which selects the curve.
 
     Confidence is undecided if the calibration does not cover the network, the images or the answer. Otherwise, a search that was
-    given up gets the confidence of an answer without the gradient, since none that was given up in the calibration would have
-    succeeded. For the others, the curvature of the gradient is computed, which takes as long as many iterations of the search. If
-    it cannot be computed, confidence is undecided as well.
+    given up gets the confidence of an answer without the gradient, since no search that was given up in the calibration would
+    have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
+    the search. If it cannot be computed, confidence is undecided as well.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = _compute_shares(found)
@@ -162,11 +164,11 @@ def judge_closed_form(
     """Estimate the confidence in an answer x (N, *shape) of a closed form.
 
     route:    name of the closed form, which selects the calibration curve.
-    missed:   distance between its gradient and the observed one, relative to the norm of the latter.
+    missed:   distance between the answer's gradient and the observed one, relative to the norm of the observed one.
     stays:    (N,) in [0, 1], how certain the closed form is of each example (`ClosedFormAnswer.stays`).
     examples: number of examples in the batch.
     open_question: reason why a confidence of at least LIKELY is replaced by NaN; "" for none.
-    The confidence is that of the calibration curve (`judge`), with four exceptions that are applied in this order:
+    The confidence is taken from the calibration curve (`judge`), with four exceptions that are applied in this order:
     1. A whole batch of the route `linear` is certified: if the batch has several examples, x holds all of them, the confidence of
        all is NaN so far, and `missed` is at most CERTIFIED_MISFIT, then examples with `stays` of at least MIN_CERTIFIED_STAYS get
        CERTIFIED_CONFIDENCE.
@@ -306,7 +308,7 @@ def _measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, T
 
     They are the mean posterior variance (`Posterior.estimate_error`), and the mean squared change by that step
     (`Posterior.estimate_next_step`).
-    Residuals are differences between simulated and observed gradients, relative to the norm of the latter.
+    Residuals are differences between simulated and observed gradients, relative to the norm of the observed ones.
     variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
     """
     least = torch.finfo(found.x.dtype).tiny

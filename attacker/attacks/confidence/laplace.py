@@ -1,4 +1,4 @@
-"""The Laplace approximation of the posterior of the examples given a gradient, which shows how far it determines them."""
+"""The Laplace approximation of the posterior of the examples given a gradient: how far the gradient determines the examples."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,15 @@ from torch.func import vjp
 from attacker.attacks.optimisers.conjugate_gradients import conjugate_gradients
 
 PRIOR_VARIANCE = 0.06
-"""Prior variance of pixels in [0, 1], about that of photographs."""
+"""Prior variance of pixels in [0, 1], about the variance of photographs."""
 CG_ITERATIONS = 12
 """Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose."""
 
 Residuals = Callable[[Tensor], tuple[Tensor, ...]]
 """Maps examples (N, *shape) to the differences between their gradient and the observed one, one tensor per parameter.
 
-They are not concatenated: the derivative of each part would be a vector of all parameters, and adding these up would dominate the
-time of deep networks.
+The tensors are not concatenated: the derivative of each part would be a vector of all parameters, and adding these up would
+dominate the time of deep networks.
 """
 
 

@@ -2,8 +2,8 @@
 
 In a chain of layers, z[i] = w[i] * a[i] + b[i] and a[i + 1] = f[i](z[i]). With d[i] = dL/dz[i], the gradient of w[i] is the
 product of a[i] and d[i], for each problem separately. Let D be a distance that depends on these gradients, and
-v[i] = dD/d(dL/dw[i]). Then dD/dx is the gradient by x of the directional derivative of L along v. It takes one more forward and
-backward pass (Pearlmutter 1994, "Fast exact multiplication by the Hessian", section 3, with its R{w} = v), where
+v[i] = dD/d(dL/dw[i]). Then dD/dx is the gradient by x of the directional derivative of L along v. Computing it takes one more
+forward and backward pass (Pearlmutter 1994, "Fast exact multiplication by the Hessian", section 3, with its R{w} = v), where
 u[i] = dL/da[i] and v_b[i] is the part of v for b[i]:
 
     Rz[i] = w[i] * Ra[i] + v[i] * a[i] + v_b[i],    Ra[i + 1] = f'(z[i]) Rz[i],    Ra[0] = 0
@@ -44,9 +44,9 @@ if labels are soft, by y (P, N, K)."""
 class Adjoints(Protocol):
     """Protocol of a function that returns the weight gradients of P problems of N examples and their vector-Jacobian product.
 
-    x: normalised inputs (P, N, *shape). y: labels (P, N), or soft labels (P, N, K). It returns dL/dw of each problem's mean loss
-    by parameter name, one row per problem, and the function that maps derivatives back to x and, if soft, y. Autograd does not
-    work on it.
+    x: normalised inputs (P, N, *shape). y: labels (P, N), or soft labels (P, N, K). A call returns dL/dw of each problem's mean
+    loss by parameter name, one row per problem, and the function that maps derivatives back to x and, if soft, y. Autograd cannot
+    differentiate the gradients.
 
     Gradients of convolution weights are stored as (P, out, *kernel, in). For one problem, without the first axis,
     `restore_shapes` converts them to the shape of the weights, and `lay_out` converts back.

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 EvaluateLoss = Callable[..., tuple[Tensor, Tensor]]
-"""Maps the search variables (P, D) of P problems, and tensors with one row per problem, to the losses (P,) of the searches and
-their gradients by the search variables (P, D). It returns the gradients first."""
+"""Maps the search variables (P, D) of P problems, and tensors with one row per problem, to a tuple: the gradients (P, D)
+of the losses by the search variables, and the losses (P,) of the searches."""
 
 MIN_SHARE = 0.6
 """Share of the problems below which the uncompiled function is used. The compiled one always computes the initial number of
@@ -27,9 +27,9 @@ class Compiled:
 
     evaluate:  the function to compile.
     otherwise: the uncompiled function, used for fewer than MIN_SHARE * size or more than `size` problems. If PyTorch finds no
-               compiler or cannot compile, it is used for all further calls, after one warning.
+               compiler or cannot compile, the uncompiled function is used for all further calls, after one warning.
     size:      number of problems of the compiled function; from MIN_SHARE * size problems on, smaller batches are padded with
-               copies of the first problem. It is given by the caller, so that a search that resumes from a checkpoint computes
+               copies of the first problem. The caller gives this number, so that a search that resumes from a checkpoint computes
                bitwise the same.
     """
 

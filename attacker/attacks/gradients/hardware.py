@@ -25,7 +25,7 @@ MAX_TENSOR_BYTES = 32 * 2**20
 MAX_KEPT_BYTES = 512 * 2**20
 """Largest amount of free memory that is kept by default."""
 MAX_KEPT_BYTES_OF_LARGE = 2**31 - 1
-"""The same for larger tensors; the largest value that `mallopt` takes."""
+"""Largest amount of free memory that is kept for larger tensors; the largest value that `mallopt` takes."""
 
 
 @lru_cache(maxsize=2)

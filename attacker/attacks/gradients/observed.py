@@ -30,8 +30,8 @@ class ObservedGradients:
     gradients:       gradients by parameter name, (cases, *shape): the updates divided by minus the total learning rate of the
                      local steps, without the weight decay (`convert_to_gradient`).
     seen:            the updates themselves, by parameter name, (cases, *shape).
-    weights, buffers: those that the server sent, by name. They have one row per case, unless all cases have the same ones, that
-                     is if `shared` (weights) or `same_buffers` (buffers) is set.
+    weights, buffers: weights and buffers that the server sent, by name, with one row per case. If all cases have the same ones,
+                     that is if `shared` (weights) or `same_buffers` (buffers) is set, there is no axis for cases.
     channel:         the attacker's model of how the defense changes an update; `transparent`, which changes nothing, if
                      `knows_defense` is false.
     omitted:         names of parameters whose gradients are not compared, such as those that the defense makes random
@@ -41,7 +41,7 @@ class ObservedGradients:
     defended:        whether a defense that the attacker knows changes the gradient or the update.
     variance:        variance of the defense's known noise per coordinate of the gradient, averaged over all coordinates,
                      (cases,); 0 if `knows_defense` is false. If an observation is the sum of several clients' updates (secure
-                     aggregation), it is the variance in their mean.
+                     aggregation), it is the variance in the mean of these updates.
     """
 
     def __init__(self, observations: Sequence[Observation], *, model: nn.Module, device: str, knows_defense: bool = True) -> None:

@@ -49,7 +49,7 @@ def _pair_up(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _flatten(simulated: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors flattened in the same order of entries: that of the memory of `simulated`, if this is channels last."""
+    """Return both tensors flattened alike: in the memory order of `simulated` if this is channels last, else in index order."""
     if simulated.ndim == 4 and simulated.is_contiguous(memory_format=torch.channels_last):
         simulated, observed = (t.permute(0, 2, 3, 1) for t in (simulated, observed))
     return simulated.reshape(-1), observed.reshape(-1)

@@ -29,7 +29,7 @@ class Tap:
     """The record of one layer call.
 
     edge:  autograd's edge of the layer's output, before any in-place operation on this output; `torch.autograd.grad` computes the
-           derivative of the loss by it.
+           derivative of the loss by this output.
     rules: dict from the name of each recorded weight to a function that maps that derivative to the weight's gradients for the P
            problems (batches that share the weights): a tensor (P, *shape) or a tuple of P tensors.
     """
@@ -44,7 +44,7 @@ class Taps(TorchFunctionMode):
     Their outputs are computed by this module's own functions. Other uses of a weight are not recorded. A weight is recognised by
     the identity of its tensor.
     problems:  number P of problems (batches that share the weights) whose examples are in the forward pass.
-    precision: data type of convolutions, except of small ones (`_is_small`); None for that of their inputs.
+    precision: data type of convolutions, except of small ones (`_is_small`); None for the data type of their inputs.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], problems: int, precision: torch.dtype | None = None) -> None:

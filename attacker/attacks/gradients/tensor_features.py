@@ -6,9 +6,9 @@ with a_ik the derivative of the loss by this logit. By Stein's lemma, the mean o
 tensor He_p of order p, tends to c_p sum_i a_ik |z_i|^(1-p) z_i^(tensor power p), with c_p = E[relu(u) He_p(u)] for u normal
 (Wang et al. 2023). The relative error falls with the root of neurons per feature.
 
-Order 1 gives the features of an example whose label is unique in the batch, and the mean of those of equal labels. Order 2 gives
-the span of the latter. Order 3 separates them inside the span; as c_3 is 0 for ReLU, order 4 with one index contracted takes its
-place, and order 3 with one index contracted that of order 2 for activations whose c_2 is 0.
+Order 1 gives the features of an example whose label is unique in the batch, and the mean of the features of examples with equal
+labels. Order 2 gives the span of these features. Order 3 separates them inside the span; as c_3 is 0 for ReLU, order 4 with one
+index contracted takes its place, and order 3 with one index contracted takes the place of order 2 for activations whose c_2 is 0.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class RecoveredFeatures(NamedTuple):
     """What the gradient tells about the features of the N examples of a batch.
 
     bases: (N, F, R), orthonormal columns: the direction of an example's features, or a span in which it is, with as many columns
-           as examples have its label. Further columns are zero.
+           as the batch has examples of its label. Further columns are zero.
     agreement: (N,) cosine between the first-order estimates from both halves of the neurons: near 1 if noise hardly matters.
     """
 
@@ -132,8 +132,8 @@ def recover_features(
 
     gradient: of the last layer's weight, (K, neurons). bias_gradient: of its bias, (K,); None without one. labels: (N,).
     weight: of the wide layer, (neurons, F). rng: of the decomposition, which is used where labels are equal.
-    The derivatives a_ik follow from the labels and the mean predicted probabilities of the batch. These follow from the gradient
-    of the bias; without one, each is taken to be 1 / K.
+    The derivatives a_ik follow from the labels and the mean predicted probabilities of the batch. The probabilities follow from
+    the gradient of the bias; without a bias, each is taken to be 1 / K.
     """
     g, w = gradient.double(), weight.double()
     w = w / w.std().clamp(min=1e-300)

@@ -39,10 +39,11 @@ class PerProblem(Protocol):
 
     weights, buffers: shared by all problems, by name. x: examples (P, N, *shape) on the scale [0, 1], not normalised.
     y: labels (P, N), or soft labels (P, N, K).
-    precision: data type for large convolutions, for functions that support one; None for that of the weights.
+    precision: data type for large convolutions, for functions that support one; None for the data type of the weights.
 
-    Each value is one tensor with a row per problem, or a tuple of P tensors. It can be differentiated by x and by soft labels. Do
-    not call the function under `vmap` or `torch.func.grad`: it handles all problems itself.
+    Each value of the returned mapping is one tensor with a row per problem, or a tuple of P tensors. The values can be
+    differentiated by x and by soft labels. Do not call the function under `vmap` or `torch.func.grad`: it handles all problems
+    itself.
     """
 
     def __call__(
@@ -161,7 +162,7 @@ def _add(one: Stack, other: Stack) -> Stack:
 def _has_other_weights(model: nn.Module, data: DataSpec) -> bool:
     """Return whether the logits depend on weights that no recorded layer call uses, such as those of layer norm.
 
-    True as well if the test fails with an error. It takes one forward pass, while `_is_consistent` compares all gradients.
+    True as well if the test fails with an error. The test takes one forward pass, while `_is_consistent` compares all gradients.
     """
     weights = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
     taps = Taps(weights, 1)

@@ -32,9 +32,9 @@ def count_by_impact(sums: Tensor, examples: int) -> Tensor:
     """Return counts (K,) from the row sums (K,) of the gradient of the head's weight or from the gradient (K,) of its bias (LLG).
 
     Each class with a negative entry gets one example, the most negative first, as long as there are examples. An example is taken
-    to lower the entry of its class by the impact: the total of all negative entries divided by n, times 1 + 1/K. This is
-    subtracted, and the remaining examples are given, one after the other, to the class that then has the smallest entry.
-    Source: Wainakh et al. 2022, algorithm 1.
+    to lower the entry of its class by the impact: the total of all negative entries divided by n, times 1 + 1/K. The impact of
+    each example given is subtracted from the entry, and the remaining examples are given, one after the other, to the class that
+    then has the smallest entry. Source: Wainakh et al. 2022, algorithm 1.
     """
     sums = sums.clone()
     negative = sums.clamp(max=0).sum()
@@ -54,9 +54,10 @@ def count_by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: 
     """Return counts (K,) from one feature vector per class (Ma et al. 2023, iLRG).
 
     rows (K, F), bias (K,): gradients of the head's weight and bias. weight (K, F), offset (K,): the head's weight and bias.
-    The ratio of row c to entry c of the bias's gradient serves as the features of all examples of class c, from which their
-    probabilities follow. The shares n_c / n, with sum 1, are then fitted to the bias's gradient by least squares, and rounded by
-    `round_counts`. If a probability is not finite, n_c is proportional to max(0, -g_c) instead, g being the bias's gradient.
+    The ratio of row c to entry c of the bias's gradient serves as the features of all examples of class c, from which the
+    predicted probabilities of these examples follow. The shares n_c / n, with sum 1, are then fitted to the bias's gradient by
+    least squares, and rounded by `round_counts`. If a probability is not finite, n_c is proportional to max(0, -g_c) instead, g
+    being the bias's gradient.
     """
     rows, bias, weight, offset = (t.double() for t in (rows, bias, weight, offset))
     features = rows / torch.where(bias == 0, torch.finfo(bias.dtype).tiny, bias)[:, None]

@@ -13,8 +13,8 @@ from fedsim import models
 PROBE_COUNT = 64
 """Number of random inputs with which the attacker measures typical features and predictions of the model."""
 MAX_MISFIT = 0.5
-"""Largest distance between the last layer's gradient and that of the inferred features, relative to the norm of the former, at
-which these features are used."""
+"""Largest distance between the last layer's gradient and the gradient that inferred features give, relative to the norm of the
+last layer's gradient, at which these features are used."""
 
 
 def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
@@ -45,8 +45,8 @@ def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, kn
     The result is on the CPU.
     seen:   observed gradients of one or more cases. i: index of the case.
     labels: (N,), known or inferred, on the CPU.
-    known:  whether `labels` are certain. Otherwise, if the layer has a bias, they are replaced by other labels if such are found
-            that fit the gradient better.
+    known:  whether `labels` are certain. If not, and if the layer has a bias, they are replaced if other labels are found that
+            fit the gradient better.
     """
     row, (weight, bias) = seen.get_state(i), models.find_head(seen.model, seen.data)
     gradient = {name: g[i].cpu() for name, g in seen.gradients.items()}

@@ -44,7 +44,7 @@ def compute_head_inputs(
     """Return the features (N, F), which are the inputs of the last linear layer, and the logits (N, K) for inputs x (N, *shape).
 
     state: weights and buffers by name. x: normalised, as the network takes it. layer: name of another module whose inputs are
-    returned as features; None for the last linear layer, that of `models.find_head`.
+    returned as features; None for the last linear layer (`models.find_head`).
     """
     head = models.find_head(model, data)[0].rpartition(".")[0]
     return record_inputs(model, state, x, layer=head if layer is None else layer)

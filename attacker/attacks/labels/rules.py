@@ -87,7 +87,7 @@ def infer_from_rows(evidence: Evidence) -> Tensor:
     For one example, the label is the class whose row has the smallest sum (iDLG; CPL, algorithm 1 line 9), which is right if
     features are not negative. With a single logit, it is class 1 if the sum of the only row is negative. For n examples, which
     must have distinct labels, they are the n classes in whose rows the smallest entry is lowest (Yin et al. 2021, eq. 6).
-    Raises ValueError for more examples than classes, or for more than one with a single logit.
+    Raises ValueError for more examples than classes, or for more than one example with a single logit.
     """
     rows = evidence.gradient[evidence.weight]
     if len(rows) == 1 and evidence.examples > 1:
@@ -134,11 +134,11 @@ def infer_labels(evidence: Evidence) -> Tensor:
 
     For n examples of K classes, the counts are fitted to the head's gradient (module `fit`) if the evidence has the head and the
     rows add up to 0, as they do unless a defense added noise, sent only signs or left out entries. If the fit is too
-    expensive (MAX_WORK), the counts are those of iLRG for n < K / 2, otherwise those of the bias's gradient. With a single logit,
-    a fit is made unless a defense may have reduced the norm of the gradient.
+    expensive (MAX_WORK), the counts are those of iLRG for n < K / 2, otherwise they are computed from the bias's gradient. With a
+    single logit, a fit is made unless a defense may have reduced the norm of the gradient.
 
-    Otherwise the counts are those of the bias's gradient. If there is no bias or its gradient was not sent, this gradient is
-    estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used.
+    Without a fit, the counts are computed from the bias's gradient. If there is no bias or its gradient was not sent, this
+    gradient is estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used.
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)
@@ -181,8 +181,8 @@ def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
 
     For one example, the class is that of the most negative entry. For n examples, the numbers are `n * (mean p_c - g_c)`, rounded
     to the sum n, with `Evidence.guess` for mean p. If a defense may have reduced the norm of g and n < K, g is first scaled up so
-    that the smallest of these numbers is 0, which is that of the class with the largest g_c / mean p_c; g is never scaled down.
-    If noise makes an entry of g infinite or NaN, or leaves no number positive, the numbers are proportional to mean p.
+    that the smallest of these numbers, the one of the class with the largest g_c / mean p_c, is 0; g is never scaled down. If
+    noise makes an entry of g infinite or NaN, or leaves no number positive, the numbers are proportional to mean p.
     """
     guess = evidence.guess
     if evidence.examples == 1:
@@ -199,7 +199,7 @@ def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
     """Return the most probable counts (K,) by a fit to the head's gradient.
 
     The gradient is first scaled up if a defense may have reduced its norm. If the fit is too expensive (MAX_WORK), the counts of
-    iLRG are returned for fewer than K / 2 examples, otherwise those of the bias's gradient.
+    iLRG are returned for fewer than K / 2 examples, otherwise the counts computed from the bias's gradient.
     """
     rows, bias = _add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
     if evidence.shortened:
@@ -266,7 +266,7 @@ def _get_bias_gradient(evidence: Evidence) -> Tensor:
 def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
     """Return the weight (K, F) and the bias (K,) of the head, with one row per class; the bias is zero if the head has none.
 
-    For a single logit, K is 2: the logit of class 0 is always 0, that of class 1 is the given one.
+    For a single logit, K is 2: the logit of class 0 is always 0, the logit of class 1 is the given one.
     """
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
     if len(bias) > 1:
@@ -277,8 +277,8 @@ def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
 def _add_negative_logit(slope: Tensor) -> Tensor:
     """Return a gradient with one row per class, given the gradient `slope` (K, ...) of the head with one row per logit.
 
-    With several logits it is `slope` itself. A single logit is that of class 1: the result (2, ...) then has the rows -slope for
-    class 0 and slope for class 1.
+    With several logits it is `slope` itself. A single logit is the logit of class 1: the result (2, ...) then has the rows -slope
+    for class 0 and slope for class 1.
     """
     return slope if len(slope) > 1 else torch.cat([-slope, slope])
 

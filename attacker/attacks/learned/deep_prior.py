@@ -1,8 +1,8 @@
 """Untrained networks as image priors (Ulyanov et al. 2018, "Deep image prior"; Liu et al. 2024, section 4.2 and appendix F).
 
-The latent of an image holds the weights of a U-Net of its own, which a search optimises, and the input of this network, which it
-leaves as it is. Convolutions generate smooth and repeated structures with smaller changes of their weights than noise, so that a
-search finds natural images first. Nothing is trained on any data.
+The latent of an image holds the weights of a U-Net of its own, which a search optimises, and the input of this network, which the
+search leaves as it is. Convolutions need smaller changes of their weights to generate smooth and repeated structures than to
+generate noise, so that a search finds natural images first. Nothing is trained on any data.
 
 The network can also be one for all images of a batch, which differ by the network's input and by a code: a random projection of
 what is known of an image's features. As in the paper, whose text says no more than that features are incorporated into each
@@ -25,7 +25,7 @@ MAX_HALVINGS, MIN_SIDE = 3, 4
 ATTENTION_LEVEL = 1
 """Number of halvings after which self-attention follows the first block; the lowest resolution if there are fewer."""
 NOISE_CHANNELS = 4
-"""Channels of fixed noise in the network's input, besides those of the image to start from."""
+"""Channels of fixed noise in the network's input, besides the channels of the image to start from."""
 SEED = 0
 """Seed of the initial weights and of the fixed noise, which are equal for all images; what differs is the start of the search."""
 CODES = 32

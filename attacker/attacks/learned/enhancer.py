@@ -88,8 +88,8 @@ def read_enhancer(path: Path, *, optimiser: str = "adam", lpips_weights: str = "
     optimiser: of the search with a generator, as in `match_images`. lpips_weights: file of AlexNet's weights for LPIPS in that
     search, as in `perceptual.load`; "" for the file in torch's hub cache. If that cache has none, the search uses no LPIPS. The
     name of a generator's enhancer states the optimiser and whether LPIPS is used.
-    Raises ValueError, naming the file, if it holds neither; for an unknown optimiser, or one other than "adam" without a
-    generator; and, like FileNotFoundError, as `perceptual.load` for the file `lpips_weights`.
+    Raises ValueError, naming the file, if it holds neither of the two; for an unknown optimiser, or one other than "adam" without
+    a generator; and, like FileNotFoundError, as `perceptual.load` for the file `lpips_weights`.
     """
     prior = read_prior(path, "enhancer", "generator", "upscaler")
     if isinstance(prior.network, ImageGenerator):

@@ -35,9 +35,9 @@ def match_images(
 
     For each image, the result of the step with the least distance (`measure_distance`) is returned. The distance is the root mean
     square difference plus LPIPS.
-    x: (N, 3, side, side) in [0, 1]. y: labels (N,), or probabilities of classes (N, K), of which a generator with one class uses
-    none. perceptual: LPIPS, a part of the distance; None to leave it out. steps: 0 for `STEPS`. optimiser: adam, or frank_wolfe
-    in the ball whose radius is the square root of the number of latents, near which standard normal latents lie.
+    x: (N, 3, side, side) in [0, 1]. y: labels (N,), or probabilities of classes (N, K); a generator with one class ignores y.
+    perceptual: LPIPS, a part of the distance; None to leave it out. steps: 0 for `STEPS`. optimiser: adam, or frank_wolfe in the
+    ball whose radius is the square root of the number of latents, near which standard normal latents lie.
     Raises ValueError if the generator makes images of another shape, and for another optimiser.
     """
     wanted = (3, network.side, network.side)

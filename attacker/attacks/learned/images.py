@@ -13,7 +13,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 ARCHIVE_NAMES = ("images", "train_images")
 """Names under which an archive may hold its images; the first that it has is read."""
 LABEL_NAMES = {"images": "labels", "train_images": "train_labels"}
-"""Name of the labels of the images with each of these names."""
+"""For each name in ARCHIVE_NAMES, the name under which the archive may hold the labels of these images."""
 FOLDER_FACTOR = 2
 """Side to which the images of a folder are shrunk, relative to the size in training, so that crops can be drawn."""
 
@@ -23,8 +23,8 @@ def read_images(path: Path, size: int) -> Tensor:
 
     path: a folder that is searched for image files at any depth, or an archive with an array `images`, or else `train_images`, of
     shape (N, H, W, 3), uint8. An archive's images keep their size. The images of a folder, in the order of their paths, are
-    cropped to their central squares, which are then resized to one common side: that of the smallest square, but at most twice
-    `size`.
+    cropped to their central squares, which are then resized to one common side: the side of the smallest square, but at most
+    twice `size`.
     Raises ValueError, naming the path, if there are no images, one cannot be read, or the side of one is below `size`;
     FileNotFoundError if there is no such path.
     """

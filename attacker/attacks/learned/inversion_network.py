@@ -53,8 +53,8 @@ class InversionNetwork:
     """A trained network that maps the update of a client to its examples.
 
     encode: maps an update by parameter name to features (F,). mean, scale: (F,), by which features are standardised before they
-    enter the network. shape: of an example. losses: (T,) loss on held-out simulated clients after each epoch; the network is that
-    of the epoch with the smallest one.
+    enter the network. shape: of an example. losses: (T,) loss on held-out simulated clients after each epoch; the network is the
+    one after the epoch with the smallest loss.
     """
 
     network: nn.Module

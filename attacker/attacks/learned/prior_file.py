@@ -38,7 +38,7 @@ class PriorFacts:
 
     kind: key of `NETWORKS`. size: side of the square crops in training. settings: arguments of the network's constructor.
     steps: number of training steps. data: description of the images. images: their number.
-    data_hash: SHA-256 of their shape and bytes. seed: of initial weights and batches.
+    data_hash: SHA-256 of the images' shape and bytes. seed: of initial weights and batches.
     """
 
     kind: PriorKind

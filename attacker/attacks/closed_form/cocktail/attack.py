@@ -42,7 +42,7 @@ class Separated:
     x:         images (R, *shape); empty as long as only the layer's inputs are known, and these are not the images.
     vectors:   [z, 1] for each input z of the layer, up to a factor, (R, F + 1); only z, (R, F), for a layer without a bias.
     certainty: (R,) 1 for examples that were refined by the zeros that ReLU causes in the gradient, 0 for the others.
-    loss:      that of the independent component analysis, a negative mean log-likelihood or the loss of the paper.
+    loss:      final loss of the independent component analysis, a negative mean log-likelihood or the loss of the paper.
     route:     name of the method, for the reconstruction.
     """
 
@@ -57,8 +57,8 @@ class Separated:
 class CocktailParty:
     """Attack that separates the examples of a batch from a linear layer's gradient by independent component analysis.
 
-    criterion: the loss of the separation: "likelihood", or that of the paper, "published", which needs a linear layer with a
-               bias that sees the images directly.
+    criterion: the loss of the separation: "likelihood", or "published" for the loss of the paper, which needs a linear layer with
+               a bias that sees the images directly.
     steps:     iterations for "published", unused otherwise.
     restarts:  number of starts of the separation; the result with the lowest loss is kept.
     refine:    whether to compute exact examples from the separated ones, where the zeros that ReLU causes in the gradient allow
@@ -114,7 +114,7 @@ class CocktailParty:
     def _separate(
         self, mixtures: Mixtures, observed: Observed, layer: FeatureLayer, rng: Generator, *, images: bool
     ) -> Separated:
-        """Return the separated inputs of the layer. images: whether these are the images; if not, `x` of the result is empty."""
+        """Return the separated inputs of the layer. images: whether these inputs are the images; else `x` is empty."""
         unmixed, whitening = self._unmix(mixtures, observed, rng, images=images, layer=layer)
         vectors = unmixed.matrix.double() @ whitening @ mixtures.basis
         none = vectors.new_zeros(0, *observed.data.shape)
@@ -141,9 +141,9 @@ class CocktailParty:
         """Return the unmixing (R', R') with the lowest loss of all restarts, and the whitening matrix (R', R) before it.
 
         Both are to be applied to the R rows of the mixtures' basis, first the whitening. R' is at most R: less if the separated
-        values of the mixtures are linearly dependent. images: whether the inputs of `layer` are the images. Then their pixels
-        (criterion "published") or differences of pixels are separated, the latter also by the range of pixels, otherwise the
-        standardised features.
+        values of the mixtures are linearly dependent. images: whether the inputs of `layer` are the images. If not, the
+        standardised features are separated. If they are, the pixels (criterion "published") or the differences of neighbouring
+        pixels (criterion "likelihood") are separated; for differences, the range of pixels is a second criterion.
         """
         if not images:
             public = standardise_features(observed, layer, mixtures.basis, rng)
@@ -218,7 +218,7 @@ def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
     q: (R, R), one direction per column: a combination of the coordinates of `factors` that is zero at neurons which an example
     turns off. The vectors q^-1 V, with V the basis of the gradient's row span, are fitted to the gradient's `rows` (M, F + 1),
     with each example absent from the rows that are zero along its direction. If the root mean square residual exceeds
-    `MAX_RESIDUAL` standard deviations of noise, they are returned without the fit.
+    `MAX_RESIDUAL` standard deviations of noise, the vectors q^-1 V are returned as they are.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):

@@ -26,7 +26,7 @@ HALVINGS = 10
 class Unmixing(NamedTuple):
     """An unmixing matrix (R, R) of R whitened mixtures, and its loss.
 
-    The loss is the negative mean log-likelihood per sample, up to a constant, or that of `published.PublishedLoss`.
+    The loss is the negative mean log-likelihood per sample, up to a constant, or the value of `published.PublishedLoss`.
     """
 
     matrix: Tensor
@@ -75,8 +75,9 @@ def orthogonalise(w: Tensor) -> Tensor:
 def maximise_likelihood(z: Tensor, w: Tensor) -> Unmixing:
     """Refine an unmixing w (R, R) of mixtures z (R, N) by a quasi-Newton method with a block-diagonal Hessian; return the result.
 
-    The loss is mean_n sum_i log(1 + y_in^2) - log|det w| with y = w z: that of independent Cauchy sources, whose scales are free.
-    Steps are relative, w <- (1 + D) w (Ablin et al. 2018, "Faster ICA by preconditioning with Hessian approximations").
+    The loss is mean_n sum_i log(1 + y_in^2) - log|det w| with y = w z: the negative log-likelihood of independent Cauchy sources,
+    whose scales are free. Steps are relative, w <- (1 + D) w (Ablin et al. 2018, "Faster ICA by preconditioning with Hessian
+    approximations").
     """
     eye = torch.eye(len(w), dtype=w.dtype, device=w.device)
     y, size = w @ z, 1.0

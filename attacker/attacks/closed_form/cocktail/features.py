@@ -23,10 +23,10 @@ MIN_DEVIATION = 1e-2
 LEARNING_RATE = 0.1
 """Learning rate of Adam at the start of a cosine schedule, as in the paper."""
 PRIOR_WEIGHT, RANGE_WEIGHT = 1e-2, 10.0
-"""Weights of the smoothness prior and of values outside [0, 1]: those of the route `layer_input`, not tuned for this attack."""
+"""Weights of the smoothness prior and of values outside [0, 1], as in the route `layer_input`, not tuned for this attack."""
 PRIOR_DECAY, PRIOR_COLOUR, START_DEVIATION = 1.2, 0.02, 0.3
-"""Arguments `decay` and `colour_variance` of the prior (`build_smooth_spread`), and standard deviation of the start: those of
-the route `layer_input`, not tuned for this attack."""
+"""Arguments `decay` and `colour_variance` of the prior (`build_smooth_spread`), and standard deviation of the start: the values
+of the route `layer_input`, not tuned for this attack."""
 
 
 @dataclass(frozen=True)

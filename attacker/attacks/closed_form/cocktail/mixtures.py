@@ -14,7 +14,7 @@ from attacker.attacks.closed_form.linear.low_rank import Factors, factorise
 from fedsim.recording.observation import DataSpec
 
 MAX_DEVIATION, USUAL_DEVIATION = 0.5, 0.25
-"""Largest standard deviation that values in [0, 1] can have, and that of a usual image."""
+"""Largest standard deviation that values in [0, 1] can have, and the one assumed for a usual image."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Mixtures:
     """The estimated span of the vectors [x, 1] of a batch: an orthonormal basis (R, F + 1), or (R, F) for a layer without a bias.
 
     factors: the factorised gradient, from which the basis is computed; None if noise hides the rank. R is then the number of
-             examples, at most that of rows or columns of the gradient.
+             examples, at most the number of rows or of columns of the gradient.
     """
 
     basis: Tensor
@@ -36,8 +36,9 @@ class Mixtures:
 def read_mixtures(rows: Tensor, examples: int) -> Mixtures:
     """Return the span of a gradient's rows (M, F + 1) as an orthonormal basis, and the factorised gradient.
 
-    The latter is None if no gap in the singular values shows the gradient's rank (`factorise`).
-    The last column is that of the bias; rows (M, F) have none. examples: size of the batch, the largest dimension of the span.
+    The factorised gradient is None if no gap in the singular values shows the gradient's rank (`factorise`).
+    The last column is the gradient of the bias; rows (M, F) have none. examples: size of the batch, the largest dimension of the
+    span.
     """
     factors = factorise(rows, examples)
     if factors is not None:

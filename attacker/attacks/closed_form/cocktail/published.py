@@ -1,13 +1,13 @@
 """The loss of the Cocktail Party attack as published, and its search by Adam (Kariyappa et al. 2023).
 
-For sources S = W X of whitened pixels X, with rows w_i of W of norm 1, it is
+For sources S = W X of whitened pixels X, with rows w_i of W of norm 1, the loss is
 
     - mean_i (mean_n log cosh s_in)^2 + d mean_ij (exp(T |cos(w_i, w_j)|) - 1) + t TV(S)
 
 the negentropy of the sources, the decorrelation of the rows of W, and the total variation TV: the mean absolute difference of
-vertical neighbours among the pixels of the sources, plus that of horizontal neighbours.
-The public code computes the first term and then sets it to zero. Here it counts, as the paper says. The pairs i = j add a
-constant, exp(T) - 1 each, in which float32 would lose the other terms; their terms are set to zero.
+vertical neighbours among the pixels of the sources, plus the mean absolute difference of horizontal neighbours.
+The public code computes the first term and then sets it to zero. Here the first term counts, as the paper says. The pairs i = j
+add a constant, exp(T) - 1 each, in which float32 would lose the other terms; the terms of these pairs are set to zero.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class PublishedLoss:
     """The loss for whitened mixtures of images, (R, N) with N pixels, from which each mixture's mean over pixels was subtracted.
 
     means: the subtracted means after the same whitening, (R, 1). They are added again before the total variation is computed, but
-           do not change it, since each is one constant for a whole image.
+           do not change the total variation, since each mean is one constant for a whole image.
     """
 
     whitened: Tensor

@@ -2,7 +2,7 @@
 
 The images of one batch correlate by chance. With 128 images of 32x32 pixels, the likelihood of independent sources is larger at
 unmixings that differ from the true one, so that a better search for its maximum finds no better images. But an image that still
-holds a part of others has pixels outside [0, 1], and the last entry of [x, 1] fixes its scale.
+holds a part of others has pixels outside [0, 1], and the last entry of [x, 1] fixes the scale of the image.
 """
 
 import torch
@@ -29,10 +29,11 @@ def measure_excess(vectors: Tensor, data: DataSpec) -> Tensor:
 
 
 def keep_in_range(found: Unmixing, whitened: Tensor, vectors: Tensor, data: DataSpec) -> Unmixing:
-    """Return an unmixing (R, R) near `found` whose images are within [0, 1] as far as possible, with the loss of `found`.
+    """Return an unmixing (R, R) near `found` whose images are within [0, 1] as far as possible.
 
     The loss of `maximise_likelihood` plus RANGE_WEIGHT * sum_i log(1 + e_i / RANGE_SCALE), with the excess e_i of image i, is
-    minimised by Adam. whitened: whitened mixtures (R, N) of differences. vectors: the same mixtures of [x, 1], (R, F + 1).
+    minimised by Adam. whitened: whitened mixtures (R, N) of differences. vectors: the same mixtures of [x, 1], (R, F + 1). The
+    field `loss` is copied from `found`, so that it belongs to `found.matrix`. If Adam diverges, `found` is returned.
     """
     z, b = whitened.float(), vectors.float()
     w = found.matrix.clone().requires_grad_()

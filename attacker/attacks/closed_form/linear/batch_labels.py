@@ -44,8 +44,8 @@ class Explained:
             explain, relative to the norm of this gradient.
     twins:  (found,) whether the example scaled to another norm would explain this gradient about equally well; False if the norm
             is known.
-    mixed:  (found,) whether this gradient is that of two labels with different weights, as of inputs that MixUp or CutMix made of
-            two examples; False for fewer than three classes.
+    mixed:  (found,) whether this gradient combines the gradients for two labels with different weights, as for inputs that MixUp
+            or CutMix made of two examples; False for fewer than three classes.
     """
 
     x: Tensor
@@ -75,7 +75,7 @@ def explain(
     If fewer distinct examples than `examples` make up the whole gradient, an example may get several labels, one for each time
     that it seems to occur in the batch. If the layer has no bias, the norm of the example is chosen by the same criterion; of
     several possible norms, the one whose values leave `bounds` least, or the largest if they are equal in this.
-    Raises ValueError if `answer` has no examples, or lacks the part of the gradient of one.
+    Raises ValueError if `answer` has no examples, or lacks the part of the gradient of one of its examples.
     """
     if not answer.found or not bool((answer.d != 0).any(dim=1).all()):
         raise ValueError(f"labels cannot be found, because the gradient of each single example is not known; {answer.note}")
@@ -133,8 +133,8 @@ class _Simulation:
         The labels are those for which the simulated gradients dL/dz of x add up best to `part` (width,), the observed dL/dz. The
         misfit is the norm of the difference, relative to the norm of `part`. There are at least one and at most 1 + `spare`
         labels, fewer if there were more than MAX_LABEL_COMBINATIONS combinations. More labels are used only if the misfit is then
-        less than a tenth of that for fewer labels. If the misfit exceeds MAX_SCALED_MISFIT, the result is the one label whose
-        gradient has the most similar direction.
+        less than a tenth of the misfit of fewer labels. If the misfit exceeds MAX_SCALED_MISFIT, the result is the one label
+        whose gradient has the most similar direction.
         """
         each, length = self.simulate_all_labels(x[None])[0], part.norm()
         best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
@@ -151,7 +151,8 @@ class _Simulation:
         return best
 
     def has_mixed_labels(self, x: Tensor, part: Tensor) -> bool:
-        """Return whether the observed dL/dz, `part` (width,), is that of x (F,) with two labels, see `find_mixed_labels`."""
+        """Return whether the observed dL/dz, `part` (width,), mixes the gradients of x (F,) for two labels
+        (`find_mixed_labels`)."""
         return bool(find_mixed_labels(self.simulate_all_labels(x[None])[0][:, None], part[None]))
 
     def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:

@@ -1,15 +1,17 @@
 """Recovery of large batches behind two layers: directions along which the gradient is near one of two known values at a neuron.
 
 As in `sparse`, the gradient is factorised as D^T [X, 1] = L V with D^T = L Q. The direction of an example is its column q of Q,
-and L q is its column of D^T, with one value per hidden neuron. For a network with one hidden layer with ReLU, this value is that
-of W_2^T r if the neuron is on, and zero otherwise. W_2 are the weights of the last layer, and r is the gradient of the example's
-loss with respect to the logits. Before training, r is close to p - e_y, the mean prediction minus the label y. The values of L q
-are therefore near 0 or near u = W_2^T (p - e_y), so that a = L q - u / 2 has about the known modulus |u| / 2 at every neuron.
+and L q is its column of D^T, with one value per hidden neuron. For a network with one hidden layer with ReLU, this value is the
+neuron's entry of W_2^T r if the neuron is on, and zero if it is off. W_2 are the weights of the last layer, and r is the gradient
+of the example's loss with respect to the logits. Before training, r is close to p - e_y, the mean prediction minus the label y.
+The values of L q are therefore near 0 or near u = W_2^T (p - e_y), so that a = L q - u / 2 has about the known modulus |u| / 2 at
+every neuron.
 
 The mean squared difference of a^2 and u^2 / 4 is a polynomial of degree four, the criterion of constant-modulus equalisers
 (Godard 1980). Gradient descent from random starts, for all labels at once, finds minima near the directions of examples with
-label y. The neurons that are off then determine q up to rounding, as in `sparse`. A direction counts as exact if it is zero up to
-rounding at more neurons than it has entries; others are used only if there are too few exact ones.
+label y. The neurons that are off then determine q up to rounding, as in `sparse`. A direction counts as exact if the gradient
+along it is zero up to rounding at more neurons than the direction has entries; other directions are used only if there are too
+few exact ones.
 
 SPEAR (Dimitrov et al. 2024) draws sets of neurons at random, which takes a time that is exponential in the batch size. SPEAR++
 (Bakarsky et al. 2025, arXiv 2510.24200) searches sparse directions by dictionary learning, without the known values.
@@ -53,7 +55,8 @@ ZERO_NOISE = 20.0
 
 ZERO_SCALES, MAX_FREE_SCALE = (0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5), 0.02
 """Successive scales of the robust loss that refines a direction, in units of the root mean square of its values: values beyond
-the scale hardly count. At scales above MAX_FREE_SCALE only neurons count that the descent turned off, at the others all do."""
+the scale hardly count. At scales above MAX_FREE_SCALE only neurons count that the descent turned off, at the others all
+neurons."""
 
 INVERSE_SHIFT, INVERSE_ITERATIONS = 1e-15, 4
 """Regularisation of the inverse iteration, relative to the number of rows, and its number of steps."""
@@ -69,7 +72,7 @@ MAX_UNEXPLAINED = 0.05
 tolerance for noise."""
 
 MIN_SPREAD, NEAR_SPREAD = 0.2, 0.7
-"""Smallest distance of a random start to the centre, and distance of a start to a solution, relative to that of random starts."""
+"""Smallest length of the random vector that a start adds to its centre, and factor of this vector in starts around a solution."""
 
 MIN_INDEPENDENT, MIN_APPROXIMATE = 1e-5, 0.05
 """Smallest norm of the part of a unit direction outside the span of the others, for exact and for approximate directions."""
@@ -109,8 +112,8 @@ def find_directions(
     basis.
     constant: (R,), the last column of the basis if the layer has a bias; else None.
     parts: number of gradients of the same examples, at different weights, whose rows are stacked in equal parts in `factors`,
-    `templates` and `forward`. The gradients share the directions and are searched in turn, each from the solutions of those
-    before: an example whose gradient is far from its template in one of them is often near it in another.
+    `templates` and `forward`. The gradients share the directions and are searched in turn, each from the solutions of the
+    gradients before: an example whose part of one gradient is far from its template is often near its template in another.
     """
     problems = _list_problems(factors, templates, parts)
     if not problems:
@@ -138,8 +141,8 @@ def find_directions(
 def _list_problems(factors: Factors, templates: Tensor, parts: int) -> "list[_Problem]":
     """Return one `_Problem` for each of the `parts` gradients that are stacked.
 
-    Gradients with too few nonzero rows are left out. Of the others, those are left out whose number of usable classes differs
-    from that of the first of them. A class is usable unless its template is 0 at every nonzero row.
+    Gradients with too few nonzero rows are left out. Of the remaining gradients, those are left out that have another number of
+    usable classes than the first remaining one. A class is usable unless its template is 0 at every nonzero row.
     """
     blocks = zip(*(values.chunk(parts) for values in (factors.coordinates, factors.noise, factors.live)), strict=True)
     own = [
@@ -202,7 +205,7 @@ class _Problem(NamedTuple):
 
     rows:   (M', R). u: (K, M'), the templates of the K classes, without classes whose template is 0 at all these rows.
 
-    back:   (R, R) matrix from whitened coordinates to those of the factors.
+    back:   (R, R) matrix from whitened coordinates to the coordinates of the factors.
     noise:  (M',) standard deviation of the noise of each row in the coordinates of the factors.
     centre: (K, R) shortest z with mean(u * (rows @ z)) = 1/2. Each class's mean(u^2) is scaled to 1, so that this holds
             for a z at which rows @ z is u at neurons with half of the sum of u^2, and 0 at the others.
@@ -334,8 +337,8 @@ class _Problem(NamedTuple):
     def _measure_unexplained(self, q: Tensor, zero: Tensor) -> Tensor:
         """Return the share (N,) of the norm of the gradient along each direction q (N, R) that no W_2^T r explains.
 
-        Only neurons that are on count. A single example's gradient is W_2^T r there, that of a mixture of examples is not. The
-        r considered are combinations of the vectors p - e_y. zero: mask (N, M') of neurons that are off.
+        Only neurons that are on count. A single example's gradient is W_2^T r there, the gradient of a mixture of examples is
+        not. The r considered are combinations of the vectors p - e_y. zero: mask (N, M') of neurons that are off.
         """
         on = (~zero).to(q.dtype)
         d = (q @ self.rows.T) * on
@@ -367,9 +370,9 @@ def _find_distinct(z: Tensor) -> Tensor:
 def _solve_from_examples(q: Tensor, sure: int, factors: Factors, forward: Tensor, constant: Tensor | None) -> Tensor:
     """Return the directions q (R, R), one per column, of which all but the first `sure` are computed again.
 
-    These are solved from the neurons that their examples turn off, if there are enough. The examples are the rows of the inverse
-    of q. Each is orthogonal to the directions of all others, so that it hardly depends on its own direction. q is returned as it
-    is if it is singular. forward, constant: as in `find_directions`.
+    The recomputed directions are solved from the neurons that their examples turn off, if there are enough such neurons. The
+    examples are the rows of the inverse of q. Each is orthogonal to the directions of all others, so that it hardly depends on
+    its own direction. q is returned as it is if it is singular. forward, constant: as in `find_directions`.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):

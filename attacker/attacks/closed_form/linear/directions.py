@@ -1,7 +1,7 @@
 """A pool of candidate directions for the search of `sparse`, refined to the precision of the data, and sorted by their zeros.
 
-A direction q (R,) is a linear combination of the R coordinates of the factorised gradient. Along that of a true example, the
-gradient is zero at all neurons that are off for the example.
+A direction q (R,) is a linear combination of the R coordinates of the factorised gradient. Along the direction of a true example,
+the gradient is zero at all neurons that are off for the example.
 """
 
 import torch
@@ -39,7 +39,7 @@ MAX_UNMIXED = 8
 """Number of directions that unmixing one direction returns."""
 
 MIN_SEPARABLE = 0.985
-"""Smallest `DirectionPool.score` at which a direction counts as that of a single example."""
+"""Smallest `DirectionPool.score` at which a direction counts as the direction of a single example."""
 
 WRONG_SIDE_PENALTIES = (5.0, 1.0, 20.0)
 """Number of zeros that one neuron on the wrong side outweighs; the directions are sorted once for each value."""
@@ -53,8 +53,8 @@ class DirectionPool:
 
     The directions are sorted by the number of these rows minus WRONG_SIDE_PENALTIES[0] times the number of neurons that are
     estimated to lie on the wrong side of the separating plane, see `score`; the direction with the largest difference is first.
-    Each row belongs to one neuron. It is 0 along a direction if their scalar product is 0, as for a neuron that the example of
-    the direction turns off.
+    Each row belongs to one neuron. A row is 0 along a direction if the scalar product of the two is 0, as for a neuron that the
+    example of the direction turns off.
     q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the M' rows of `space` that are 0 along each
     direction.
     score: `zeros.measure_separability` of each direction, (K,): at most 1; near 1 for the direction of a single example.
@@ -135,7 +135,7 @@ class DirectionPool:
     def find_off_neurons(self, q: Tensor, least: float) -> Tensor:
         """Return a mask (K, M') of the rows whose component along unit directions q (K, R) is zero.
 
-        The tolerance is that for noise, but at least `least` and at most MAX_TOLERANCE.
+        The tolerance is the one for noise (`Space.compute_tolerance`), but at least `least` and at most MAX_TOLERANCE.
         """
         return (q @ self.space.rows.T).abs() <= self.space.compute_tolerance(q).clamp(min=least).clamp(max=MAX_TOLERANCE)
 
@@ -143,7 +143,7 @@ class DirectionPool:
         """Return the directions (K, R) refined to the precision of the data.
 
         Each becomes the direction with the smallest weighted sum of squares over its zero rows (iteratively reweighted), if it
-        has at least R of them.
+        has at least R zero rows.
         """
         rows, rank = self.space.rows, self.space.rank
         for _ in range(SHARPENING_ROUNDS):

@@ -6,8 +6,8 @@ with X the inputs (B, F), and D = dL/dz (B, width) the gradient at the layer's o
 
 ratio:             for one example, the ratio of the two gradients (Aono et al. 2017; Phong et al. 2018).
 isolated:          for each example that is the only one to activate some neuron followed by a ReLU.
-sparse directions: for all examples, from the zeros that ReLU causes in D (Dimitrov et al. 2024). They are found by random
-                   samples; in large batches of a network with one hidden layer, by the values that D takes.
+sparse directions: for all examples, from the zeros that ReLU causes in D (Dimitrov et al. 2024). The directions are found by
+                   random samples; in large batches of a network with one hidden layer, by the values that D takes.
 """
 
 from dataclasses import dataclass, replace
@@ -60,7 +60,7 @@ class LinearAnswer:
     rank:      rank of the gradient, the number of distinct examples that it shows; 0 if unknown.
     how:       name of the method, see the module: "ratio", "isolated" or "sparse directions"; "" if none were found.
     scaled:    whether the norm of x is known; False if x are unit vectors.
-    ambiguous: whether the gradient of several examples may have the same form as that of the single one that was found.
+    ambiguous: whether the gradient of several examples may have the same form as the gradient of the single one that was found.
     """
 
     x: Tensor
@@ -136,17 +136,18 @@ class _Task:
         then have parallel rows, so that parallel rows are not evidence of a single example."""
         linear, narrow = layer.activation.name == "identity", min(each.shape[0] for each in chain.layers) <= 2
         self.shares_direction = linear or (narrow and layer.activation.name == "relu")
-        """Whether different examples may have parallel rows of D, so that a gradient of rank one may be of several of them: their
-        errors at the outputs are parallel if there are at most two outputs, or if all have one label and the network is
-        untrained. Behind ReLU they stay parallel for examples that turn on the same neurons; other activations change them."""
+        """Whether different examples may have parallel rows of D, so that a gradient of rank one may be of several examples:
+        their errors at the outputs are parallel if there are at most two outputs, or if all examples have one label and the
+        network is untrained. Behind ReLU they stay parallel for examples that turn on the same neurons; other activations change
+        them."""
 
     def recover_single(self, rank: int, note: str) -> LinearAnswer:
         """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
 
         gW_j and gb_j are the gradients of the weights and of the bias of neuron j. Entries of gW that are zero are left out of
         both sums, since they may not have been sent. If gb is zero, the answer has no example.
-        Without a bias, x is the unit vector of the best rank-one fit of dL/dW; if a ReLU follows, its sign is that which turns
-        on the neurons with a gradient. rank, note: copied to the answer.
+        Without a bias, x is the unit vector of the best rank-one fit of dL/dW; if a ReLU follows, its sign is chosen so that x
+        turns on the neurons with a gradient. rank, note: copied to the answer.
         """
         scale = self.rows.abs().amax()
         rows = self.rows / scale
@@ -222,7 +223,7 @@ class _Task:
 
         Returns None if no example is recovered from a group alone, if the directions of the remaining examples are not found, or
         without a bias. Only examples count whose values are those of an 8-bit image, or whose group has several rows.
-        groups: in the coordinates of the basis. The other arguments are those of `_search`.
+        groups: in the coordinates of the basis. The other arguments are as in `_search`.
         """
         if constant is None:
             return None
@@ -250,10 +251,10 @@ class _Task:
         return self._recover_some(groups.directions, groups, 0, examples, note)
 
     def _mark_mixtures(self, groups: Groups, directions: Tensor) -> Groups:
-        """Return the groups with `mixed` set, for the confirmed ones whose input lies between those of others.
+        """Return the groups with `mixed` set, for the confirmed ones whose input lies between the inputs of other groups.
 
-        directions: those of the groups as rows of the gradient, (K, F'), see `_recover_some`. Without a bias nothing is marked,
-        since the norm of an input is then not known.
+        directions: directions of the groups as rows of the gradient, (K, F'), see `_recover_some`. Without a bias nothing is
+        marked, since the norm of an input is then not known.
         """
         x, fits = self._compute_inputs(directions)
         mixed = torch.zeros_like(fits)
@@ -268,8 +269,8 @@ class _Task:
 
         Inputs whose values are those of an 8-bit image come first, then confirmed groups, of several rows. Others are used only
         if their input lies within the known bounds of the data, and if no other row is nearly parallel.
-        directions: those of the groups as rows of the gradient, (K, F'), with F' = F + 1 if there is a bias, else F.
-        rank: that of the gradient; 0 if unknown. note: remark that is copied to the answer.
+        directions: directions of the groups as rows of the gradient, (K, F'), with F' = F + 1 if there is a bias, else F.
+        rank: rank of the gradient; 0 if unknown. note: remark that is copied to the answer.
         """
         x, fits = self._compute_inputs(directions)
         stored = fits & self._is_eight_bit(x)
@@ -295,8 +296,8 @@ class _Task:
         """Recover the inputs of the layer for a batch from the R directions of its examples, see `sparse`.
 
         Along an example's direction, a neuron is zero if ReLU turns it off for that example. If inputs and zeros
-        together explain the gradient up to its noise, all examples are returned. Otherwise an example is returned only
-        if, for a share of at least MIN_AGREEMENT of the neurons, it turns off just those that are zero along its direction.
+        together explain the gradient up to its noise, all examples are returned. If they do not, an example is returned only if
+        its agreement (`Directions.agreement`) is at least MIN_AGREEMENT.
         factors:  the gradient, factorised with rank R. found: the directions.
         examples: number of examples of the batch, if known; the answer has a note if R is smaller.
         how:      the method that found the directions, for the answer.
@@ -399,7 +400,7 @@ def _combine_groups(groups: Groups, factors: Factors, forward: Tensor, constant:
 
     Returns None if fewer than R groups are certain and have independent directions.
     Each group's direction is one example's [x, 1] up to a factor, in the coordinates of the gradient's basis. The directions of
-    the examples (see `sparse`) are the columns of the inverse of R such vectors.
+    the examples (see `sparse`) are the columns of the inverse of the matrix that has R such vectors as rows.
     forward: (M, R), the layer's [W, b] in these coordinates. constant: (R,), the last column of the basis if the layer has a
     bias; else None.
     """

@@ -21,7 +21,7 @@ MAX_MIXTURE_DISTANCE = 1e-4
 """Largest distance of a vector to a combination of others, relative to its length, at which it counts as their mixture."""
 
 MIN_SUPPORT_DISTANCE = 0.02
-"""Smallest distance, relative to a vector's length, of the others of which it may be a mixture; nearer ones are its copies."""
+"""Smallest distance, relative to a vector's length, of other vectors that it may be a mixture of; nearer ones count as copies."""
 
 NEAR_RADII = (3.0, 10.0, 30.0, 100.0, 300.0)
 """Distances, as multiples of the largest one of equal directions, within which nearly parallel rows are counted."""
@@ -36,7 +36,7 @@ class Groups:
 
     chance: (K,) rough estimate of the number of rows in each group if all rows had random directions, or were spread evenly among
             those close to the group.
-    crowded: mask (K,) of the groups to which other rows are close, though not parallel, as those of several examples may be.
+    crowded: mask (K,) of the groups to which other rows are close, though not parallel, as the rows of several examples may be.
     mixed:  mask (K,) of the groups that are known to be mixtures of examples; None if this was not examined.
     """
 
@@ -48,7 +48,7 @@ class Groups:
 
     @property
     def confirmed(self) -> Tensor:
-        """Mask (K,) of the groups of at least two rows in which their number, less one, exceeds 5 times `chance`.
+        """Mask (K,) of the groups of at least two rows whose number of rows, less one, exceeds 5 times `chance`.
 
         Groups in `mixed` are left out.
         """
@@ -114,12 +114,12 @@ def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
 
 
 def _count_neighbours_by_chance(unit: Tensor, error: Tensor, centre: Tensor, level: Tensor) -> Tensor:
-    """Return the number of pairs of rows close to one that are expected to be parallel by chance.
+    """Return how many pairs of the rows close to a given row are expected to be parallel by chance.
 
     The rows of neurons that several examples turn on may differ in little but the ratio of two examples, so that they lie close
     to each other on a line. Those within several multiples of the tolerance are counted, and taken to be evenly spread: of n
     rows on a line of r tolerances, n^2 / r pairs are parallel.
-    unit: unit vectors (M, F), with errors (M,). centre: the one (F,) among them, with error `level`.
+    unit: unit vectors (M, F), with errors (M,). centre: the given one (F,) of these vectors, with error `level`.
     """
     distance = torch.minimum((unit - centre).norm(dim=1), (unit + centre).norm(dim=1))
     radius = distance / _compute_tolerance(error, level)
@@ -164,7 +164,8 @@ def find_mixtures(vectors: Tensor) -> Tensor:
     """Return a mask (K,) of the vectors [x, 1], given as (K, F), that are combinations of others with positive weights.
 
     If two examples have nearly the same errors at the network's outputs, as untrained networks have for examples of one class,
-    the rows of neurons that both turn on are parallel up to rounding: their vector is the mean of both, and no example.
+    the rows of neurons that both turn on are parallel up to rounding: the vector of these rows is the mean of both examples, and
+    is itself no example.
     """
     mixed = torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
     if len(vectors) < 3:

@@ -1,9 +1,9 @@
 """Recovery of the other examples of a batch of which some are known, such as 8-bit images that alone turn on a neuron.
 
 As in `sparse`, the gradient is L V with D^T = L Q and [X, 1] = P V, where P is the inverse of Q. A known example p_k tells which
-neurons it turns off. Its direction q_k, column k of Q, is orthogonal to their rows of L, which determine it. Its part of the
-gradient, L q_k p_k V, is then known as well. What is left when it is subtracted is the gradient of a smaller batch behind the
-same neurons, in which directions are found more easily.
+neurons it turns off. Its direction q_k, column k of Q, is orthogonal to the rows of L of these neurons, which determine q_k. Its
+part of the gradient, L q_k p_k V, is then known as well. What is left when it is subtracted is the gradient of a smaller batch
+behind the same neurons, in which directions are found more easily.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def find_beside(factors: Factors, known: Tensor, forward: Tensor, constant: Tens
 
     Returns None if no known example determines its direction, or if the directions of the others are not found.
 
-    known: (K, R), vectors [x, 1] up to a factor, in the coordinates of the basis; those that are no single example's are ignored.
+    known: (K, R), vectors [x, 1] up to a factor, in the coordinates of the basis; vectors of no single example are ignored.
     forward: (M, R), [W, b] in these coordinates. constant: (R,), the last column of the basis. find: function for the directions
     of the remaining examples, applied to the gradient from which the parts of the known ones were subtracted.
     """
@@ -81,7 +81,7 @@ def _solve_directions(factors: Factors, known: Tensor, forward: Tensor, constant
 def _subtract(factors: Factors, p: Tensor, q: Tensor, rest: Tensor) -> Factors:
     """Return what is left of a gradient without the parts of known examples p (K, R) with directions q (R, K).
 
-    Its basis consists of the combinations `rest` (R, R - K) of the former one.
+    The result's basis consists of the combinations `rest` (R, R - K) of the basis of `factors`.
     """
     coordinates = (factors.coordinates - (factors.coordinates @ q) @ p) @ rest
     live = factors.live & (coordinates.norm(dim=1) > NOISE_LEVEL * factors.noise * rest.shape[1] ** 0.5)

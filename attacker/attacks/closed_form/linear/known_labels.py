@@ -17,7 +17,7 @@ MAX_UNEXPLAINED = 1e-3
 
 
 class AssignedLabels(NamedTuple):
-    """Labels y (K,) of inputs, and a mask (K,) of the inputs whose gradients are those of two labels (`find_mixed_labels`)."""
+    """Labels y (K,) of inputs, and a mask (K,) of the inputs with gradients for two labels each (`find_mixed_labels`)."""
 
     y: Tensor
     mixed: Tensor

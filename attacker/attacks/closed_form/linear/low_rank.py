@@ -19,7 +19,7 @@ MIN_GAP = 8.0
 """Smallest ratio of the last singular value within the rank to the first one beyond it."""
 
 MIN_EXPECTED_GAP = 2.0
-"""Smallest such ratio if the number of examples is known and equals the rank."""
+"""Smallest ratio of these singular values, instead of MIN_GAP, if the number of examples is known and equals the rank."""
 
 NOISE_LEVEL = 6.0
 """Magnitude, in standard deviations of noise, from which a row or value counts as nonzero."""
@@ -51,8 +51,8 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
     """Factorise rows (M, F) of a gradient in float64 into as few directions as explain them up to noise.
 
     Returns None if all rows are zero, if a value is not finite, or if no gap in the singular values shows the rank.
-    examples: number of examples, if known; the rank is at most that. It is lower if some examples are equal, or change the
-              gradient by less than its rounding errors.
+    examples: number of examples, if known; the rank is at most this number. The rank is lower if some examples are equal, or
+              change the gradient by less than its rounding errors.
     The factorisation is done twice. In the second pass, rows are weighted by the inverse of their noise, which is
     estimated from their part outside the span of the first basis.
     """
@@ -102,8 +102,9 @@ def _estimate_rank(values: Tensor, examples: int | None) -> tuple[int, float]:
 def _estimate_noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
     """Return the estimated standard deviation (M,) of the noise of each row's values.
 
-    It is the root mean square of the part of the row outside the span of `basis`, but at least about that of float32 rounding.
-    coordinates: (M, R), those of the rows in the basis (R, F).
+    It is the root mean square of the part of the row outside the span of `basis`, but at least about the standard deviation of
+    float32 rounding.
+    coordinates: (M, R), coordinates of the rows in the basis (R, F).
     """
     used = rows.any(dim=0)
     spare = int(used.sum()) - len(basis)

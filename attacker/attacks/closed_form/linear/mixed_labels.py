@@ -8,7 +8,7 @@ MAX_PAIR_MISFIT = 0.02
 MIN_SINGLE_MISFIT = 0.1
 """Smallest unexplained share of a gradient at which a single label does not explain it."""
 MIN_LABEL_SHARE = 0.05
-"""Smallest weight of the rarer label, as a share of both weights, at which a label counts as mixed."""
+"""Smallest weight of the rarer label, as a share of the sum of both weights, at which a label counts as mixed."""
 MIXED_LABELS = (
     "the gradient of an input is that of two labels at once: clients mix their examples, as MixUp and CutMix do, and these are "
     "the mixed inputs"
@@ -16,7 +16,7 @@ MIXED_LABELS = (
 
 
 def find_mixed_labels(expected: Tensor, part: Tensor) -> Tensor:
-    """Return a mask (N,) of the examples whose gradients are those of two labels with different weights.
+    """Return a mask (N,) of the examples whose gradients combine the gradients for two labels with different weights.
 
     The gradient of cross entropy is linear in the label, so that an input with the weight w_a of label a and w_b of label b, as
     MixUp and CutMix make it, has the gradient w_a g_a + w_b g_b. All pairs are solved for by least squares, and weights may have

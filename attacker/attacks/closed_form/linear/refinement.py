@@ -1,8 +1,9 @@
 """Exact directions of a batch from approximate ones, by the zeros that ReLU causes (see `sparse`).
 
-An approximate example shows which neurons it surely turns off: those with the lowest pre-activations. Near its direction, one is
-searched for that is zero at these neurons, and at as many others as possible. A direction with at least SPARE_ZEROS more zeros
-than entries counts as exact. Exact directions make the other examples less approximate, so that the search is repeated.
+An approximate example shows which neurons it surely turns off: those with the lowest pre-activations. Near the example's
+direction, a direction is searched for that is zero at these neurons, and at as many others as possible. A direction with at least
+SPARE_ZEROS more zeros than entries counts as exact. Exact directions make the other examples less approximate, so that the search
+is repeated.
 
 R is the rank of the gradient, which is the number of examples. M' is the number of its live rows, those that are more than noise;
 each belongs to one neuron. A row is zero along a direction if their scalar product is 0.
@@ -42,7 +43,7 @@ MIN_INDEPENDENT = 0.02
 class Refined(NamedTuple):
     """The directions of the R examples of a batch, of which some are exact.
 
-    replaced: mask (R,) of those in whose place an exact direction was found; the others are approximate.
+    replaced: mask (R,) of the directions that an exact one has replaced; the others are approximate.
     """
 
     directions: Directions
@@ -52,7 +53,7 @@ class Refined(NamedTuple):
 class _Whitened(NamedTuple):
     """The live rows of a gradient (M', R), whitened so that their mean square is 1 in each direction.
 
-    back: (R, R) matrix that maps directions from whitened coordinates to those of the factors.
+    back: (R, R) matrix that maps directions from whitened coordinates to the coordinates of the factors.
     """
 
     rows: Tensor

@@ -1,6 +1,6 @@
 """Random sampling of directions that are orthogonal to many rows, preferring rows that are probably off for the same example.
 
-The rows are those of a gradient of rank R. M' is the number of informative ones, those that are more than noise.
+The rows belong to a gradient of rank R. M' is the number of informative rows, those that are more than noise.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Zero patterns: at which neurons a gradient is zero along a direction, and whether a single example can cause that.
 
-A gradient has one row per neuron. It is zero along a direction at the neurons whose rows have a scalar product of 0 with it. The
-other neurons are called "on" along the direction.
+A gradient has one row per neuron. The gradient is zero along a direction at the neurons whose rows have a scalar product of 0
+with the direction. The other neurons are called "on" along the direction.
 """
 
 from collections.abc import Sequence
@@ -91,9 +91,10 @@ def measure_agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tenso
 def match_kinks(x: Tensor, weight: Tensor, seen: Pattern) -> Tensor:
     """Return inputs (R, F + 1), [x, 1], moved by rounding errors so that neurons near the kink of ReLU are as observed.
 
-    A client computes in float32. Where a pre-activation is 0 up to rounding (MAX_KINK), its sign there may differ from that of
-    the recovered input, and one neuron on the wrong side changes the gradient of the whole batch by far more than rounding. Such
-    pre-activations are reflected at 0 by the smallest change of x. weight: [W, b], (M, F + 1). seen: (M, R), neurons that are on.
+    A client computes in float32. Where a pre-activation is 0 up to rounding (MAX_KINK), its sign at the client may differ from
+    its sign for the recovered input, and one neuron on the wrong side changes the gradient of the whole batch by far more than
+    rounding. Such pre-activations are reflected at 0 by the smallest change of x. weight: [W, b], (M, F + 1). seen: (M, R),
+    neurons that are on.
     """
     z = x @ weight.T
     near = z.abs() <= MAX_KINK * z.square().mean(dim=1, keepdim=True).sqrt()
@@ -133,7 +134,7 @@ def fit_logistic(x: Tensor, y: Tensor, weight: Tensor, ridges: tuple[float, ...]
     """Fit K ridge logistic regressions of y (M, K) in [0, 1] on x (M, R) by Newton's method, and return their weights (K, R).
 
     weight: (M, K) weight of each row. ridges: regularisation strengths, used one after the other, each from the result of the one
-    before; the result is that for the last.
+    before; the weights for the last strength are returned.
     """
     w = x.new_zeros(y.shape[1], x.shape[1])
     eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)

@@ -18,7 +18,7 @@ from defenses.base import Tensors
 
 
 def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:
-    """Return the equations of layer `point.at` and of those before it for the network's input; they are not linear in it.
+    """Return the equations, which are not linear, of layer `point.at` and the layers before it for the network's input.
 
     point: the outputs of layer `point.at` and the loss gradient there, as R-GAP solved for them, for N problems (observations).
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). low, high: normalised inputs for values of 0 and of 1.

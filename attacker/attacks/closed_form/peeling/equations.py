@@ -61,7 +61,7 @@ class Composed:
                target is only an upper bound.
     weights:   of the layers below i, (1 or N, C_out, values under the kernel). offsets: their biases after pooling, or 0.
     gradients: dL/dW of the layers below i, not scaled. lengths: factors by which their equations are multiplied.
-    low, span: normalised input for a value of 0, and difference between those for 1 and 0.
+    low, span: normalised input for a value of 0, and difference between the normalised inputs for 1 and 0.
     """
 
     layers: tuple[Layer, ...]
@@ -144,8 +144,8 @@ class Composed:
     def backpropagate(self, slopes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return two tuples of loss gradients, with one entry for each layer below, from first to last.
 
-        The first holds those with respect to the layer's outputs after the activation, (N, *outputs), the second those with
-        respect to the products W U of weights and input patches, before pooling and activation, (N, C_out, places).
+        The first holds the gradients by the layer's outputs after the activation, (N, *outputs), the second the gradients by the
+        products W U of weights and input patches, before pooling and activation, (N, C_out, places).
         slopes: derivatives of the activations of the layers below, from first to last.
         """
         outputs: list[Tensor] = []
@@ -201,7 +201,7 @@ class Tangent:
     def select(self, rows: Tensor) -> "Tangent":
         """Return the linearisation at the same x for the problems with the indices `rows`.
 
-        It leaves out the equations of the layers below.
+        The result leaves out the equations of the layers below.
         """
         return self.problem.select(rows).linearise(self.x[rows])
 
@@ -271,9 +271,9 @@ class Tangent:
     def suppress_doubtful(self, unsure: Sequence[Tensor]) -> Weighing:
         """Return weights for the equations of the layers below that suppress what depends on uncertain activation slopes.
 
-        The slope of a ReLU or leaky ReLU is uncertain if the sign of its pre-activation is. It affects k at that position and in
-        the layers before, and thus the equations k U^T = dL/dW of a filter by a multiple of the input patch there, a column of U.
-        `compute_whitening` derives the weights from the variance of k.
+        The slope of a ReLU or leaky ReLU is uncertain if the sign of its pre-activation is. The slope affects k at that position
+        and in the layers before, and thus the equations k U^T = dL/dW of a filter by a multiple of the input patch there, a
+        column of U. `compute_whitening` derives the weights from the variance of k.
         unsure: for each layer below, (N,) magnitude of a pre-activation below which its sign is uncertain.
         """
         problem = self.problem

@@ -4,9 +4,9 @@
 
 by Gauss-Newton steps with conjugate gradients. x is in units in which data are in [0, 1], but is not confined to this range. The
 prior (total variation of images, distance to 0.5 of rows) brings x close to the solution, and the last steps are without it. If
-they leave a residual, such as that of noise, the answer is usually that of a lambda above 0, see `Peeling.noise`. The input is
-exact only if the equations of all these layers together determine it, and the signs of all pre-activations before the deficient
-layer, the one with too few equations, are right.
+these last steps leave a residual, for example because of noise, the answer is usually the x found at a lambda above 0, see
+`Peeling.noise`. The input is exact only if the equations of all these layers together determine it, and the signs of all
+pre-activations before the deficient layer, the one with too few equations, are right.
 """
 
 import math
@@ -38,16 +38,17 @@ class Peeling:
     strongest, weakest: first and last weight lambda of the prior before it is set to 0.
     levels:   number of lambdas, in a geometric sequence. steps: Gauss-Newton steps for each.
     certain:  largest lambda at which the equations of the layers below are used, if one of these layers has a kink in its
-              activation. Otherwise they are used at every lambda.
+              activation. Without a kink, these equations are used at every lambda.
     sure:     the sign of a pre-activation is certain if its magnitude is at least this multiple of the root mean square by which
               the layer's pre-activations last changed.
     edge:     see `TotalVariation`.
     inner, thorough: largest number of iterations of conjugate gradients in each step with the prior, and in each step without it.
-    last:     largest number of steps without the prior. patience: number of successive steps without progress that ends them.
+    last:     largest number of steps without the prior. patience: number of successive steps without progress that ends these
+              steps.
     rounding: largest relative misfit of an exact answer, see `Peeled.misfit`.
-    noise:    if the misfit without the prior exceeds `rounding`, the answer is that of the largest lambda at which the residual
-              of the deficient layer's equations is at most `noise` times that without the prior (discrepancy principle, Morozov
-              1966). If there is none, the answer is that without the prior.
+    noise:    if the misfit without the prior exceeds `rounding`, the answer is the x of the largest lambda at which the residual
+              of the deficient layer's equations is at most `noise` times the residual without the prior (discrepancy principle,
+              Morozov 1966). If there is no such lambda, it is the x without the prior.
     """
 
     strongest: float = 5e-2
@@ -143,8 +144,8 @@ class _Peeler:
     def _anneal(self) -> tuple[Tensor, Tangent]:
         """Minimise from grey images with decreasing lambda; return the x of the last lambda and an earlier linearisation.
 
-        The latter is at the x at which the last lambda started; how much pre-activations changed since shows which signs are
-        uncertain.
+        The linearisation is at the x at which the last lambda started; how much pre-activations changed since shows which signs
+        are uncertain.
         """
         how, x = self.how, build_grey_images(self.problem)
         edges = any(not layer.activation.smooth for layer in self.problem.below)
@@ -200,10 +201,10 @@ class _Peeler:
     def _settle(self, x: Tensor, before: Tangent) -> tuple[Tensor, Tensor]:
         """Make steps without the prior; return the x with the lowest residual of the deficient layer, and its misfit (N,).
 
-        That residual is `_measure_top_residual`; a step makes progress if it falls below MAX_PROGRESS_RATIO of the lowest so far.
-        A problem ends after a step without progress if its misfit is at most `rounding`, after `patience` such steps in
-        succession, or after `last` steps. Before each step, the weights of uncertain slopes are computed from the change of the
-        pre-activations since `before`, the linearisation at an earlier x.
+        That residual is `_measure_top_residual`; a step makes progress if this residual falls below MAX_PROGRESS_RATIO of the
+        lowest so far. A problem ends after a step without progress if its misfit is at most `rounding`, after `patience` such
+        steps in succession, or after `last` steps. Before each step, the weights of uncertain slopes are computed from the change
+        of the pre-activations since `before`, the linearisation at an earlier x.
         """
         how, problem = self.how, self.problem
         best, least = x.clone(), _measure_top_residual(problem, x)
@@ -227,7 +228,7 @@ class _Peeler:
     def _measure_freedom(self, problem: Composed, x: Tensor) -> Tensor:
         """Return the norm (N,) of the part of a random change of x that changes no equation, relative to the whole change.
 
-        The iterations end once it is at most the threshold for all problems, so that it is an upper estimate.
+        The iterations end once this norm is at most the threshold for all problems, so that the result is an upper estimate.
         """
         curve, change = _build_normal_operator(problem.linearise(x, problem.whole)), build_sign_pattern(x)
 
@@ -253,7 +254,7 @@ def _compute_misfit(problem: Composed, x: Tensor) -> Tensor:
 def _measure_top_residual(problem: Composed, x: Tensor) -> Tensor:
     """Return the norm (N,) of the scaled residual of the deficient layer's own equations.
 
-    These are continuous in x, while those of the layers before it jump where a ReLU's pre-activation changes its sign.
+    These are continuous in x, while the equations of the layers before it jump where a ReLU's pre-activation changes its sign.
     """
     return problem.linearise(x).top.squared_norm().sqrt()
 
@@ -261,7 +262,8 @@ def _measure_top_residual(problem: Composed, x: Tensor) -> Tensor:
 def _compute_freedom_threshold(problem: Composed) -> float:
     """Return the threshold for `Peeled.free`, a quarter of 1 / sqrt(number of input values).
 
-    The latter is the root mean square that `free` would have if the equations left one random direction open.
+    1 / sqrt(number of input values) is the root mean square that `free` would have if the equations left one random direction
+    open.
     """
     return 0.25 / math.sqrt(math.prod(problem.layers[0].inputs))
 

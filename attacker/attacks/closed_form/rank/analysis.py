@@ -1,8 +1,8 @@
 """Rank analysis: whether the gradient of one example determines a network's input, computed from the architecture alone.
 
 It computes the index of R-GAP (Zhu and Blaschko 2021, section 4), and the number of independent equations of each layer, which
-the index only estimates. It assumes that the gradient is that of one example, and that weights and data are generic, without
-special relations between their values.
+the index only estimates. The analysis assumes that the gradient comes from one example, and that weights and data are generic,
+without special relations between their values.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ class LayerRank:
     rank:      independent equations, of both kinds together; see `proved`.
     alone:     upper bound on the rank of the gradient constraints alone.
     missing:   used - rank, a property.
-    proved:    whether `rank` holds for all generic data: computed by elimination, or that of a linear layer. Otherwise it was
-               counted and may be too high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU
-               that is pooled.
+    proved:    whether `rank` holds for all generic data: computed by elimination, or the rank of a linear layer. If false, `rank`
+               was counted and may be too high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky
+               ReLU that is pooled.
     counted:   whether `rank` was found by counting, so that it is an upper bound.
     near:      independent equations for the layer's input from this and all later layers together, for inputs close to the true
                one, where the equations are linear. Counted, so that it may be off by a few.
@@ -241,8 +241,9 @@ def _count_known(layer: Layer, live: Tensor, dead: float) -> int:
 def _count_locally_independent(chain: Chain, counts: Sequence[Count], ranks: Sequence[int]) -> list[int]:
     """Return the number of independent equations for each layer's input from it and all later layers, to first order.
 
-    As long as the later layers are fully determined, it is the layer's rank. Otherwise the equations for the next layer's input
-    are passed back through the layer's weights and added to its gradient constraints. This count may be off by a few equations.
+    As long as the later layers are fully determined, this number is the layer's rank. Otherwise the equations for the next
+    layer's input are passed back through the layer's weights and added to its gradient constraints. This count may be off by a
+    few equations.
     """
     near, behind, complete = [], 0, True
     for layer, one, rank in zip(reversed(chain.layers), reversed(counts), reversed(ranks), strict=True):

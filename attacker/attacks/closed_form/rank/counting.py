@@ -9,8 +9,8 @@ linear dependence between equations, which R-GAP does not count.
 * With Z = W U and G = k U^T for the patches U of one x, all output channels a and b fulfil <k_a, z_b> = <w_b, g_a>. These are
   rank(k) rank(W) relations between both kinds of equations, usually C_out^2.
 
-The count is an upper bound of the generic rank, that for random weights and data. The generic rank may be slightly lower if the
-image is small compared with the kernel, or if padding makes many equations depend on single values; the module `generic`
+The count is an upper bound of the generic rank, the rank for random weights and data. The generic rank may be slightly lower if
+the image is small compared with the kernel, or if padding makes many equations depend on single values; the module `generic`
 computes it.
 """
 
@@ -131,8 +131,8 @@ def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor,
     A weight constraint is an equation W x = z - b for the input x, one per output.
     live: mask of the output values of one channel that later layers depend on. taps: indices of positions inside the kernel.
     alive: mean number of output channels that a ReLU does not set to 0.
-    Each live output position has at most as many of them as values that it uses and `taps` see, over all input channels, and at
-    most `alive`.
+    Each live output position has at most as many weight constraints as there are values that it uses and `taps` see, over all
+    input channels, and at most `alive`.
     """
     if layer.after is None:
         values = (layer.sees[taps] >= 0).sum(dim=0)

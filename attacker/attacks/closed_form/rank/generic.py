@@ -1,10 +1,10 @@
 """The generic rank of each layer's equations, by elimination modulo a prime.
 
 Weights, activation slopes and output gradient are random integers. The gradients k = dL/dz of a layer are propagated back through
-the later layers whose rank is computed as well: from a random gradient at the nearest later layer whose rank is not (a linear
-layer, or one that is too large), or else from the network's output. Dependencies between these layers therefore count, such as
-those of two convolutions without an activation between them, or of values that a later layer does not use; those through other
-layers do not.
+the later layers whose rank is computed as well: from a random gradient at the nearest later layer whose rank is not computed (a
+linear layer, or one that is too large), or else from the network's output. Dependencies between these layers therefore count,
+such as those of two convolutions without an activation between them, or of values that a later layer does not use; dependencies
+through other layers do not.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ def compute_generic_ranks(
     after pooling cannot have arbitrary values.
     live:      for each layer, mask of the output values of one channel that later layers depend on.
     open_ones: for each layer, number of unknowns that its gradient constraints leave undetermined, by count.
-    columns:   a layer with more than this number of such unknowns is too large; so is one with too large matrices.
+    columns:   a layer with more than this number of such unknowns is too large; so is a layer with too large matrices.
     dead:      assumed share of outputs that are 0 after a ReLU.
     """
     rng = torch.Generator().manual_seed(0)
@@ -107,7 +107,7 @@ def _compute_rank(
     weight:  (filters, channels, taps).
     k:       loss gradient at the output of the convolution, before pooling, (filters, places).
     known:   mask (filters, output values) of weight constraints with a known right-hand side.
-    live:    mask (output values,) of those that later layers depend on.
+    live:    mask (output values,) of the output values that later layers depend on.
     columns: largest number of undetermined unknowns, in all input channels together, that is not too large.
     """
     used = replace(shape, before=None).find_used_values(live)

@@ -47,7 +47,7 @@ class LayerFootprint:
     def find_used_values(self, live: Tensor) -> Tensor:
         """Return a mask of the input values of one channel on which an output value in the mask `live` depends.
 
-        The input is that before any pooling. live: mask of the output values of one channel.
+        The input values are the ones before any pooling. live: mask of the output values of one channel.
         """
         seen = self.sees[:, self.find_live_places(live)]
         taken = torch.zeros(self.taken, dtype=torch.bool)
@@ -105,8 +105,8 @@ def find_used_values(chain: Chain) -> list[Tensor]:
 def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], name: str) -> Tensor | None:
     """Return the average pooling in `maps` as a matrix (values after, values before) for one channel; None without pooling.
 
-    Entries are 1 where a value is averaged and 0 elsewhere: sums instead of averages. Of several poolings in succession, it is
-    the product of their matrices. shape: of the input. name: layer name for errors.
+    Entries are 1 where a value is averaged and 0 elsewhere: sums instead of averages. For several poolings in succession, the
+    result is the product of their matrices. shape: of the input. name: layer name for errors.
     Raises NotAChain if an image is reshaped to another one besides pooling, if what is pooled is not an image (C, H, W), or if a
     channel has more than MAX_POOLED_VALUES values.
     """

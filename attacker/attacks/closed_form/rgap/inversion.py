@@ -24,7 +24,7 @@ from defenses.base import Tensors
 MAX_OUTSIDE = 1e-6
 """Largest mean squared distance to [0, 1] of an answer that counts as valid data."""
 MISFIT_TO_NOTE = 0.01
-"""Relative distance between the last layer's gradient and that of its solution from which a note is added to the answer."""
+"""`HeadReading.misfit` above which a doubt is added to the answer (`ClosedFormAnswer.doubts`)."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def choose_readings(observed: Observed, chain: Chain, gradient: Tensors, walk: W
     """Return the likeliest of the possible solutions of the last layer, and a second one where it fits as well (the twin).
 
     Solutions are compared by how badly they fit the last layer's gradient and how well the layer before can be solved with them.
-    If there is only one layer, the distance of its input to [0, 1] takes the place of the latter. Solutions with another label
-    than a known one come last.
+    If there is only one layer, the distance of its input to [0, 1] takes the place of the second criterion. Solutions with
+    another label than a known one come last.
     gradient: by name, (N, *shape).
     """
     points = solve_last_layer(chain, observed.weights, gradient, observed.training.loss)
@@ -157,7 +157,7 @@ def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = D
 def _choose_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
     """Return one answer per problem, with x or, where there is a twin (`readings.twins`), the better one of x and `other`.
 
-    If both are in [0, 1], the better one is that with the larger variance of its values; otherwise that nearer to [0, 1]. The
+    If both are in [0, 1], the better one has the larger variance of its values. If not, the better one is nearer to [0, 1]. The
     other one becomes the answer's `twin`.
     """
     off = measure_outside(x), measure_outside(other)
@@ -202,7 +202,7 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
 
 
 def read_known_labels(observed: Observed) -> Tensor | None:
-    """Return the true labels (N,), which no server knows, that the user gave; None unless they have one label for every case."""
+    """Return the true labels (N,), which no server knows, that the user gave; None unless each case has exactly one."""
     known = [case.known_labels for case in observed.cases]
     told = [t for t in known if t is not None and len(t) == 1]
     return torch.cat(told) if len(told) == len(known) else None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 SLOPE_VARIANCE = 1e6
-"""Variance of an uncertain activation slope relative to that of an equation's residual."""
+"""Variance of an uncertain activation slope relative to the variance of an equation's residual."""
 MAX_WHITENED_VALUES = 256
 """Largest number of values under a kernel for which the equations of a filter are whitened jointly."""
 

@@ -2,9 +2,10 @@
 
 W and K are the matrices of the weight and gradient constraints (`system`). K is the same for every input channel. A stride s
 divides the pixels of a channel into s * s classes, and no equation of K contains pixels of two classes (R-GAP, section 3.1.3,
-stores all of K). Therefore K^T K consists of a few small blocks, which are inverted exactly. W^T W connects all channels. Of it,
-only the diagonal is added to the blocks, averaged over channels; but if K has few equations and the layer few outputs, all of it
-by Woodbury's identity. If the blocks are too large or K has very few equations, only the diagonal of the normal matrix is used.
+stores all of K). Therefore K^T K consists of a few small blocks, which are inverted exactly. W^T W connects all channels. Only
+the diagonal of W^T W, averaged over channels, is added to the blocks; but if K has few equations and the layer few outputs, all
+of W^T W is added by Woodbury's identity. If the blocks are too large or K has very few equations, only the diagonal of the normal
+matrix is used.
 """
 
 from collections.abc import Callable
@@ -221,7 +222,7 @@ def _compute_weight_diagonal(system: System) -> Tensor:
 def _compute_gradient_scale(system: System) -> Tensor:
     """Return the factors by which the gradient constraints of one input channel are multiplied, (N or 1, C_out, taps).
 
-    They are those in `System.scale` for the first channel; those of all channels must be equal. A tap is a position inside the
+    They are read from `System.scale` for the first channel, and must be equal for all channels. A tap is a position inside the
     kernel.
     """
     assert system.scale is not None

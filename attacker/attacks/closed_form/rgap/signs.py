@@ -28,8 +28,8 @@ def flip_outputs(activation: Activation, f: Tensor) -> Tensor:
 def find_doubtful_signs(system: System, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
     """Return a mask (N, *outputs), true at the one output of each problem whose changed sign would explain most of its residual.
 
-    The sign is that of the output's pre-activation, which decides the slope of ReLU there. The mask is false everywhere for a
-    problem in which no sign explains more than the share MIN_EXPLAINED of the squared residual.
+    The sign of an output is the sign of its pre-activation, which decides the slope of ReLU there. The mask is false everywhere
+    for a problem in which no sign explains more than the share MIN_EXPLAINED of the squared residual.
     system, target: the equations of the layer, and their right-hand sides without scaling.
     x:           least-squares solution of the equations, (N, *inputs).
     f, gradient: outputs of the layer and the loss gradient there, (N, *outputs).

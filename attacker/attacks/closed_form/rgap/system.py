@@ -153,8 +153,8 @@ def apply_transposed_maps(maps: Sequence[Linear], y: Tensor, shape: tuple[int, .
 class Solved:
     """The least-squares solutions of N problems.
 
-    x: (N, *inputs). residual: (N,) norm of the residual, relative to that of the right-hand sides, both scaled. iterations:
-       number of iterations that were made.
+    x: (N, *inputs). residual: (N,) norm of the residual, relative to the norm of the right-hand sides, both of the scaled
+       equations. iterations: number of iterations that were made.
     """
 
     x: Tensor

@@ -72,10 +72,10 @@ MIN_SURPLUS_EQUATIONS = 32
 class Point:
     """The state of R-GAP, which solves for the input of each layer from the last to the first, between two layers.
 
-    It is that of N problems, which are gradients of one example each.
+    The state is for N problems, which are gradients of one example each.
     at:        index of the layer whose output is known; -1 if it is the network's input.
     f, gradient: that output and the loss gradient there, in the shape of the next layer's inputs, (N, *inputs).
-    head:      the solution of the last layer from which it started.
+    head:      the solution of the last layer from which R-GAP started.
     residuals: relative residuals (N,) of the layers solved so far, without the last layer, in the order in which they were
                solved.
     """
@@ -138,7 +138,7 @@ def build_equations(
     """Return the equations for the input of layer `point.at`, and their right-hand sides without scaling.
 
     `System.scale` is 0 for weight constraints whose right-hand side is unknown: at the zeros of a ReLU, and at outputs that no
-    later layer uses. For the other equations, it is 1 over the expected error if `walk.scaled` is set (0 if that is 0 or
+    later layer uses. For the other equations, it is 1 over the expected error if `walk.scaled` is set (0 if that error is 0 or
     infinite), and 1 otherwise.
     """
     layer = chain.layers[point.at]
@@ -162,8 +162,8 @@ def estimate_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) 
 
     The relative error of f is the absolute error of its entries, assumed to be equal for all entries of a problem, divided by
     their root mean square. The gradient is assumed to have the same relative error. An error of f causes an error of z that is
-    larger by 1 / slope, so that saturated values contribute little; it is inf at a slope of 0. It also changes the slope, and
-    with it k = gradient * slope.
+    larger by 1 / slope, so that saturated values contribute little; it is inf at a slope of 0. An error of f also changes the
+    slope, and with it k = gradient * slope.
     f, gradient: output of the layer and the loss gradient there, (N, *outputs). sides: dL/dW, (N, C_out, values under the
                  kernel).
     """
@@ -233,7 +233,7 @@ def _flip_signs(
 def _solve_system(
     system: System, target: EquationValues, unknowns: int, walk: Walk, *, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Solve a layer's equations for its input x; return x and its relative residual (N,), that of the scaled equations.
+    """Solve a layer's equations for its input x; return x and the relative residual (N,) of the scaled equations.
 
     With preconditioning (`walk.scaled`), convolutions are solved in batches of problems that fit into memory.
     unknowns: number of the layer's input values that the network uses. start: x at which the iterations begin; 0 if None.
