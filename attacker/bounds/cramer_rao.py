@@ -45,7 +45,8 @@ def bound_error(
 
     With more than `max_dense` unknown values, the trace is estimated by `probes` random probes (Hutchinson 1990) and conjugate
     gradients. Conjugate gradients that stop early make the mean of the bounds smaller, not larger.
-    Raises ValueError if `probes` is less than 2, also where none are used: their spread gives the standard error.
+    Raises ValueError if `probes` is less than 2, since the spread of the probes gives the standard error; also if no probes are
+    used.
     """
     if probes < 2:
         raise ValueError(f"probes must be at least 2, since their spread gives the standard error; got {probes}")
@@ -64,7 +65,7 @@ def _scale(vectors: Tensor, prior: GaussianPrior) -> Tensor:
 
 
 def _compute_dense(information: FisherInformation, prior: GaussianPrior) -> Tensor:
-    """Return the diagonal of (F + P^-1)^-1, (N * d,), as that of P^1/2 (1 + P^1/2 F P^1/2)^-1 P^1/2, also for a singular P."""
+    """Return the diagonal of (F + P^-1)^-1, (N * d,), computed as P^1/2 (1 + P^1/2 F P^1/2)^-1 P^1/2, also for a singular P."""
     root = _scale(torch.eye(information.size, dtype=prior.mean.dtype), prior)
     whitened = root @ information.to_dense() @ root
     factor = torch.linalg.cholesky(whitened + torch.eye(information.size, dtype=root.dtype))

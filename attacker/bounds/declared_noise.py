@@ -7,12 +7,12 @@ from fedsim.training.privacy import count_uses
 
 
 def find_declared_noise(recording: Recording) -> tuple[Noise, int]:
-    """Return the declared noise and how many times it is added in one round to what it hides.
+    """Return the declared noise and the number of times that it is added in one round to what it hides.
 
-    If the defense of the update adds noise that hides the whole update, it is returned, and the number is 1. Otherwise it is the
-    noise of a gradient rule such as DP-SGD, which hides one example; the number is then the largest number of local steps of a
-    round that use the same example, for the client with the fewest examples. Without noise, its `multiplier` is 0 and the number
-    1. The recording must hold at least one round.
+    If the defense of the update adds noise that hides the whole update, this noise is returned, and the number is 1. If it adds
+    none, the noise of the gradient rule, such as DP-SGD, is returned, which hides one example; the number is then the largest
+    number of local steps of a round that use the same example, for the client with the fewest examples. If neither adds noise,
+    the `multiplier` of the returned noise is 0 and the number is 1. The recording must hold at least one round.
     """
     tensors = len(recording.read_sent(recording.list_rounds()[0]).weights)
     of_client = find_noise(recording.manifest.defense, tensors=tensors)

@@ -12,8 +12,9 @@ class NoisyMessage:
     """A message with independent noise on each coordinate.
 
     simulate: maps examples x (N, *shape) to the message without noise, (M,); differentiable.
-    std:      standard deviation of Gaussian noise, or the scale b of Laplace noise; (M,) or 0-d; positive. Both enter in the same
-              way, since Laplace noise of scale b has the same Fisher information as Gaussian noise of standard deviation b.
+    std:      standard deviation of Gaussian noise, or the scale b of Laplace noise; (M,) or 0-d; positive. Both kinds of noise
+              enter in the same way, since Laplace noise of scale b has the same Fisher information as Gaussian noise of standard
+              deviation b.
     """
 
     simulate: Callable[[Tensor], Tensor]

@@ -25,7 +25,7 @@ the standard deviation of the rounding of a message without noise."""
 
 
 class NotBounded(ValueError):
-    """Error for a message for which no lower bound on the reconstruction error is known. Its text is the reason."""
+    """Error for a message for which no lower bound on the reconstruction error is known. The error's text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
 
 
 def _find_rule_noise(used: UsedExamples) -> float:
-    """Return the standard deviation of the gradient rule's noise in the update, its root mean square over coordinates; 0 if none.
+    """Return the standard deviation of the gradient rule's noise in the update, a root mean square over coordinates; 0 if none.
 
-    Raises NotBounded if there is a gradient rule, and it is not one of `RULES` or the update has several local steps.
+    Raises NotBounded if there is a gradient rule that is not one of `RULES`, or a gradient rule and several local steps.
     """
     seen, step = used.observation, used.observation.gradient.step
     if step is None:
@@ -104,9 +104,9 @@ def _find_rule_noise(used: UsedExamples) -> float:
 
 
 def _list_until_noise(spec: DefenseSpec) -> list[Step]:
-    """Return the steps of a chain up to and including the first that adds noise; all of them if none does.
+    """Return the steps of a chain up to and including the first that adds noise; all steps if none adds noise.
 
-    Raises NotBounded if no lower bound on the error is known for one of these steps, or if its noise depends on the data.
+    Raises NotBounded if no lower bound on the error is known for one of these steps, or if the noise depends on the data.
     """
     found = []
     for step in spec.steps:

@@ -37,7 +37,7 @@ class GaussianPrior:
 def fit_prior(x: Tensor) -> GaussianPrior:
     """Fit a Gaussian prior to examples (n, *shape) by probabilistic principal components.
 
-    It has at most `MAX_DIRECTIONS` directions, and at most n // 2 if an example has n values or more.
+    The prior has at most `MAX_DIRECTIONS` directions, and at most n // 2 if an example has n values or more.
     Source: Tipping and Bishop 1999. Raises ValueError for fewer than two examples.
     """
     flat = x.flatten(1).double()

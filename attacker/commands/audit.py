@@ -114,7 +114,7 @@ def _parse_grade(text: str | None, grades: tuple[str, ...]) -> int | None:
 
 
 def _run_experiment(path: Path) -> Path:
-    """Run the federation of an experiment file, unless this was done before, and return the folder of its run.
+    """Run the federation of an experiment file, unless it was run before, and return the folder of its run.
 
     The folder is runs/audit-NAME in the current directory. An interrupted federation is resumed.
     """
@@ -130,7 +130,7 @@ def _run_flower_app(folder: Path, clients: int, model: str | None) -> tuple[Path
     """Run the Flower app in `folder`, which records itself, unless it has a recording already; return the folder of its run, and
     `model` or, if that is None, the name of the recorded network.
 
-    The folder is added to the path from which Python imports modules.
+    `folder` is added to the path from which Python imports modules.
     """
     import sys
 

@@ -44,8 +44,8 @@ class DemoFederation:
     def knowledge(self) -> tuple[dict[str, Any], ...]:
         """Return the arguments that are added to each attack, one dict per run of the attack.
 
-        If the clients use a defense, these are {}, with which an attack models the defense, and {"knows_defense": False}, with
-        which it ignores the defense. Without a defense, {} is the only one.
+        If the clients use a defense, the dicts are {}, with which an attack models the defense, and {"knows_defense": False},
+        with which it ignores the defense. Without a defense, {} is the only dict.
         """
         return ({}, {"knows_defense": False}) if "defense" in self.overrides else ({},)
 
@@ -92,7 +92,7 @@ def run(folder: Path, *, engine: str = "ray") -> Path:
 def attack(run: Path, federation: DemoFederation) -> list[Summary]:
     """Run the attacks of a federation and their nulls (without the update) on its recording, and return the summaries.
 
-    There is one summary per attack, or two if it runs with and without knowledge of the defense.
+    There is one summary per attack, or two if the attack runs with and without knowledge of the defense.
     """
     recording, scorer, rows = Recording(run / "recording"), Scorer(run, [run / "truth"]), []
     for name, arguments in federation.attacks:

@@ -54,7 +54,7 @@ def check_takes(attack: str, argument: str, why: str) -> None:
 
 
 def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:
-    """Return the folders of truth: those given, or the run's own. Raises ValueError if there is neither."""
+    """Return the folders of truth: the given ones, or the run's own. Raises ValueError if there is neither."""
     if not given and not (run / "truth").exists():
         raise ValueError(
             f"{run} has no folder truth, which clients of fedsim write and an app that records itself does not: give the "
@@ -64,7 +64,7 @@ def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:
 
 
 def parse_duration(option: str, text: str) -> float:
-    """Return the seconds of a positive duration such as 90s, 10m or 1.5h. Raises ValueError, naming the option, otherwise."""
+    """Return the seconds of a positive duration such as 90s, 10m or 1.5h. For other text, raises ValueError naming the option."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if match is None or float(match[1]) <= 0:
         raise ValueError(f"{option} {text!r} is not a positive time: write it as 90s, 10m or 2h")

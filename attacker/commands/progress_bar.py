@@ -44,7 +44,7 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
 def describe_cost(forecast: Forecast) -> str:
     """Return a sentence with the number of cases, the largest number of gradient evaluations for one case, and the expected time.
 
-    It is "" if no case is left, or if one evaluation is the largest number, as for attacks that do not search.
+    The sentence is "" if no case is left, or if one evaluation is the largest number, as for attacks that do not search.
     """
     if not forecast.cases or forecast.evaluations <= 1:
         return ""

@@ -184,7 +184,7 @@ def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> 
 def _check_model(recording: "Recording", reference: str | None) -> None:
     """Raise ValueError if the recording's network cannot be built.
 
-    reference: MODULE:FUNCTION of `--model`, which allows that the code of the network is imported; None without this option.
+    reference: MODULE:FUNCTION of the option `--model`, which allows the import of the network's code; None without this option.
     """
     from fedsim import models
 
@@ -197,8 +197,8 @@ def _check_model(recording: "Recording", reference: str | None) -> None:
 def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | None, attack: "AttackSpec") -> dict[str, Any]:
     """Return the keyword arguments of `Replay` for oracles (what the attack is told and no server knows); {} without `names`.
 
-    These are `oracle_labels` and `oracle_logits`, as far as named: functions from a row of the recording to the true labels or
-    logits; and `oracle_truth`, a digest of the folders of truth.
+    The arguments are `oracle_labels` and `oracle_logits`, as far as named: functions from a row of the recording to the true
+    labels or logits; and `oracle_truth`, a digest of the folders of truth.
     names: any of "labels" and "logits". truth: folders of truth; None for the run's own.
     Raises ValueError for other names, if there is no truth, or if `attack` does not use the logits.
     """

@@ -238,7 +238,7 @@ def _describe_cases(one: "Summary") -> list[str]:
 def _format_quality(one: "Summary") -> str:
     """Return median, first and ninth decile as text: of the PSNR of images, or of the mean squared error of table rows.
 
-    It is "" if there is neither.
+    The text is "" if there is neither.
     """
     if one.psnr:
         return f"{one.psnr.median:.1f} dB\n({one.psnr.p10:.1f}-{one.psnr.p90:.1f})"

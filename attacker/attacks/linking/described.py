@@ -50,7 +50,7 @@ class Likeness(NamedTuple):
 
     cost:  (P, P) float32, symmetric; low if two examples are similar, IMPOSSIBLE_COST (infinity) if they cannot be linked.
     owner: (P,) int64, index of the observation of each place.
-    usual: costs of a sample of pairs that are taken to be different examples (other labels, or the same observation), ascending.
+    usual: costs of a sample of pairs that are taken to be different examples (of two labels, or of one observation), ascending.
     """
 
     cost: Tensor
@@ -62,9 +62,10 @@ def measure_likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filt
     """Return the costs between all pairs of places (positions in observations), at least 0 and low for similar examples.
 
     The cost of features is 1 - cosine, after `make_comparable`. The cost of images is their mean squared difference, after
-    averages over squares of side `kernel`. Either is divided by its median for different examples. If all usable observations
-    have features, these are compared, and if all have images, these; if both, the two costs are averaged. The cost is infinite
-    for pairs within one observation, for pairs with an observation that is not usable, and for pairs that `rule` excludes.
+    averages over squares of side `kernel`. Each of these two costs is divided by its median over pairs of different examples.
+    Features are compared if all usable observations have features, and images if all have images; if both are compared, the two
+    costs are averaged. The cost is infinite for pairs within one observation, for pairs with an observation that is not usable,
+    and for pairs that `rule` excludes.
     rule: "own" allows only pairs with equal labels, "lists" all pairs of two observations that have a label in common, "none"
           (no filter) all pairs.
     Raises ValueError if neither features nor images are given for all usable observations, if rounds are not ascending, or if

@@ -12,29 +12,29 @@ from attacker.attacks.linking.described import Likeness
 FALSE_MATCH_RATE = 0.05
 """Accepted rate of false matches: how often the nearest different example may count as the same."""
 MIN_REPEATED_SHARE = 0.3
-"""A pass is taken to end before an observation only if at least this share of the following examples, as many as the pass has,
-repeat examples of the pass. Examples that rather repeat one of the following ones are subtracted."""
+"""A pass of N examples is taken to end before an observation only if at least this share of the N examples that follow repeat
+examples of the pass. Of the N examples, those that rather repeat one another are subtracted."""
 MIN_REPEATED = 2
-"""Smallest number of examples that must repeat those of the pass, in addition to MIN_REPEATED_SHARE."""
+"""Smallest number of repeats, counted as for MIN_REPEATED_SHARE. Both conditions must hold."""
 NEW_PENALTY = 0.1
-"""Penalty for an example that the previous pass did not have, relative to the reward for one that it had."""
+"""Penalty for an example that the previous pass did not have, relative to the reward for an example that it had."""
 NEAR_BEST_SHARE = 0.9
-"""Ends of a pass whose score is above this share of the best one count as equally good, and an early one is chosen. Otherwise two
-passes could be taken for one, since the next two passes repeat both."""
+"""Ends of a pass whose score is above this share of the best score count as equally good, and an early end is chosen. If the best
+score alone decided, two passes could be taken for one, since the next two passes repeat both."""
 MATCH_SHARE = 0.5
 """Likeness is limited to this share of the median likeness of an example to its most similar earlier place. Without a limit, the
 latest occurrence, whose weights are the nearest, would count most, and several passes would be taken for one."""
 CLEAR_SHARE = 0.7
-"""Ends of a pass before the best one also count as good if this share of the following examples, as many as the pass has, clearly
-repeats it."""
+"""An end of a pass of N examples that comes before the end with the best score also counts as good if its score is at least this
+share of N, so that most of the N examples that follow clearly repeat the pass."""
 
 
 class Passes(NamedTuple):
     """The passes of a client over its examples.
 
     starts:   indices of the observations that begin a pass, ascending from 0.
-    examples: number of examples in the longest pass whose end was found by comparison; None if no end was found so, or if each
-              round is a pass because training is prescribed in epochs.
+    examples: number of examples in the longest pass whose end was found by comparison; None if no end was found by comparison, or
+              if each round is a pass because training is prescribed in epochs.
     """
 
     starts: tuple[int, ...]
@@ -47,9 +47,9 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
     seen: costs between all places. ends: for each observation, whether its size shows that it ends a pass (a short last batch).
 
     A pass is taken to end where the following examples resemble those of the pass. The number of examples need not be constant,
-    since rounds may be missing and batch sizes may change. The observations after the last end that was found are one pass. If
-    the two passes before that end have the same number N of examples, a further pass begins after every N of the remaining
-    examples instead, up to the first time that it would have to begin within an observation.
+    since rounds may be missing and batch sizes may change. The observations after the last end that was found are one pass,
+    unless the two passes before that end have the same number N of examples. Then a further pass begins after every N of the
+    remaining examples, until a pass would have to begin within an observation.
     """
     alike = _measure_likeness(seen)
     if len(clear := alike.amax(dim=1)[alike.any(dim=1)]):
@@ -67,10 +67,10 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
 def _measure_likeness(seen: Likeness) -> Tensor:
     """Return how clearly the example at each of P places also occurs in each of R observations, (P, R).
 
-    It is a threshold minus the cost of the most similar place of the observation; 0 if that is negative, and for observations
-    that are not earlier than that of the place. Each place has its own threshold, chosen such that for an example that occurs in
-    no earlier observation, the lowest cost to an earlier place is below the threshold with a probability of about
-    FALSE_MATCH_RATE.
+    The entry is a threshold minus the cost of the most similar place in the observation. It is 0 if this difference is negative,
+    and for observations that are not earlier than the observation of the place. Each place has its own threshold, chosen such
+    that for an example that occurs in no earlier observation, the lowest cost to an earlier place is below the threshold with a
+    probability of about FALSE_MATCH_RATE.
     """
     count = int(seen.owner[-1]) + 1 if len(seen.owner) else 0
     nearest = torch.full((len(seen.owner), count), float("inf"))
@@ -87,12 +87,13 @@ def _measure_likeness(seen: Likeness) -> Tensor:
 def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
     """Return the index of the observation that begins the pass after the current one; None if there is no later pass.
 
-    Every later observation i is a candidate: the examples of the pass before i are compared with as many examples from i on. The
+    Every later observation i is a candidate: the N examples of the pass before i are compared with the N examples from i on. The
     score of i is high if the examples from i on resemble examples of the pass more than each other. Candidates for which too few
-    examples do so are excluded (MIN_REPEATED_SHARE, MIN_REPEATED). Of the others, two kinds are kept: those whose score is near
-    the best one (NEAR_BEST_SHARE), and those that come before the best one and have a score of at least CLEAR_SHARE per example.
-    The first of these that follows an observation marked in `ends` is returned. If none does, the result is the one with the best
-    score among those that make the pass less than 1.5 times as long as the first one kept does. None if none is kept.
+    examples do so are excluded (MIN_REPEATED_SHARE, MIN_REPEATED). Of the other candidates, two kinds are kept: those whose score
+    is near the best score (NEAR_BEST_SHARE), and those that come before the candidate with the best score and have a score of at
+    least CLEAR_SHARE per example. The first kept candidate that follows an observation marked in `ends` is returned. If no kept
+    candidate does, the result is the one with the best score among the kept candidates that make the pass less than 1.5 times as
+    long as the first kept candidate does. None if no candidate is kept.
     A place is the position of one example in an observation; there are P places in R observations.
     alike: (P, R) how clearly each place is repeated in each observation, from 0 to 1.
     owner: (P,) index of the observation of each place. sizes: (R,) number of places of each observation.

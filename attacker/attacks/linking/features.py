@@ -7,8 +7,8 @@ as rows of F, P and E, the gradients of the layer's weight and bias are
 
 If G has rank B, then F = C V^T, where the columns of V (F, B) are its right singular vectors and C (B, B) is unknown. P follows
 from C, and C from P by least squares. This fixed-point iteration converges if probabilities depend weakly on features, as in
-barely trained networks. Where it does not, and for examples that share a label, the same equations are solved by
-Levenberg-Marquardt, if the batch is small (MAX_SEPARATED). For equal labels the rows of A differ only by their probabilities.
+barely trained networks. Where the iteration does not converge, and for examples that share a label, the same equations are solved
+by Levenberg-Marquardt, if the batch is small (MAX_SEPARATED). For equal labels the rows of A differ only by their probabilities.
 For one example, see R-GAP, section 3.1.1. We know of no source for a batch.
 
 The misfit of a solution, or its relative residual, is |A^T C V^T - G| / |G|, with Frobenius norms and G the observed gradient.
@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 EXACT_MISFIT = 1e-5
 """Misfit below which equations rounded to float32 count as solved."""
 MAX_SEPARATED = 16
-"""Largest batch in which examples that share a label are separated; the cost grows with the sixth power of its size."""
+"""Largest batch in which examples that share a label are separated; the cost grows with the sixth power of the batch size."""
 ROUNDING_ERROR, ERROR_PER_MISFIT = 20 * 2.0**-24, 5.0
 """Relative error of a gradient: from float32, and per unit of misfit. Chosen on the tuning split of CIFAR-10."""
 MAX_STARTS = 3
@@ -38,8 +38,8 @@ class HeadFeatures(NamedTuple):
 
     features: (B, F), float64. labels: (B,) int64; ascending if they were corrected, otherwise as given.
     shared:   (B,) bool, whether a row is only a mean over several examples: those with its label or, for a single logit, all.
-    misfit:   distance between the gradient of these features and the observed one, relative to the norm of the latter; for a
-              single logit it is not computed, but 0 for one example and 1 for several.
+    misfit:   distance between the gradient of these features and the observed one, relative to the norm of the observed gradient;
+              for a single logit the misfit is not computed, but set to 0 for one example and to 1 for several.
     error:    (B,) estimated norm of the error of a row; large if two examples differ only by rounding errors.
     """
 
@@ -80,8 +80,8 @@ def solve_head_features(
     learning rate and number of steps, is treated as the gradient of one batch.
     weight_gradient, weight: (K, F). bias_gradient, bias: (K,), or None. labels: (B,), known or inferred.
     rng:     randomness of the starting points that separate examples with equal labels.
-    recount: whether to correct the labels by `B (mean p_c - g_c)` with the probabilities found; it needs the bias's
-             gradient g, and has no effect without it.
+    recount: whether to correct the labels by `B (mean p_c - g_c)` with the probabilities found; the correction needs the bias's
+             gradient g, and without g `recount` has no effect.
 
     The equations determine the features if B is smaller than K and F; `misfit` and `error` of the result show whether they were
     solved. Examples with equal labels are separated only if B is at most MAX_SEPARATED, K and F. Otherwise they get their common
@@ -132,8 +132,9 @@ def _solve(
 
     With a bias gradient, the features returned have one more column, which is nearly 1.
 
-    With a bias gradient, that gradient is the last column of `gradient`, the bias that of `weight`, and `offset` is 0. Without
-    one, neither has such a column, and `offset` (K,) is the layer's bias, or 0 if the layer has none.
+    With a bias gradient, the last column of `gradient` is this bias gradient, the last column of `weight` is the bias, and
+    `offset` is 0. Without a bias gradient, `gradient` and `weight` have no such column, and `offset` (K,) is the layer's bias, or
+    0 if the layer has none.
     bias_gradient: used only for the start of the iteration.
     """
     u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
@@ -163,9 +164,9 @@ def _solve(
 def _estimate_error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
     """Return the estimated norm of the error of each row of c V^T, (rows of c,).
 
-    Row i of V^T is assumed to have the error of the gradient divided by its singular value s_i. The error of the gradient is
-    estimated from float32 rounding and from `misfit`, the relative distance between the gradient of the features and the observed
-    one (see `HeadFeatures`).
+    Row i of V^T is assumed to have the error of the gradient divided by the singular value s_i of this row. The error of the
+    gradient is estimated from float32 rounding and from `misfit`, the relative distance between the gradient of the features and
+    the observed one (see `HeadFeatures`).
     c: coefficients of the features in the rows of V^T. s: singular values of the last layer's gradient, descending.
     """
     noise = (ROUNDING_ERROR + ERROR_PER_MISFIT * misfit) * s.norm() / len(s) ** 0.5
@@ -257,7 +258,8 @@ def _solve_least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Te
 def _solve_single_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
     """Return the features for a single logit: all examples get their mean weighted by p_i - y_i, since no more is determined.
 
-    Without a bias gradient, the scale and the sign of the mean are unknown; it is the weight gradient, scaled to norm 1.
+    Without a bias gradient, the scale and the sign of the mean are unknown; the weight gradient, scaled to norm 1, is returned as
+    the mean.
     """
     scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
     row = gradient[0] / scale if float(scale) else gradient[0]

@@ -28,7 +28,7 @@ def link(
     least: float = MIN_CERTAINTY,
     whole_passes: bool = False,
 ) -> Links:
-    """Return the links of a client's rounds: find passes over its examples, and match those of each pass with earlier ones.
+    """Return the links of a client's rounds: find passes over its examples, and match examples of each pass with earlier ones.
 
     rounds:       descriptions of the rounds of one client, sorted by round. batch_size: prescribed by the server.
     matching:     "greedy" pairs each pass with the previous one (AGIC, section IV-B). "assignment" assigns the places of each
@@ -87,7 +87,7 @@ def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matchi
 
 
 def _reduce_to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
-    """Reduce costs (N, M), with one column per place, to costs (N, E), with one per example, by the minimum over its places.
+    """Reduce costs (N, M), one column per place, to costs (N, E), one column per example: the minimum over the example's places.
 
     Also returns the numbers (E,) of the examples, ascending. example: (M,) number of the example at each column's place.
     """
@@ -162,9 +162,9 @@ def describe_gaps(numbers: Sequence[int]) -> list[str]:
 
 
 def _describe_batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
-    """Return a list with one remark on the rounds whose number of examples is not the client's most common one, or empty.
+    """Return a list with one remark on the rounds whose number of examples is not the client's most common one; else empty.
 
-    batch_size: as the server prescribes it, for the remark.
+    batch_size: the batch size that the server prescribes, which the remark names.
     """
     sizes = [len(one.labels) for one in rounds]
     usual = max(set(sizes), key=lambda size: (sizes.count(size), size))

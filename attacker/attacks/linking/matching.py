@@ -51,11 +51,13 @@ def make_comparable(
     each round, or None.
 
     First, each round that has a reference is centred and whitened by the mean and covariance of the reference. `towards_plain`
-    times the mean variance is added to all variances, so that a large value changes little but the scale.
+    times the mean variance is added to all variances, so that with a large `towards_plain` whitening changes little but the
+    scale.
 
     Then each round is centred and whitened by about NEIGHBOUR_COUNT examples of the nearest rounds, its own included. `ridge`
-    times their mean variance within the dimensions that they span is added to all variances. With too small a ridge, all
-    neighbours would become nearly orthogonal, including equal ones. A single example without neighbours is left as it is.
+    times the mean variance of these examples within the dimensions that they span is added to all variances. With too small a
+    ridge, all neighbours would become nearly orthogonal, including equal ones. A single example without neighbours is left as it
+    is.
     """
     plain = [
         f.double() if r is None else _whiten(f.double(), r.double(), towards_plain)
@@ -75,7 +77,7 @@ def make_comparable(
 def _whiten(x: Tensor, reference: Tensor, added: float) -> Tensor:
     """Return x (N, F), centred by the mean of `reference` (M, F) and whitened by its covariance plus a floor.
 
-    The floor, `added` times the mean variance of the reference, is added to all variances. If it is 0, x is only centred.
+    The floor, `added` times the mean variance of the reference, is added to all variances. If `added` is 0, x is only centred.
     """
     mean = reference.mean(dim=0)
     _, s, vh = torch.linalg.svd(reference - mean, full_matrices=False)
@@ -135,8 +137,8 @@ def match_optimally(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
     """Return one-to-one pairs (row, column) of a cost matrix (N, M) with the smallest total cost.
 
     Pairs of infinite cost are left out.
-    most: cost of leaving a row and a column unpaired, so that only pairs of lower cost are chosen. If it is infinite, as many
-          pairs of finite cost as possible are chosen.
+    most: cost of leaving a row and a column unpaired, so that only pairs of lower cost are chosen. If `most` is infinite, the
+          largest possible number of pairs of finite cost is chosen.
     """
     if not cost.numel() or not bool(cost.isfinite().any()):
         return []
@@ -149,9 +151,9 @@ def match_optimally(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
 
 
 def compute_certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
-    """Return the certainty of each of `pairs`, in [0, 1]: 1 - its cost / the lowest cost of an alternative pair.
+    """Return the certainty of each of `pairs`, in [0, 1]: 1 - cost of the pair / lowest cost of an alternative pair, at least 0.
 
-    It is 0 if that is negative. Alternatives are the pairs of the same row or the same column that are not among `pairs`.
+    Alternatives of a pair are the pairs of its row or of its column that are not among `pairs`.
     cost:  (N, M), not negative.
     usual: typical cost of two different examples, to which the lowest cost of the alternatives is limited.
     """

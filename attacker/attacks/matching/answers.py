@@ -22,8 +22,8 @@ def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: 
     """Return the reconstruction of case i, with its confidence, from its best search result.
 
     rng:     its seed determines the random estimates on which the confidence is based.
-    seconds: time that the search took per case, to which that of this function is added. interrupted: whether the user
-             interrupted the search.
+    seconds: time that the search took per case, to which the time that this function takes is added. interrupted: whether the
+             user interrupted the search.
     """
     started, case = perf_counter(), batch.cases[i]
     assert best.z is not None
@@ -58,7 +58,7 @@ def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: 
 
 
 def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
-    """Return one note if the search was stopped early because its loss stayed high, see `Stop`, otherwise an empty tuple."""
+    """Return one note, as a tuple, if the search was stopped early as its loss stayed high (`Stop`); else an empty tuple."""
     if not best.given_up:
         return ()
     search, made = batch.attack.search, len(best.history)
@@ -72,9 +72,9 @@ def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
 
 
 def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
-    """Return one note if the attack has an enhancer, which sharpens its images and those of its null; otherwise an empty tuple.
+    """Return one note, as a tuple, if the attack has an enhancer; else an empty tuple.
 
-    The null is the same attack without the gradient.
+    An enhancer sharpens the images of the attack and of its null, which is the same attack without the gradient.
     """
     enhancer = batch.attack.enhancer
     if enhancer is None:
@@ -85,7 +85,7 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
 def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
     """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
 
-    For a null (the same attack without the gradient), it follows from the data and the number of examples alone.
+    For a null (the same attack without the gradient), the probability follows from the data and the number of examples alone.
     best: the best search result. examples: number of examples of the answer. rng: its seed determines random
     estimates. interrupted: whether the user interrupted the search.
     """
@@ -129,8 +129,8 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
 def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
     """Return the observed gradient of one observation of case i, with a function that simulates it for examples x.
 
-    The factors by which the objective weighs layers are divided out of both. view: the observation. y, z: labels and latent
-    vector of the answer.
+    The factors by which the objective weighs layers are divided out of both gradients. view: the observation. y, z: labels and
+    latent vector of the answer.
     """
     row = view.get_case(i)
     return ComparedGradient(
@@ -177,7 +177,8 @@ def _name_route(batch: CaseBatch, best: Best) -> str:
 def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
     """Return the names of what the attack used although no server has it (oracles).
 
-    They are those that its `needs` imply, "labels" if the true labels were given, and "logits" if the true logits were.
+    They are the oracles that the attack's `needs` imply, "labels" if the true labels were given, and "logits" if the true logits
+    were given.
     """
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
     return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))

@@ -44,9 +44,10 @@ from fedsim import models
 from fedsim.recording.observation import Observation
 
 NOISE_SEED = 0
-"""Seed of the noise that is added before denoising (`DenoiserTerm.noise`). It is no secret, and equal for all searches."""
+"""Seed of the noise that is added before denoising (`DenoiserTerm.noise`). The seed is no secret, and equal for all searches."""
 NOISE_SHIFT = 997
-"""By how many times its length the noise is shifted over a whole search, so that each step has it at other places."""
+"""Total shift of the noise over a whole search, in multiples of the number of noise values. In each step, a value is at another
+pixel."""
 
 PLAIN_GREY = 0.5
 """Value of all pixels of a plain image, whose loss is compared with that of a search (`Stop.stall`)."""
@@ -71,8 +72,8 @@ class CaseBatch:
     told_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes; empty if
                the objective leaves them out.
     held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
-    coarse:    data type of large convolutions at the beginning of a search (`Search.coarse`); None for that of the weights, which
-               comparisons in order have from the beginning.
+    coarse:    data type of large convolutions at the beginning of a search (`Search.coarse`); None for the data type of the
+               weights, which is always used with `in_order`.
     draws:     variables of the client's random draws, which end the latent vectors; None without them.
     told:      whether the loss uses logits of the true examples from an oracle (information that no server has).
     """
@@ -108,8 +109,8 @@ class CaseBatch:
     def _find_draws(self, first: Observation) -> Draws | None:
         """Return the variables of the client's random draws, and make them a part of latent vectors (`LatentSpace.drawn`).
 
-        None if the attack does not search for draws (`Simulation.draws`), or if the client declares no defense that draws. If it
-        does search, raises ValueError for cases of several observations, and as `find_draws` does.
+        None if the attack does not search for draws (`Simulation.draws`), or if the client declares no defense that draws. If the
+        attack searches for draws, raises ValueError for cases of several observations, and as `find_draws` does.
         """
         simulation = self.attack.simulation
         if not (simulation.draws and simulation.knows_defense):
@@ -149,14 +150,14 @@ class CaseBatch:
     def _set_thresholds(self) -> None:
         """Set three thresholds of the loss, (cases,): `enough`, `stuck` and `least`; and `floor`, see the class.
 
-        A search has converged once its loss is at most `enough`. It is restarted if its final loss is above `stuck` and a restart
-        is left. It can be given up as hopeless (see `Stop`) only while its loss is above `least`.
-        They are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the first two
-        are at least `Stop.tolerance`, and the last one is added to the loss that known noise causes (`floor`). If distances are
-        squared, `stuck` is at least the power of the noise, 0 if none is known, plus a term for the total variation, since the
-        true examples have about that loss. `enough` is not raised to it: the examples at the minimum of the loss are nearer to
-        the true ones than those at which the loss first reaches the power of the noise. For a null (the same search without the
-        gradient) `enough` is 0 and `stuck` is infinite, so that it is never restarted.
+        A search has converged once its loss is at most `enough`. A search is restarted if its final loss is above `stuck` and a
+        restart is left. It can be given up as hopeless (see `Stop`) only while its loss is above `least`.
+        The three are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; `enough`
+        and `stuck` are at least `Stop.tolerance`, and `least` is increased by the loss that known noise causes (`floor`). If
+        distances are squared, `stuck` is at least the power of the noise, 0 if none is known, plus a term for the total
+        variation, since the true examples have about that loss. `enough` is not raised to the power of the noise: the examples at
+        the minimum of the loss are nearer to the true ones than those at which the loss first reaches the power of the noise. For
+        a null (the same search without the gradient) `enough` is 0 and `stuck` is infinite, so that it is never restarted.
         """
         stop = self.attack.search.stop
         worst = self._sum_over_views([view.worst for view in self.views])
@@ -195,8 +196,8 @@ class CaseBatch:
         `compute_map_tv_weight`.
 
         A null (the search without the gradient) has the weight `Prior.tv` if the distance is bounded, so that the loss of a zero
-        gradient is 1. Otherwise its weight is 1 if that of the attack is above 0, since without a gradient the weight does not
-        change the minimum, and else 0.
+        gradient is 1. If the distance is not bounded, the null's weight is 1 if the attack's weight is above 0, since without a
+        gradient the weight does not change the minimum, and else 0.
         """
         prior, distance = self.attack.prior, self.attack.objective.distance
         gamma = torch.stack([view.rows["gamma"] for view in self.views])
@@ -220,7 +221,8 @@ class CaseBatch:
         """Return the loss of a zero gradient for each case, (cases,), to which weights of the prior are relative.
 
         For a null (the search without the gradient) it is 1, except where its total variation has the weight 1 in place of
-        `Prior.tv` (`_compute_smoothing`): then it is 1 / `Prior.tv`, so that the ratio of both terms stays the same.
+        `Prior.tv` (`_compute_smoothing`): then it is 1 / `Prior.tv`, so that the ratio of the total variation to other terms of
+        the prior stays as in the attack.
         """
         gamma, prior = torch.stack([view.rows["gamma"] for view in self.views]), self.attack.prior
         if self.attack.sees_gradient:
@@ -236,7 +238,8 @@ class CaseBatch:
         """Return the features that the examples of each problem should have, or their spans, and the weight of this loss term.
 
         Features are inputs of a layer near the output, recovered from the gradient, as `solve_targets` or `recover_spans` return
-        them. None if the objective has no such term, the gradient does not show them, labels are optimised, or for a null.
+        them. None if the objective has no such term, if the gradient does not show the features, if labels are optimised, or for
+        a null.
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
         view, term = self.views[0], self.attack.objective.features
@@ -255,8 +258,9 @@ class CaseBatch:
     def inject_features(self, z: Tensor, cases: Sequence[int], features: ProblemRow | None) -> Tensor:
         """Return latents z (P, D) with the directions of recovered features, for a decoder that takes them (`Decoder.inject`).
 
-        If only a span of an example's features is known, its first direction is taken, that of the mean over equal labels.
-        Without features, or if the objective does not inject them, the result is z. cases, features: as for `build_problem`.
+        If only a span of an example's features is known, the first direction of the span is taken: the direction of the mean
+        features of the examples with this label. Without features, or if the objective does not inject them, the result is z.
+        cases, features: as for `build_problem`.
         """
         term = self.attack.objective.features
         if features is None or term is None or not term.injected:
@@ -342,7 +346,7 @@ class CaseBatch:
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return two tensors: first the gradient of the loss by z, (P, D), then the loss, (P,).
 
-        With `Search.consistency`, the gradient includes that of this term, which the loss leaves out.
+        With `Search.consistency`, the gradient includes the gradient of the consistency term; the loss leaves this term out.
         per_problem: as `build_problem` returns it. share: share of the search's steps done, in [0, 1]; below `Search.coarse`,
         convolutions may have reduced precision.
         """
@@ -371,8 +375,8 @@ class CaseBatch:
     def _compute_prior_terms(self, z: Tensor, problem: ProblemRow, *, share: float) -> Tensor:
         """Return the sum of one problem's loss terms other than the gradient distance, a 0-d tensor.
 
-        They are the priors, the mismatches of batch norm's statistics and of features, the difference between the examples of
-        local epochs, and the disagreement of predictions and labels. share: share of the search's steps done, in [0, 1].
+        The terms are the priors, the mismatches of batch norm's statistics and of features, the difference between the examples
+        of local epochs, and the disagreement of predictions and labels. share: share of the search's steps done, in [0, 1].
         """
         x, y = self.decode(z, problem)
         belief = self.attack.prior.belief
@@ -409,7 +413,7 @@ class CaseBatch:
         """Return the sum of the terms of latents and denoiser of one problem's prior, each times its weight, 0-d.
 
         The weights are relative to the loss of a zero gradient (`_compute_unit`), by which the caller multiplies the sum.
-        share: share of the search's steps done, in [0, 1]; the noise added before denoising falls to 0 with it.
+        share: share of the search's steps done, in [0, 1]; the noise added before denoising falls to 0 as `share` rises to 1.
         """
         prior = self.attack.prior
         value, term = prior.latent * self.space.measure_latents(z), prior.denoiser
@@ -434,7 +438,7 @@ class CaseBatch:
         """Return the sum of squared differences between predicted probabilities and labels of the candidate's examples, 0-d.
 
         Predictions are made with the weights of the first observation. If the logits of the true examples, which no server knows,
-        are given to the attack, it is the sum of squared differences between those and the candidate's logits.
+        are given to the attack, the result is the sum of squared differences between these logits and the candidate's logits.
         """
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
@@ -445,7 +449,7 @@ class CaseBatch:
         return (made - aim).square().sum()
 
     def _compute_gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
-        """Return the squared norm of the simulated gradient before the defense, divided by that after it, at the start z, 0-d.
+        """Return the ratio of the squared norms of the simulated gradient before and after the defense, at the start z, 0-d.
 
         The distances and priors in the loss are multiplied by this ratio, so that a search does not stall because clipping made
         all values small. It is 1 without a known defense, if nothing is left after the defense, for distances that are not
@@ -461,9 +465,10 @@ class CaseBatch:
     def find_labels(self, i: int, rng: Generator) -> Tensor:
         """Return the labels (V,) that the search for case i uses.
 
-        They are random for a null (the search without the gradient). Otherwise they are the true ones if these were given to the
-        attack, else those that are part of the case's links (which match examples across rounds), else those that a label rule
-        infers from the gradient. If soft labels are optimised with the examples, they are zeros, which the loss does not use.
+        For a null (the search without the gradient), they are random. If soft labels are optimised with the examples, they are
+        zeros, which the loss does not use. Otherwise they are the first of these that exist: the true labels, if they were given
+        to the attack; the labels in the case's links (which match examples across rounds); the labels that a label rule infers
+        from the gradient.
         """
         attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
         if not attack.sees_gradient:
@@ -508,7 +513,7 @@ def get_links(case: Case, epochs: int) -> Links:
     """Return the links of a case: those given, or links in which no two positions of its observations hold the same example.
 
     epochs: number of local epochs that are simulated with separate examples. The positions are repeated for every epoch e = 0, 1,
-            ..., and hold other examples in each, whose numbers are larger by e times the number of examples of one epoch.
+            ...; in epoch e they hold separate examples, whose numbers are larger by e times the number of examples of one epoch.
     """
     links = case.links
     if links is None:

@@ -29,7 +29,8 @@ class Decoder:
 
     shape:   shape of the latent of one example.
     decode:  maps latents (N, *shape) to examples (N, *data.shape). It is called under `vmap` and `torch.func.grad`, so that the
-             examples of a batch must not interact; second derivatives are not needed. Its own weights must be on the device of z.
+             examples of a batch must not interact; second derivatives are not needed. Weights of the decoder must be on the
+             device of z.
     encode:  maps examples, approximately in [0, 1], to latents that decode approximately to them, as a starting point.
     project: maps latents to the nearest ones in the allowed box; the identity if no box is needed. A search calls it only if
              `Parametrisation.boxed` is set.
@@ -74,8 +75,8 @@ def bicubic(factor: int) -> DecoderFactory:
     """Return a decoder factory whose decoder enlarges small images by bicubic interpolation, which excludes high frequencies.
 
     A factory returns the decoder for given data; this one raises ValueError for table rows. factor: ratio of the sides of large
-    and small images; those of the small ones are rounded up. `project` clamps the small image to [0, 1]; the large one may exceed
-    that range slightly at edges.
+    and small images; the sides of the small images are rounded up. `project` clamps the small image to [0, 1]; the large one may
+    exceed that range slightly at edges.
     """
 
     def build(data: DataSpec) -> Decoder:
@@ -97,8 +98,9 @@ def bicubic(factor: int) -> DecoderFactory:
 def autoencoder(path: Path) -> DecoderFactory:
     """Return a decoder factory whose decoder uses a learned autoencoder, from a file that `attacker train-prior` wrote.
 
-    A factory returns the decoder for given data; this one raises ValueError unless they are images of 3 channels whose sides the
-    network's stride divides. Neither latents, which are those of the autoencoder, nor decoded examples are limited to a range.
+    A factory returns the decoder for given data; this one raises ValueError unless the data are images of 3 channels whose sides
+    the network's stride divides. Neither latents, which are those of the autoencoder, nor decoded examples are limited to a
+    range.
     """
     prior = read_prior(path, "autoencoder")
     network = prior.network
@@ -107,8 +109,8 @@ def autoencoder(path: Path) -> DecoderFactory:
     def place(like: Tensor) -> Autoencoder:
         """Return the network on the device of `like`, to which it is moved if it is elsewhere.
 
-        The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes it before any
-        search.
+        The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes this first call
+        before any search.
         """
         return network if network.leave.weight.device == like.device else network.to(like.device)
 

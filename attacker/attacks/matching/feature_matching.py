@@ -1,8 +1,9 @@
 """The term of a search that compares the features of its examples with those that the last layer's gradient determines.
 
 The source (Liu et al. 2024, "Data reconstruction attacks and defenses", section 4.2) computes features by tensor decomposition,
-which needs an additional wide layer with random Gaussian weights, whose inputs they are: see `recover_features`. On any other
-network, features are the inputs of the last linear layer, and solved from its gradient, see `solve_head_features`.
+which needs an additional wide layer with random Gaussian weights; the features are the inputs of this layer, see
+`recover_features`. On any other network, features are the inputs of the last linear layer, and solved from its gradient, see
+`solve_head_features`.
 """
 
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ def recover_spans(seen: ObservedGradients, cases: Sequence[int], labels: Tensor,
     and the gradient of the last layer. Arguments as in `solve_targets`.
     The dict holds:
     bases: (P, N, F, N), for each example orthonormal columns, followed by zeros: one column if the direction of its features is
-           known (its label is unique, or examples with this label were separated), otherwise as many as examples have its label.
+           known (its label is unique, or examples with this label were separated), otherwise one column per example with its
+           label.
     trust: (P,), from 0 to 1, mean over examples of the cosine between the estimates from both halves of the Gaussian layer's
            neurons; a negative cosine counts as 0.
     """
@@ -89,7 +91,7 @@ def recover_spans(seen: ObservedGradients, cases: Sequence[int], labels: Tensor,
 def recover_case_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, i: int = 0) -> RecoveredFeatures:
     """Return what the gradient tells about the inputs of the Gaussian layer for the examples of case i. labels: (N,).
 
-    Raises ValueError if the network has no such layer.
+    Raises ValueError if the network has no Gaussian layer.
     """
     weights = {name: w.cpu() for name, w in seen.get_state(i)["weights"].items()}
     layer = find_gaussian_layer(seen.model, weights)

@@ -20,12 +20,12 @@ from attacker.attacks.optimisers.balls import project_onto_l1_ball
 from fedsim.recording.observation import DataSpec
 
 SEARCHED_STAGES = 2
-"""Number of stages whose feature maps are displaced; those of later ones have more values than images."""
+"""Number of stages whose feature maps are displaced; the feature maps of later stages have more values than images."""
 FEATURE_RADIUS = 0.3
 """Largest mean absolute displacement of the feature maps after one stage in a search with `boxed`, as GIFD limits its l1 norm."""
 WEIGHT_UNIT = 0.1
-"""Change of a weight for a displacement of 1, relative to the root mean square of its tensor. Of 0.02 and 0.1, the latter found
-more on four images of the validation part of benchmarks/support/splits.py."""
+"""Change of a weight for a displacement of 1, relative to the root mean square of its tensor. With 0.1, searches found more than
+with 0.02 on four images of the validation part of benchmarks/support/splits.py."""
 
 
 def read_generator(path: Path) -> ImageGenerator:
@@ -38,8 +38,8 @@ def read_generator(path: Path) -> ImageGenerator:
 def latents(network: ImageGenerator, path: str) -> DecoderFactory:
     """Return the decoder factory whose variable is the generator's latent vector (Li et al. 2022, GGL, and others).
 
-    A factory returns the decoder for given data, and raises ValueError if the generator does not fit them. path: the generator's
-    file, for messages.
+    A factory returns the decoder for given data, and raises ValueError if the generator does not fit the data. path: the
+    generator's file, for messages.
     """
 
     def build(data: DataSpec) -> Decoder:
@@ -57,9 +57,9 @@ def latents(network: ImageGenerator, path: str) -> DecoderFactory:
 def features(network: ImageGenerator, path: str) -> DecoderFactory:
     """Return the decoder factory whose variables are the latents, and then displacements of feature maps, stage after stage.
 
-    A factory returns the decoder for given data, and raises ValueError if the generator does not fit them. Displacements are
+    A factory returns the decoder for given data, and raises ValueError if the generator does not fit the data. Displacements are
     added to the results of the first SEARCHED_STAGES stages. path: the generator's file, for messages.
-    Its box, for searches with `boxed`, is an l1 ball for the displacements of each stage (Fang et al. 2023, section 3.2).
+    The decoder's box, for searches with `boxed`, is an l1 ball for each stage's displacements (Fang et al. 2023, section 3.2).
     """
     shapes = network.feature_shapes[:SEARCHED_STAGES]
     phases = (network.latents, *(torch.Size(shape).numel() for shape in shapes))
@@ -84,7 +84,7 @@ def features(network: ImageGenerator, path: str) -> DecoderFactory:
 def weights(network: ImageGenerator, path: str) -> DecoderFactory:
     """Return the decoder factory whose variables are the latents, and then displacements of the weights that decode them.
 
-    A factory returns the decoder for given data, and raises ValueError if the generator does not fit them. Each example has
+    A factory returns the decoder for given data, and raises ValueError if the generator does not fit the data. Each example has
     weights of its own. path: the generator's file, for messages.
     """
     own = {name: p for name, p in network.named_parameters() if name.split(".")[0] in ("expand", "up", "leave")}
@@ -167,21 +167,21 @@ class _Decoding(torch.nn.Module):
 def _place(network: ImageGenerator, like: Tensor) -> ImageGenerator:
     """Return the network on the device of `like`, to which it is moved if it is elsewhere.
 
-    The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes it before any
-    search.
+    The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes this first call
+    before any search.
     """
     return network if network.leave.weight.device == like.device else network.to(like.device)
 
 
 def _match_classes(network: ImageGenerator, y: Tensor) -> Tensor:
-    """Return labels, or probabilities of classes, as a generator takes them: all of class 0 if it has only that one."""
+    """Return labels, or probabilities of classes, as a generator takes them: all of class 0 if it has no other class."""
     if network.classes > 1:
         return y
     return torch.ones_like(y[:, :1]) if y.ndim == 2 else torch.zeros_like(y)
 
 
 def _check_data(network: ImageGenerator, path: str, data: DataSpec) -> None:
-    """Raise ValueError unless the generator makes images of this shape, and has as many classes as the data, or only one."""
+    """Raise ValueError unless the generator makes images of the data's shape, and has one class or as many as the data."""
     wanted = (3, network.side, network.side)
     if not data.is_image or data.shape != wanted:
         raise ValueError(f"the decoder {path} makes images of shape {wanted}, and these data have shape {data.shape}")

@@ -6,9 +6,9 @@
         z = project(optimiser(z, loss))
 
 Each row of z is the latent vector of one case; all rows are optimised at once. Cases whose search was stuck are then searched
-again from another start, up to `Search.restarts` times in all. With `Search.consistency` there is a row for each of these starts
-instead, and each is also attracted by their mean. `channel` applies the defense that the attacker knows, such as clipping or
-compression, to the gradient.
+again from another start, up to `Search.restarts` times in all. With `Search.consistency`, all these starts of a case are searched
+at once, one row each, and each row is also attracted by the mean over the case's starts. `channel` applies the defense that the
+attacker knows, such as clipping or compression, to the gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,9 +98,9 @@ class MatchingRun:
     def _needs_restart(self, i: int, restart: int) -> bool:
         """Return whether case i needs the start with the index `restart`, from 0.
 
-        Start 0 is always needed: the warm start if the case has one, otherwise the regular start, that of the parametrisation.
-        The first regular start after a warm start is needed if the loss is above `enough`, or, if the warm start is marked
-        `alone` (see `Given`), above `stuck`. Every later one is needed if the loss is above `stuck`, up to `Search.restarts`
+        Start 0 is always needed: the warm start if the case has one, otherwise the regular start, which the parametrisation
+        makes. The first regular start after a warm start is needed if the loss is above `enough`, or, if the warm start is marked
+        `alone` (see `Given`), above `stuck`. Every later start is needed if the loss is above `stuck`, up to `Search.restarts`
         regular starts.
         """
         given = self.given[i]
@@ -166,8 +166,9 @@ class MatchingRun:
         """Return the stopping rule of the searches of this restart.
 
         A null (the search without the gradient) is never given up as hopeless. Two tests for hopeless searches, `Stop.early` and
-        `Stop.stall`, are left out in restart 0 of an attack with warm starts, since its loss may rise at first. Both are also
-        left out in all restarts if a client declares a defense, since the loss of defended updates need not fall far.
+        `Stop.stall`, are left out in restart 0 of an attack with warm starts, since the loss of a search from a warm start may
+        rise at first. Both tests are also left out in all restarts if a client declares a defense, since the loss of defended
+        updates need not fall far.
         """
         stop = self.attack.search.stop
         if not self.attack.sees_gradient:
@@ -178,8 +179,8 @@ class MatchingRun:
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor) -> Tensor:
         """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.
 
-        The parametrisation's `init` makes the examples. In start 0, those of a case's warm start replace some with the same
-        label, or any if labels are optimised as well.
+        The parametrisation's `init` makes the examples. In start 0, the examples of a case's warm start replace made ones with
+        the same label, or any made ones if labels are optimised as well.
         """
         space = self.batch.space
         rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
@@ -191,7 +192,7 @@ class MatchingRun:
         return space.encode(starts, rngs, self.attack.device)
 
     def _save(self, restart: int) -> None:
-        """Save the best results so far as a checkpoint, and delete that of the finished restart; do nothing if interrupted."""
+        """Save the best results so far as a checkpoint, and delete the restart's own checkpoint; do nothing if interrupted."""
         if self.memory is not None and not self.interrupted:
             self.memory.keep("best", pack_bests(self.best, restart + 1), drop=f"restart {restart}")
 

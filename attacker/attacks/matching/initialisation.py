@@ -15,7 +15,7 @@ Init = Callable[[DataSpec, Tensor, Generator], Tensor]
 """Maps the specification of the data, labels (N,) and a random generator to the first batch of examples (N, *shape)."""
 
 SMOOTH_CONTRAST = 0.3
-"""Standard deviation of a smooth start, relative to that of images."""
+"""Standard deviation of a smooth start, relative to the standard deviation of images."""
 
 
 def normal(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
@@ -61,8 +61,8 @@ def smooth(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
 def patterned(divisions: int) -> Init:
     """Return a start that repeats a random block, uniform in [0, 1), `divisions` times vertically and horizontally.
 
-    A start is a function that makes the first examples. Each channel of each example has its own block. In table rows it is
-    repeated `divisions` squared times.
+    A start is a function that makes the first examples. Each channel of each example has its own block. In table rows the block
+    is repeated `divisions` squared times.
     """
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
@@ -98,8 +98,9 @@ def insider(path: str) -> Init:
 
     A start is a function that makes the first examples. This one is an oracle: information that no server has, and that the score
     file names in the row of each reconstruction.
-    path: a NumPy archive with `images` (M, H, W[, C]), uint8, of the data's shape, and `labels` (M,). Raises ValueError if it
-    does not exist; the start does so if an image of a class is missing, or shapes or types are others.
+    path: a NumPy archive with `images` (M, H, W[, C]), uint8, of the data's shape, and `labels` (M,). Raises ValueError if the
+    archive does not exist. The start raises ValueError if the archive has no image of a needed class, or arrays of another shape
+    or type.
     """
     if not Path(path).exists():
         raise ValueError(f"the file {path} of the argument auxiliary does not exist")

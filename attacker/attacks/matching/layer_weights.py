@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 LayerWeights = Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Tensor]]
-"""Maps the model and the observed gradient to a dict from the name of each of its tensors to a weight, 0-d, or to weights of its
-entries, in the tensor's shape."""
+"""Maps the model and the observed gradient to a dict from the name of each tensor of the gradient to a weight, 0-d, or to weights
+of the tensor's entries, in its shape."""
 
 MODIFIER_CAP = 1e3
 """Largest factor by which zeros in a layer's gradient increase its weight, which would be infinite for a layer of zeros."""
 
 MIN_MEAN_SQUARE = 1e-8
-"""Smallest mean square of a tensor that `weigh_relatively` divides by, as a share of that of all tensors."""
+"""Smallest mean square of a tensor that `weigh_relatively` divides by, as a share of the mean square over all tensors."""
 
 DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda i: 0.0,
@@ -26,10 +26,10 @@ DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weight 1 / (n * mean square of its entries) for each tensor's squared norm.
+    """Return for each tensor the weight 1 / (n * mean square of the tensor's entries) of its squared norm.
 
     n is the number of entries of all tensors, so that the weighted sum of the squared norms of `observed` is 1. A mean square
-    below the share MIN_MEAN_SQUARE of that of all entries is replaced by this limit; the sum is then smaller.
+    below MIN_MEAN_SQUARE times the mean square of all entries is replaced by this limit; the sum is then smaller.
     """
     count = sum(g.numel() for g in observed.values())
     whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
@@ -40,8 +40,8 @@ def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def weigh_by_norm(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weight 1 / (T * squared norm) for each of the T tensors, so that all have equal parts of the objective.
 
-    Without it, tensors with large gradients dominate the cosine distance. Small norms are replaced by a lower limit, as in
-    `weigh_relatively`.
+    Without these weights, tensors with large gradients dominate the cosine distance. Small norms are replaced by a lower limit,
+    as in `weigh_relatively`.
     The idea is from Liu et al. 2024, appendix F. Its formula is not legible in the copy that was used, so the weights may differ.
     """
     relative = weigh_relatively(observed)
@@ -53,9 +53,9 @@ def keep_largest(share: float) -> LayerWeights:
     """Return a function that gives the largest entries of each observed tensor the weight 1, and all others 0.
 
     This is partial gradient matching (FedLeak, Fan et al. 2025, arXiv 2506.08435). The copies of the paper that were used lack
-    its rule for the choice of entries. Here the largest by magnitude are compared, in which noise is relatively small.
-    share: of the entries of each tensor, above 0 and at most 1, rounded up; entries equal to the smallest of them are kept too.
-    Raises ValueError for another share.
+    its rule for the choice of entries. Here the entries of largest magnitude are compared, in which noise is relatively small.
+    share: share of the entries of each tensor that is kept, above 0 and at most 1, rounded up to whole entries; entries equal to
+    the smallest kept one are kept too. Raises ValueError for a share out of this range.
     """
     if not 0 < share <= 1:
         raise ValueError(f"the share of compared entries must be above 0 and at most 1, got {share}")
@@ -71,10 +71,10 @@ def keep_largest(share: float) -> LayerWeights:
 def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:
     """Return a function that computes AGIC's layer weights (eqs. 7, 8) from a model and an observed gradient.
 
-    The weights of convolutions run from 1 for the first to beta for the last; a single one has the weight 1. Each is multiplied
-    by 1 / (1 - p), but at most MODIFIER_CAP, where p is the share of zeros in the convolution's observed weight gradient. The
-    bias of a convolution and the batch norm behind it have its weight. Linear layers, and layers before the first convolution,
-    have the mean over convolutions, without the factor. Without convolutions all weights are 1.
+    The weights of convolutions run from 1 for the first to beta for the last; a single convolution has the weight 1. Each weight
+    is multiplied by 1 / (1 - p), but at most MODIFIER_CAP, where p is the share of zeros in the convolution's observed weight
+    gradient. The bias of a convolution and the batch norm behind it have the convolution's weight. Linear layers, and layers
+    before the first convolution, have the mean over convolutions, without the factor. Without convolutions all weights are 1.
     shape: how the weight depends on the convolution's number, a name in `DEPTH_SHAPES`; with "constant", beta has no effect.
     relu_modifier: whether to multiply by 1 / (1 - p).
     Raises ValueError for an unknown shape, or a beta that is not positive.
@@ -101,7 +101,7 @@ def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = 
 
 
 def _rescale(function: Callable[[float], float], i: int, count: int, beta: float) -> float:
-    """Return a * function(i) + b, with a and b such that it is 1 at i = 1 and beta at i = count; 1 if both ends are equal."""
+    """Return a * function(i) + b, with a and b such that it is 1 at i = 1 and beta at i = count; 1 for a constant function."""
     first, last = function(1), function(count)
     return 1.0 if first == last else 1 + (beta - 1) * (function(i) - first) / (last - first)
 
@@ -114,8 +114,8 @@ def _compute_modifier(gradient: Tensor) -> Tensor:
 def _group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     """Return a dict from parameter name to the number, from 1, of its convolution and the name of that convolution's weight.
 
-    For other layers, such as batch norm, it is the last convolution before them in the model's list of modules. Linear layers,
-    and layers before the first convolution, are left out.
+    The convolution of a parameter of another layer, such as batch norm, is the last convolution before it in the model's list of
+    modules. Linear layers, and layers before the first convolution, are left out.
     """
     groups: dict[str, tuple[int, str]] = {}
     number, current = 0, ""

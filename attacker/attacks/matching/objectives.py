@@ -62,7 +62,7 @@ def cosine_distance(simulated: GradientTensors, observed: GradientTensors, produ
 def absolute_distance(simulated: GradientTensors, observed: GradientTensors) -> Tensor:
     """Return the sum of absolute differences over all entries of the parameters in `observed`.
 
-    It is less sensitive to outliers than the sum of squares.
+    This sum is less sensitive to outliers than the sum of squares.
     """
     return torch.stack([(simulated[name] - observed[name]).abs().sum() for name in observed]).sum()
 
@@ -86,7 +86,7 @@ class FeatureTerm:
 
     weight: relative to the loss of a zero gradient. layer: the layer whose inputs the features are: "head" (the last linear
     layer) or "gaussian" (a wide layer with random Gaussian weights before it). injected: whether decoders that take features get
-    those that are recovered (`Decoder.inject`).
+    the recovered features (`Decoder.inject`).
     """
 
     weight: float
@@ -98,15 +98,16 @@ class FeatureTerm:
 class Objective:
     """The objective of a search without priors: the sum over observations o of `get_weight(o) * apply_robust_loss(distance(o))`.
 
-    distance: between simulated and observed gradient. layers: weights of the layers, or of entries, in it; None
-              for equal weights.
-    unit:     what each tensor is divided by before it is compared; None for nothing. Its root mean square, since rounding errors
-              are proportional to a tensor's values, or its norm, so that all have equal parts of a cosine (Liu et al. 2024). It
-              has no effect if the gradient has noise of known variance, which is the same in all tensors.
+    distance: between simulated and observed gradient. layers: weights of the layers, or of entries, in this distance; None for
+              equal weights.
+    unit:     what each tensor is divided by before it is compared; None for nothing. The unit is the tensor's root mean square,
+              since rounding errors are proportional to a tensor's values, or the tensor's norm, so that all tensors have equal
+              parts of a cosine (Liu et al. 2024). The unit has no effect if the gradient has noise of known variance, which is
+              the same in all tensors.
     robust:   if above 0, a distance d is replaced by `robust * log(1 + d / robust)` (Cauchy's loss), so that observations that
               fit badly, for example because of wrong links, have less influence. 0 leaves distances unchanged.
-    later:    weight of observations after a client's first epoch; those in it have weight 1, and so have all if epochs are
-              unknown.
+    later:    weight of observations after a client's first epoch; observations in the first epoch have weight 1, and all have
+              weight 1 if epochs are unknown.
     batch_norm: weight of the term that compares statistics of batch norm with those that clients returned (`batch_statistics`),
               relative to the loss of a zero gradient; 0 leaves it out. It has no effect unless clients return buffers.
     features: the term that compares the features of the first observation's examples with those that the gradient determines
@@ -128,6 +129,6 @@ class Objective:
     def get_weight(self, links: Links, o: int) -> float:
         """Return the weight of the o-th observation: `later` if its epoch is later than that of the earliest observation, else 1.
 
-        It is also 1 if the epochs are unknown. Early rounds leak most (AGIC, section V-A).
+        The weight is also 1 if the epochs are unknown. Early rounds leak most (AGIC, section V-A).
         """
         return self.later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0

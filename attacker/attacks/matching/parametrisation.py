@@ -37,7 +37,7 @@ class LatentSpace:
     examples:  number V of examples per problem (one search for the examples of one case).
     joint:     whether soft labels are optimised together with the examples.
     surrogate: whether the weights at which the gradient is computed are optimised as well (SME), by the last number.
-    drawn:     start of the variables of a client's random draws (`simulation.draws`), (number of them,); None without them.
+    drawn: start of the variables of a client's random draws (`simulation.draws`), (variables,); None without such variables.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LatentSpace:
         return torch.stack([part.square().mean() for part in torch.split(own, sizes, dim=1)]).sum()
 
     def project(self, z: Tensor) -> Tensor:
-        """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed` and it has one."""
+        """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed` is set and there is a box."""
         if not self.boxed or self.decoder.shared:
             return z
         latents = self.decoder.project(z[:, : self.size].reshape(-1, *self.decoder.shape))

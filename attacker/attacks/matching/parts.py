@@ -1,4 +1,4 @@
-"""The settings of a gradient matching attack: those of its labels, those of its search, and all of them together."""
+"""The settings of a gradient matching attack: settings of its labels, settings of its search, and all parts together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -24,8 +24,8 @@ class Labels:
     rule:      function that infers labels from the gradient before the search, unless they are known. If it is None and labels
                are not known, soft labels are optimised together with the examples (DLG).
     agreement: weight in the loss of the squared distance between the probabilities predicted for the candidate examples and their
-               labels (CPL's alpha). If the logits of the true examples, which no server knows, are given to the attack, it is the
-               squared distance between those and the logits of the candidates.
+               labels (CPL's alpha). If the logits of the true examples, which no server knows, are given to the attack, the
+               weight is of the squared distance between these logits and the logits of the candidates.
     """
 
     rule: LabelRule | None = infer_labels
@@ -37,13 +37,12 @@ class Search:
     """The settings of the minimisation.
 
     optimiser: changes latent vectors; for the decoder `pixels` these are pixels on the scale [0, 1], before normalisation.
-    steps:     maximum number of iterations. One may consist of several gradient evaluations, see `Optimiser.period`.
+    steps:     maximum number of iterations. An iteration may consist of several gradient evaluations, see `Optimiser.period`.
     stop:      when a search stops earlier.
     restarts:  maximum number of starts per case, besides a warm start. A case is started again only if its lowest loss so far
                is above a threshold (`Stop.stuck`). The result with the lowest loss is kept.
-    coarse:    share of the steps, at the beginning, whose large convolutions may be computed in bfloat16, which needs a device
-               that computes it faster and cases that share weights. Results of these steps are dropped if the search goes on
-               after them.
+    coarse:    share of the steps, at the beginning, whose large convolutions are computed in bfloat16 if the device computes
+               bfloat16 faster and all cases share weights. Results of these steps are dropped if the search goes on after them.
     compiled:  whether to compile the loss by `torch.compile`, which is worthwhile for small networks and long searches.
     consistency: term that makes the candidates of all starts similar. With it all `restarts` starts of a case are made, at once,
                with the same labels. It changes the gradient that the optimiser gets, but not the loss by which the best iterate
@@ -88,8 +87,9 @@ class MatchingParts:
     simulation: how a client's update is simulated. parametrisation: the optimised variable, its start and its box.
     prior:      assumptions about examples. labels: how labels are found. search: optimiser, steps, stopping, restarts, precision.
     warm_start: function of the cases and a generator that returns for each case examples to start from first, such as the answer
-                of a closed form, or None. If they are too few, the parametrisation's start supplies the others. The
-                parametrisation's start alone is tried afterwards if needed, see `Given.alone`. A null uses no warm start.
+                of a closed form, or None. If they are fewer than the examples searched for, the parametrisation's start supplies
+                the others. The parametrisation's start alone is tried afterwards if needed, see `Given.alone`. A null uses no
+                warm start.
     held:       dict from the name of a case (`Case.key`) to its examples that are known, and that the search leaves as they are.
                 It must be empty for a null.
     enhancer:   function that sharpens the images after the search, for the null as well; None for none.

@@ -30,8 +30,8 @@ class DenoiserTerm:
 
     denoise: map of images (N, C, H, W) to denoised ones. weight: of `measure_noise`, above 0.
     noise: standard deviation of noise that is added to the images before they are denoised, at the first step of a search; it
-           falls linearly to 0 at the last one. A denoiser of every noise level is a diffusion model, and this is its prior
-           without the weights of noise levels (Mardani et al. 2024, RED-diff, eq. 12). 0 for RED.
+           falls linearly to 0 at the last step. A denoiser of every noise level is a diffusion model, and this term is then the
+           model's prior without the weights of noise levels (Mardani et al. 2024, RED-diff, eq. 12). 0 for RED.
     """
 
     denoise: Denoise
@@ -48,8 +48,8 @@ class Prior:
     denoised: for images, if the noise variance is known and the distance is squared, add a total variation whose weight follows
               from that variance, see `compute_map_tv_weight`.
     tv_of_noise: for images, if the noise variance is known and the distance is a cosine, add a total variation with the weight
-              `tv_of_noise * ratio`. The ratio is that of noise to signal in the squared norm of the observed gradient, limited to
-              MAX_NOISE_RATIO, and averaged over observations.
+              `tv_of_noise * ratio`. `ratio` is the ratio of noise to signal in the squared norm of the observed gradient, limited
+              to MAX_NOISE_RATIO, and averaged over observations.
     summed:   whether `tv_of_noise` is multiplied by the number of examples as well, as in the log-prior of a MAP estimate, which
               is a sum over examples, while the total variation is a mean.
     belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
@@ -73,7 +73,7 @@ class Prior:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of vertical neighbours plus that of horizontal ones, over all of x, a 0-d tensor.
+    """Return the sum of the mean absolute differences of vertical and of horizontal neighbours, over all of x, a 0-d tensor.
 
     x: images (N, C, H, W).
     Source: Geiping et al. 2020, as in their code. An axis of one pixel contributes 0.
@@ -85,8 +85,8 @@ def total_variation(x: Tensor) -> Tensor:
 def measure_noise(x: Tensor, denoise: Denoise, noise: Tensor | None = None) -> Tensor:
     """Return half the mean squared difference of images x (N, C, H, W) and the denoised images D(x), a 0-d tensor.
 
-    D(x) counts as constant when this is differentiated, so that the gradient is (x - D(x)) divided by the number of values, as in
-    regularisation by denoising (Romano et al. 2017, RED, eq. 12).
+    D(x) counts as constant when the result is differentiated, so that the gradient is (x - D(x)) divided by the number of values,
+    as in regularisation by denoising (Romano et al. 2017, RED, eq. 12).
     noise: added to the images before they are denoised, (N, C, H, W); None for none.
     """
     given = x.detach() if noise is None else x.detach() + noise

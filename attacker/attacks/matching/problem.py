@@ -49,7 +49,7 @@ class View(ObservedGradients):
               gradients of this layer's encoder and of the layers between input and encoder, without simulating the draws; then
               only these gradients are compared. None for other networks, and where it cannot be used.
     rows:     the data that differ between cases, tensors with one row per case, in nested dicts. The argument `row` of the
-              methods is one row of it, or a stack of rows, one per problem.
+              methods is one row of `rows`, or a stack of rows, one per problem.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class View(ObservedGradients):
     def at_once(self) -> PerProblem | None:
         """The gradient function for all problems in one batch, see `build_per_problem`; None if it cannot be used.
 
-        It requires that all cases share weights and buffers, that `build_per_problem` supports the network, and that the gradient
-        is that of one batch: without simulated local steps, surrogate weights, or a known defense that changes how clients
-        compute it.
+        It requires that all cases share weights and buffers, that `build_per_problem` supports the network, and that the
+        simulated gradient is the gradient of one batch: without simulated local steps, surrogate weights, or a known defense that
+        changes how clients compute gradients.
         """
         return build_per_problem(self.model, self.data, self.training.loss) if self.common else None
 
@@ -98,16 +98,16 @@ class View(ObservedGradients):
         """The gradient function for all problems by explicit formulas, which can be compiled; None if there are no formulas.
 
         There are formulas for chains of linear layers and small convolutions, on the CPU. See `build_adjoints`. They require that
-        all cases share weights and buffers, and that the gradient is that of one batch, as `at_once` does.
+        all cases share weights and buffers, and that the simulated gradient is the gradient of one batch, as `at_once` does.
         """
         return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _find_bottleneck(self, examples: int) -> SolvedBottleneck | None:
-        """Return the function `bottleneck` (see `View`); None if the network has no variational bottleneck, or it cannot be used.
+        """Return the function `bottleneck` (see `View`); None if the network has no variational bottleneck, or none can be used.
 
-        It solves the derivatives of the loss by the encoder's outputs, which depend on the draws, from the observed gradient. It
-        can be used if the attacker knows the defense, if the update is the gradient of one batch that no defense changed, and if
-        the encoder is trained. examples: number N in the observation.
+        The function solves the derivatives of the loss by the encoder's outputs, which depend on the draws, from the observed
+        gradient. It can be used if the attacker knows the defense, if the update is the gradient of one batch that no defense
+        changed, and if the encoder is trained. examples: number N in the observation.
         """
         simulation, training = self.simulation, self.training
         plain = simulation.local_steps == "one_batch" and not simulation.surrogate and training.is_linear
@@ -126,7 +126,7 @@ class View(ObservedGradients):
         """Set `rows`, the data that differ between cases (see `View`), `worst` and `power`.
 
         worst: (cases,) distance of each observed gradient from a zero gradient. power: (cases,) expected squared norm of the
-        known noise in it. places, gamma: see `View`.
+        known noise in this gradient. places, gamma: see `View`.
         """
         compared = {name: g for name, g in self.gradients.items() if self._is_compared(name)}
         scale = [self._compute_scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
@@ -150,7 +150,7 @@ class View(ObservedGradients):
         self.power = self._estimate_power()
 
     def _add_statistics(self, observations: Sequence[Observation]) -> None:
-        """Add the statistics of batch norm that the clients returned to `rows`, if all of them returned them."""
+        """Add the statistics of batch norm that the clients returned to `rows`, if all clients returned statistics."""
         told = [read_statistics(observation, self.model) for observation in observations]
         if all(told):
             names = {name: {moment: [one[name][moment] for one in told] for moment in told[0][name]} for name in told[0]}
@@ -193,7 +193,7 @@ class View(ObservedGradients):
     def _compute_scale(self, observed: GradientTensors) -> dict[str, Tensor]:
         """Return a dict from a tensor's name to the square root of its weight, or of its entries' weights, in squared distances.
 
-        It is empty without weights.
+        The dict is empty if there are no weights.
         """
         layers = self.objective.layers
         weights = layers(self.model, observed) if layers else {}
@@ -225,7 +225,8 @@ class View(ObservedGradients):
     def _differentiate(self, weights: GradientTensors, x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
         """Return the gradient of one problem at these weights, by parameter name, before the defense changes an update.
 
-        Other arguments as in `compute_distance`. If `bottleneck` is set, it has only the parameters whose gradients are compared.
+        Other arguments as in `compute_distance`. If `bottleneck` is set, the result has only the parameters whose gradients are
+        compared.
         """
         buffers, places = row.get("buffers", self.buffers), row["places"]
         if self.draws is not None:
@@ -238,7 +239,7 @@ class View(ObservedGradients):
     def _get_surrogate_weights(self, row: ProblemRow, weights: GradientTensors, z: Tensor) -> GradientTensors:
         """Return the weights at which the gradient is computed.
 
-        They are the weights sent, or with `surrogate` weights between those and the returned ones, at a position that the last
+        They are the weights sent, or with `surrogate` weights between the sent and the returned ones, at a position that the last
         entry of z determines (SME, eq. 6).
         """
         if not self.simulation.surrogate:
@@ -264,8 +265,8 @@ class View(ObservedGradients):
 
         row: data of the observation, one row per problem. problem: data that `decode` and the weighting need, such as labels, one
         row per problem.
-        precision: data type of large convolutions if all problems are computed in one batch; None for that of the weights. The
-        loss is compiled only without it.
+        precision: data type of large convolutions if all problems are computed in one batch; None for the data type of the
+        weights. The loss is compiled only if `precision` is None.
         """
         if self.to_compile and precision is None:
             if self.compiled is None:
@@ -360,7 +361,8 @@ class View(ObservedGradients):
     def follow_round(self, gradient: GradientTensors, row: ProblemRow, state: ChannelState) -> tuple[Tensor, ChannelState]:
         """Return the distance of one problem's gradient from the observed one, and the state of its defense after this round.
 
-        gradient: before the defense changes it. state: that after the client's earlier rounds; empty before the first.
+        gradient: before the defense changes it. state: the defense's state after the client's earlier rounds; empty before the
+        first.
         """
         weights = row.get("weights", self.weights)
         if self.simulation.local_steps == "one_batch":
@@ -396,7 +398,7 @@ class View(ObservedGradients):
 
 
 def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
-    """Return the results of `function` for all problems, stacked; the first axis of tensors in `rows` is that of the problems.
+    """Return the results of `function` for all problems, stacked; the first axis of tensors in `rows` has one entry per problem.
 
     rows: tensors or nested mappings of tensors, each an argument of `function`. A single problem is computed without `vmap`.
     """

@@ -16,7 +16,7 @@ from defenses.channel import ChannelState
 
 MAX_STACKED_WEIGHTS = 2e7
 """Number of weights of all rounds together up to which their gradients are computed at once by `vmap`. For twenty rounds of a
-LeNet that takes a fifth of the time of a loop, whose cost is mostly that of calling PyTorch."""
+LeNet, `vmap` takes a fifth of the time of a loop over rounds, which spends most time on calls of PyTorch."""
 
 
 class RoundsInOrder:

@@ -16,10 +16,10 @@ DISPLAY_SECONDS = 1.0
 
 @dataclass
 class Best:
-    """The best result for one case so far, that with the lowest loss.
+    """The best result for one case so far: the result with the lowest loss.
 
-    z: latent vector. labels: used in that search. history: its best loss after each iteration. given: whether it began at a warm
-       start. given_up: whether that search was stopped as hopeless, see `Stop`.
+    z: latent vector. labels: used in the search that found z. history: best loss of this search after each iteration. given:
+       whether this search began at a warm start. given_up: whether it was stopped as hopeless, see `Stop`.
     iterations, evaluations, restarts: numbers of iterations, gradient evaluations and searches, summed over all searches of the
     case.
     """

@@ -17,15 +17,15 @@ class Simulation:
     """The attacker's assumptions on what a client computed.
 
     local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step.
-    surrogate:       for "one_batch", compute the gradient not at the weights sent, but at a point between these and the weights
-                     returned, which is optimised together with the examples (SME).
+    surrogate:       for "one_batch", compute the gradient not at the weights sent, but at a point between the weights sent and
+                     the weights returned; this point is optimised together with the examples (SME).
     order_invariant: if above 0, each simulated local epoch gets separate examples, and the loss penalises differences between the
                      means of the examples of different epochs, with this weight (Dimitrov et al. 2022).
     in_order:        compare the rounds of a client in order, with the simulated state of a defense such as error feedback,
                      instead of each separately.
     knows_defense:   compute gradients as the defense does (for example clipped per example), simulate its effect on the update,
                      leave out parameters whose gradients it replaces by random or wrong ones, and, for squared distances, do not
-                     restart searches whose final loss is at the level of its noise.
+                     restart searches whose final loss is at the level of the defense's noise.
     draws:           search for what the client drew at random in one step, with the examples: the mixtures of MixUp, and the
                      masks of dropout (`simulation.draws`). If not set, examples are assumed to be unmixed, and dropout to keep
                      all values.

@@ -18,7 +18,7 @@ SPECTRAL_DECAY = 1.5
 CUTOFF_FREQUENCY = 0.01
 """Squared frequency below which the variance is constant."""
 COLOUR_VARIANCE = 0.1
-"""Variance of differences between channels, relative to the variance of their mean."""
+"""Variance of differences between channels, relative to the variance of the mean over channels."""
 
 
 def build_smooth_spread(
@@ -29,7 +29,7 @@ def build_smooth_spread(
     The covariance is diagonal in the cosine transform of each channel, is larger for lower frequencies, and correlates channels.
     For table rows, all values are independent with equal variance.
     inverse: return the multiplication by the inverse of this root.
-    decay, colour_variance: used in place of SPECTRAL_DECAY and COLOUR_VARIANCE; None for these.
+    decay, colour_variance: used in place of SPECTRAL_DECAY and COLOUR_VARIANCE; None for the constants.
     """
     decay = SPECTRAL_DECAY if decay is None else decay
     colour_variance = COLOUR_VARIANCE if colour_variance is None else colour_variance

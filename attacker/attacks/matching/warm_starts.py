@@ -11,8 +11,9 @@ from attacker.attacks.base import Case
 class Given(NamedTuple):
     """A warm start: examples x (n, *shape) in [0, 1] with labels y (n,), in any order, at most as many as are searched for.
 
-    alone: whether a search from a regular start, that without these examples, follows only if the search from this start is stuck
-           (`Stop.stuck`). Otherwise it follows unless the search has converged, since noise can spoil these examples.
+    alone: whether a search from a regular start, a start without these examples, follows only if the search from this warm start
+           is stuck (`Stop.stuck`). If False, it follows unless the search from this warm start has converged, since noise can
+           spoil these examples.
     """
 
     x: Tensor

@@ -25,7 +25,7 @@ from fedsim.recording.observation import Observation
 class Membership:
     """An attack that fits a client's updates by weighted sums of the candidates' gradients, and names training examples.
 
-    They are the candidates whose weights in these sums are the largest relative to their standard deviations (z-scores).
+    Named are the candidates whose weights in these sums are the largest relative to their standard deviations (z-scores).
 
     candidates: path of the archive with the candidates, see `read_pool`. sees_gradient: False gives the null, which names
     candidates at random.
@@ -45,9 +45,9 @@ class Membership:
     ) -> list[Reconstruction]:
         """Return one reconstruction for each of `cases`: the candidates named as training examples, unchanged, with their labels.
 
-        As many are named as there are examples behind the update, or behind each update if rounds do not repeat the examples.
-        Raises ValueError if no pool was given, if it does not suit the recorded data, if a client reported no number of examples,
-        or if the pool has no more candidates than there are examples behind an update.
+        The number of named candidates is the number of examples behind the update: per case if its rounds repeat the examples,
+        else per round. Raises ValueError if no pool was given, if the pool does not suit the recorded data, if a client reported
+        no number of examples, or if the pool has no more candidates than there are examples behind an update.
         """
         if not self.candidates:
             raise ValueError(
@@ -63,7 +63,7 @@ class Membership:
     def fit(self, cases: Sequence[Case], pool: Pool, rng: Generator, progress: Progress | None = None) -> dict[str, Coefficients]:
         """Return the coefficients of the candidates in every update of `cases`, by the observation's key.
 
-        A large pool is regressed in blocks, each without the candidates of the others, which are then noise.
+        A large pool is regressed in blocks. In the regression of one block, the candidates of the other blocks act as noise.
         """
         found: dict[str, list[Coefficients]] = {}
         blocks = pool.split(Generator().manual_seed(rng.initial_seed()))
@@ -152,8 +152,8 @@ def membership(*, candidates: FilePath = "") -> Membership:
     later rounds is simulated.
 
     candidates: archive (.npz) with `images` (P, H, W[, C]), uint8 or numbers in [0, 1], and `labels` (P,), at most 20,000. Only
-                these can be named, so most of them should be no training examples: they tell how much an update resembles the
-                gradient of any image.
+                these images can be named, and most should be no training examples, since such images tell how much an update
+                resembles the gradient of any image.
 
     Membership inference from recorded updates: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative
     learning"; Li et al. 2023, "Effective passive membership inference attacks in federated learning", use the cosine.

@@ -13,15 +13,15 @@ MIN_CLASS = 20
 """Number of candidates in the smallest class below which no probabilities are estimated."""
 MIN_EVIDENCE = 25.0
 """Twice the gain in log-likelihood by a second component, from which on scores of at most 1,000 candidates count as a mixture.
-It was at most 20 for 100 pools of images of the tuning part of CIFAR-10 without a training example. The error of the model grows
-with the number of candidates, so that more of them need more evidence, in proportion."""
+This gain was at most 20 for 100 pools of images of the tuning part of CIFAR-10 without a training example. The error of the model
+grows with the number of candidates, so that more of them need more evidence, in proportion."""
 NORMAL_MAD = 0.6745
 """Median absolute deviation of a normal distribution with standard deviation 1."""
 DEGREES_OF_FREEDOM = 8.0
 """Degrees of freedom of Student's t distribution of the scores of other candidates. Some resemble training examples, and have
 larger scores than a normal distribution predicts."""
 MIN_OUTLYING_SCALES = 4.0
-"""Before the first step, scores that are at least this many scales above the location of the others are taken for those of
+"""Before the first step, scores that are at least this many scales above the location of the other scores are taken for scores of
 training examples."""
 MAX_STEPS = 500
 """Maximum number of steps of expectation maximisation."""
@@ -41,9 +41,9 @@ class Mixture:
     evidence: float
 
     def compute_probabilities(self, z: Tensor) -> Tensor:
-        """Return for each z-score (P,) the probability that it is a training example's.
+        """Return for each z-score (P,) the probability that it belongs to a training example.
 
-        It never falls with the score, and is 0 for scores below the location of `others`.
+        The probability never falls with the score, and is 0 for scores below the location of `others`.
         """
         ratio = _log_density(self.members, z.minimum(self.members.loc)) - _log_density(self.others, z)
         found = torch.sigmoid(ratio + log(self.share / (1 - self.share)))
@@ -108,7 +108,7 @@ def _log_density(distribution: Distribution, z: Tensor) -> Tensor:
 def _refit_student(last: StudentT, z: Tensor, weights: Tensor) -> StudentT:
     """Return Student's t distribution whose location and scale are fitted to weighted z-scores z (P,).
 
-    The fit is one step of expectation maximisation from `last`. Its degrees of freedom stay at DEGREES_OF_FREEDOM.
+    The fit is one step of expectation maximisation from `last`. The degrees of freedom stay at DEGREES_OF_FREEDOM.
     """
     near = weights * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + ((z - last.loc) / last.scale).square())
     loc = (near * z).sum() / near.sum().clamp(min=1e-9)

@@ -17,7 +17,8 @@ TINY = torch.finfo(torch.float64).tiny
 class Coefficients:
     """Coefficients (P,) of P candidates in a regression.
 
-    values: the posterior means. shrinkage: the expected value of each if its true value is 1 and all others are 0, in [0, 1].
+    values: the posterior means. shrinkage: the expected value of each coefficient if its true value is 1 and the true values of
+    all others are 0, in [0, 1].
     variances: variances of `values` that the noise alone causes.
     """
 
@@ -30,7 +31,7 @@ class Coefficients:
 
 
 def join_blocks(blocks: Sequence[Tensor], each: Sequence[Coefficients]) -> Coefficients:
-    """Return the coefficients of all candidates from regressions of blocks. blocks: the indices of the candidates of each."""
+    """Return the coefficients of all candidates from regressions of blocks. blocks: indices of candidates, by regression."""
     place = torch.cat(list(blocks)).argsort()
     values, shrinkage, variances = (
         torch.cat([getattr(one, name) for one in each])[place] for name in ("values", "shrinkage", "variances")
@@ -55,7 +56,8 @@ class Regression:
     def fit(self, observed: Tensor) -> Coefficients:
         """Return the posterior means of the coefficients for one observed gradient (M,), with the ridge of the largest evidence.
 
-        The noise is taken to be independent and of equal variance in all M values; its variance is that of the largest evidence.
+        The noise is taken to be independent and of equal variance in all M values; their common variance is chosen by the largest
+        evidence as well.
         """
         observed = observed.double()
         if not (self.finite and observed.isfinite().all() and observed.any() and self.eigenvalues.max() > 0):
@@ -75,7 +77,8 @@ class Regression:
         """Return the ridge parameter with the largest marginal likelihood of the observed gradient, and the noise's variance.
 
         The ridge is the variance of the noise divided by that of the coefficients (MacKay 1992, "Bayesian interpolation").
-        along: the products of the eigenvectors with G times the gradient. power: its squared norm. count: its number of values.
+        along: the products of the eigenvectors with G times the gradient. power: the gradient's squared norm. count: its number M
+        of values.
         """
         ridges = RIDGES.to(self.eigenvalues) * self.eigenvalues.mean()
         inverse = 1 / (self.eigenvalues[:, None] + ridges)

@@ -34,9 +34,10 @@ def keeps_values(case: Case) -> bool:
 def fit_residuals(case: Case, pool: Pool, rng: Generator, device: str) -> Iterator[tuple[Observation, Coefficients]]:
     """Yield the observations of a case in order, each with the coefficients of the candidates in its update.
 
-    A sent value is the sum of what was kept of it since it was last sent, each part at the weights of its round. The attacker
-    simulates this sum for each candidate alone. Since it is known which coordinates were sent, the simulation is linear: what a
-    client sends is the sum over its examples. Rounds before the first of the case are assumed to have left nothing.
+    The value that a client sends of a coordinate is the sum of the coordinate's updates in all rounds since it was last sent,
+    each computed at the weights of its round. The attacker simulates this sum for each candidate alone. Since it is known which
+    coordinates were sent, the simulation is linear: what a client sends is the sum of what it would send for each example alone.
+    Rounds before the first of the case are assumed to have left nothing.
     """
     first = case.observations[0]
     channel = build_channel(first, models.build_layout(first.model, first.data))
@@ -58,7 +59,7 @@ def _simulate(
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return what the defense makes of each of several updates in a round, (P, M), and its state for each after the round.
 
-    updates: the chosen values of the updates before the defense, (P, M). state: that before the round, empty at first.
+    updates: the chosen values of the updates before the defense, (P, M). state: the state before the round, empty at first.
     """
     layout = {name: (len(rows), *[1] * (observation.weights[name].ndim - 1)) for name, rows in chosen.items()}
     parts = torch.split(updates, [len(rows) for rows in chosen.values()], dim=1)

@@ -18,7 +18,7 @@ MAX_VALUES = 20_000
 MAX_CHUNK = 50
 """Largest number of candidates whose gradients are computed at once."""
 CHUNK_VALUES = 2**25
-"""Largest number of values of all gradients that are computed at once, unless those of a single candidate are more."""
+"""Largest number of values of all gradients that are computed at once. A single candidate's gradient may have more values."""
 
 
 def group_by_model(observations: Sequence[Observation]) -> list[list[Observation]]:
@@ -42,7 +42,7 @@ def _are_equal(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool
 
 
 def group_by_values(observations: Sequence[Observation], rng: Generator) -> Iterator[tuple[Chosen, list[Observation]]]:
-    """Yield pairs of chosen coordinates and the observations for which they are the same. observations: of one model."""
+    """Yield pairs of chosen coordinates and the observations for which these are chosen. observations: of one model."""
     found: list[tuple[Chosen, list[Observation]]] = []
     for observation in observations:
         chosen = choose_values([observation], rng)
@@ -57,9 +57,9 @@ def group_by_values(observations: Sequence[Observation], rng: Generator) -> Iter
 def choose_values(observations: Sequence[Observation], rng: Generator) -> dict[str, Tensor]:
     """Return the coordinates to compare: a dict from parameter name to sorted indices into the flattened parameter.
 
-    They are those that were sent in at least one of the observations; of more than MAX_VALUES in all, MAX_VALUES drawn at random.
-    Coordinates of parameters that the defense hides or that clients do not train are left out. The draw depends on the seed of
-    `rng` and on the first round only, so that it is the same for all clients that send all coordinates.
+    They are the coordinates that were sent in at least one of the observations, or MAX_VALUES of these, drawn at random, if there
+    are more. Coordinates of parameters that the defense hides or that clients do not train are left out. The draw depends on the
+    seed of `rng` and on the first round only, so that it is the same for all clients that send all coordinates.
     """
     first = observations[0]
     omitted = find_omitted(first, models.build_layout(first.model, first.data))
@@ -87,7 +87,7 @@ def flatten(tensors: Mapping[str, Tensor], chosen: Chosen) -> Tensor:
 def compute_gradients(observation: Observation, pool: Pool, chosen: Chosen, device: str) -> Tensor:
     """Return the chosen values of the gradients of all candidates at the weights sent, (P, M), float64.
 
-    Batch norm uses the statistics that the client was sent, since those of its batches are unknown.
+    Batch norm uses the statistics that the client was sent, since the statistics of the client's batches are unknown.
     """
     model = models.build(observation.model, observation.data).eval().to(device)
     compute = build_gradient(model, observation.data, observation.training.loss)

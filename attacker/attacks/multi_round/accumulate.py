@@ -38,7 +38,7 @@ def accumulate(
     closed_forms: bool = True,
     knows_defense: bool = True,
 ) -> Agic:
-    """Search for a client's examples in all its rounds together; each round is simulated with the model that was sent in it.
+    """Search for a client's examples in all its rounds together; each round is simulated with the model sent in that round.
 
     The objective is the sum of the distances between simulated and observed gradients of all rounds, with equal weights. A client
     with error feedback (an option of top_k, prune and sign, and part of dgc) keeps the part of an update that it does not send,
@@ -55,7 +55,7 @@ def accumulate(
     robust: if above 0, rounds whose distance is much larger than this have less influence (Cauchy's loss).
     residual: whether to simulate what a defense keeps from round to round; false compares each round separately.
     closed_forms: try closed forms of `exact` on single rounds first, and search only for the examples that they do not determine
-    exactly. They are not tried if a residual is simulated, since that needs all rounds.
+    exactly. They are not tried if a residual is simulated, since a residual needs all rounds.
     knows_defense: whether the attacker knows the clients' defense and models it; if false, no residual is simulated.
     """
     if search not in SEARCHES:
@@ -93,7 +93,7 @@ def _match_by_cpl(steps: int) -> GradientMatching:
 
 
 def _match_by_cosine(steps: int) -> GradientMatching:
-    """Return a search like that of Inverting Gradients: the cosine distance, minimised by Adam within the decoder's box."""
+    """Return a search like Inverting Gradients: the cosine distance, minimised by Adam within the decoder's box."""
     return GradientMatching(
         name="inverting_gradients",
         objective=Objective(distance=cosine),

@@ -73,11 +73,11 @@ class Agic:
     out to be the same example are merged at the end.
 
     matching:  the joint search over all rounds.
-    compare:   how examples of different rounds are compared. "features": by the inputs of the last layer, computed from its
-               gradient; if these cannot be computed for a round, all rounds are compared by images. "images": each round is
-               first reconstructed separately, and the images of each pass over the data are assigned to the examples of earlier
-               passes so that the sum of their distances is smallest. "published": as "images", but pairs are matched greedily,
-               among batches that share labels, as in the paper.
+    compare:   how examples of different rounds are compared. "features": by the inputs of the last layer, computed from the
+               layer's gradient; if the features of a round cannot be computed, all rounds are compared by images.
+               "images": each round is first reconstructed separately, and the images of each pass over the data are assigned to
+               the examples of earlier passes so that the sum of the distances is smallest. "published": as "images", but pairs
+               are matched greedily, among batches that share labels, as in the paper.
                "same": not at all, since the client uses all its examples in every round. "none": no links.
     pre_steps: iterations of the separate reconstructions.
     closed_forms: whether closed forms are tried first. Even if true, they are skipped for a case with given links, and if the

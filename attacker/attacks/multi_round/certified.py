@@ -1,8 +1,8 @@
 """Examples that closed forms find and certify in single rounds of a client, before any search over its rounds.
 
-To certify an answer is to check it, not to prove it: its gradient differs from the observed one by at most a thousandth, it has
-all examples of the round, the gradient and not a prior determines them, and the confidence in them is high or undecided. See
-`ClosedForm.certify`.
+To certify an answer is to check it, not to prove it. The checks: the answer's gradient differs from the observed one by at most a
+thousandth of the norm, the answer has all examples of the round, the gradient and not a prior determines these examples, and the
+confidence in them is high or undecided. See `ClosedForm.certify`.
 """
 
 from collections import Counter
@@ -37,8 +37,8 @@ class CertifiedExamples:
     evidence:    features from which confidence was estimated, by name, (E,) each; NaN for examples without the feature.
     slots:       one `Slot` for each position in the batches of the certified rounds, with the index in x of the example there.
     routes:      dict from the number of each certified round to the name of its closed form.
-    missed:      largest loss of a closed form's answer to a certified round: the squared distance between its gradient and the
-                 observed one, relative to the squared norm of the latter.
+    missed:      largest loss of a closed form's answer to a certified round: the squared distance between the answer's gradient
+                 and the observed one, relative to the squared norm of the observed one.
     evaluations, seconds: gradient evaluations and time, summed over all certified rounds.
     oracles:     names of the oracles (knowledge that no server has, such as true labels) that were used.
     """
@@ -125,7 +125,7 @@ def _unite_answers(answers: Sequence[Reconstruction]) -> CertifiedExamples:
 
 
 def _get_certainty(answers: Sequence[Reconstruction], row: tuple[int, int]) -> tuple[float, float]:
-    """Return the key by which copies of an example are ranked, larger is better: its confidence, then minus its round's loss.
+    """Return the key by which copies of an example are ranked, larger first: the copy's confidence, then minus its round's loss.
 
     An undecided confidence counts as -1. row: index of the answer, and of the example in it.
     """

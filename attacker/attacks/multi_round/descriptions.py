@@ -83,8 +83,8 @@ class Describer:
     def _add_features(self, one: Described, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool) -> Described:
         """Return the description with features, inputs of the last layer computed from its gradient, and with corrected labels.
 
-        It is returned unchanged if features are not compared, or if the gradient of the features differs from the observed one by
-        more than MAX_MISFIT of its norm.
+        The description is returned unchanged if features are not compared, or if the gradient of the features differs from the
+        observed one by more than MAX_MISFIT of its norm.
         probes: random inputs of the attacker, see `_describe`. known: whether the labels are certain, so that they are not
         corrected.
         """

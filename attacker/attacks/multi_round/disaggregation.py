@@ -15,7 +15,7 @@ from fedsim.recording.codec import encode
 from fedsim.recording.observation import Observation
 
 MIN_DETERMINED = 1 - 1e-6
-"""Smallest diagonal entry of pinv(P) P of a client whose update is determined by the sums; it is 1 up to rounding."""
+"""Smallest diagonal entry of pinv(P) P of a client whose update is determined by the sums; the exact value is 1."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Disaggregated:
     P, (rounds, clients), is 1 where a client takes part in a round, else 0. S holds one sum of updates per round: the recorded
     mean times the number of clients.
     clients:  dict from the name of each client whose update is determined to an observation with that update, which attacks on
-              single rounds can be given. Its round is the first one of the client.
-    residual: norm of P U - S relative to that of S; near 0 if clients repeat their updates.
+              single rounds can be given. The observation's round is the first round of the client.
+    residual: norm of P U - S relative to the norm of S; near 0 if clients repeat their updates.
     """
 
     clients: dict[str, Observation]

@@ -19,9 +19,9 @@ from attacker.attacks.simulation.client import build_network, find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 MAX_FEATURE_RATIO = 0.1
-"""Largest distance at which features read off a gradient count as those of a known example, relative to the median distance to
-the features of other examples. On 24 CIFAR-10 images of the tuning part, 12 of which were known, it found 12, 12 and 7
-of them in batches of 2, 4 and 8 on CPL's untrained LeNet, and named none wrongly."""
+"""Largest distance at which features read off a gradient count as the features of a known example, relative to the median
+distance to the features of other examples. On 24 CIFAR-10 images of the tuning part, 12 of which were known, this limit found 12,
+12 and 7 of the known images in batches of 2, 4 and 8 on CPL's untrained LeNet, and named none wrongly."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def find_known_examples(
 
     Features are the inputs of the last layer, computed from a round's gradient. A linked example counts as a known example if its
     features in every batch position that it holds match that known example. If all examples of a round are known, the round's
-    gradient must be the gradient of these examples; otherwise they are searched for as if they were unknown.
+    gradient must be the gradient of these examples; if it is not, they are searched for as if they were unknown.
     linked: the rounds with links. described: their descriptions; empty if they have none, so that no example is known.
     """
     links = linked.links
@@ -164,8 +164,8 @@ def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
 def _match_features(case: Case, o: int, one: Described, known: CertifiedExamples, knows_defense: bool, device: str) -> Tensor:
     """Return for each batch position of an observation the index of the known example that it matches, or -1, (N,).
 
-    They match if their labels are equal and their features are near, see MAX_FEATURE_RATIO. A known example matches one position
-    at most. Its features are computed at the weights of the observation's round.
+    A position and a known example match if their labels are equal and their features are near, see MAX_FEATURE_RATIO. A known
+    example matches one position at most. The features of known examples are computed at the weights of the observation's round.
     """
     found = torch.full((len(one.labels),), -1)
     if one.features is None:

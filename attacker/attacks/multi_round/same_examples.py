@@ -31,7 +31,7 @@ def link_same(sizes: Sequence[int], labels: Tensor | None = None, notes: tuple[s
 
 
 def read_shared_labels(case: Case, rule: LabelRule, rng: Generator, device: str, knows_defense: bool) -> Tensor:
-    """Return the labels (N,) that a rule infers from the mean update of all rounds, at the weights of the first.
+    """Return the labels (N,) that a rule infers from the mean update of all rounds, at the weights of the first round.
 
     The mean has less noise than a single update, and has coordinates that were not sent in every round.
     """

@@ -12,7 +12,7 @@ from fedsim.recording.observation import Observation
 
 
 def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
-    """Return the case without unusable observations (`find_problem`), and one note on each of these.
+    """Return the case without unusable observations (`find_problem`), and one note on each unusable observation.
 
     Raises ValueError if no observation is usable, or if the case has links and one of its observations is not usable.
     """

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 SATURATION_MARGIN = 1e-12
-"""Outputs of sigmoid and tanh are clamped to this distance from the ends of their range before they are inverted."""
+"""Outputs of sigmoid and tanh are clamped to at least this distance from the ends of the function's range before inversion."""
 
 
 @dataclass(frozen=True)

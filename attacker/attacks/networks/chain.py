@@ -35,7 +35,7 @@ BATCH_SIZE = 1_000_003
 """Batch size for shape inference: a prime that equals no other size in a network, so that the batch axis is recognised."""
 
 OTHER_BATCH_SIZES = (1, 2)
-"""Further batch sizes for which a network is read if its code used a size as a number; it must be the same chain for all."""
+"""Further batch sizes for which a network is read if its code used a size as a number; all must give the same chain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def read_chain(model: nn.Module, shape: tuple[int, ...], *, one_dtype: bool = Fa
     """Return `model` in evaluation mode as a chain of layers, for inputs of `shape`; its weights may be on the meta device.
 
     one_dtype: whether the caller computes in a single floating dtype, so that conversions between such dtypes have no effect.
-    Raises NotAChain with the reason if it is not a chain that closed forms support. Among the reasons are paths that join
+    Raises NotAChain with the reason if the model is not a chain that closed forms support. Among the reasons are paths that join
     (residual networks), max pooling, normalisation, grouped convolutions, shared or computed weights, and code that cannot be
     traced.
     """

@@ -13,8 +13,8 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
     """Return whether autograd connects the outputs of the network with its inputs, so that a search by gradients can change them.
 
-    It does not if the inputs are converted to integers, as those that index an embedding are. True also if the network raises an
-    error for inputs of zeros, which the attack then reports.
+    Autograd does not connect them if the inputs are converted to integers, for example to index an embedding. True also if the
+    network raises an error for inputs of zeros, which the attack then reports.
     """
     key = repr((spec, data))
     if key not in _FOUND or spec.name not in BUILT_IN:
@@ -23,7 +23,7 @@ def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
 
 
 _FOUND: dict[str, bool] = {}
-"""Results of `is_differentiable` for built-in networks by the text of its arguments: it is called for every update."""
+"""Cache of `is_differentiable`, which is called for every update: results for built-in networks, by the text of the arguments."""
 
 
 def _test(model: nn.Module, data: DataSpec) -> bool:
@@ -38,7 +38,7 @@ def _test(model: nn.Module, data: DataSpec) -> bool:
 def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
     """Return the embeddings whose rows are chosen by the inputs: a dict from the name of the weight (V, D) to V.
 
-    These are the embeddings that receive other indices for inputs of all ones than for all zeros, unlike those of positions.
+    They receive other indices for inputs of all ones than for inputs of all zeros, unlike embeddings of positions.
     data: gives the shape of the inputs. `model` is set to evaluation mode.
     Raises what `model` raises for these two inputs, which are assumed to be valid.
     """

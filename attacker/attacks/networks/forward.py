@@ -19,7 +19,7 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
     Attacks store images channels last, batch problems with `vmap`, and need second derivatives. `Tensor.view`, hard sigmoids,
     fused attention and cuDNN's recurrent layers, which do not support this, are replaced by equivalents. Activation checkpointing
     is switched off. If `state` was converted to one floating dtype, the network's code computes in that dtype throughout: it
-    converts nothing to the dtypes of its own weights.
+    converts nothing to the dtypes of the weights of `model`.
     """
     with allow_double_backward(model), _AnyLayout(_find_new_dtype(model, state)):
         logits: Tensor = functional_call(model, dict(state), (x,))
@@ -54,7 +54,7 @@ def allow_double_backward(model: nn.Module) -> Iterator[None]:
 
 
 def _find_new_dtype(model: nn.Module, state: Mapping[str, Tensor]) -> torch.dtype | None:
-    """Return the floating dtype to which `state` was converted; None if it has several, or the one that `model` has."""
+    """Return the floating dtype to which `state` was converted; None if there are several, or if it is the one of `model`."""
     given = {t.dtype for t in state.values() if t.is_floating_point()}
     own = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return given.pop() if len(given) == 1 and given != own else None

@@ -10,7 +10,7 @@ from fedsim.models.tampering import MIN_NEURONS_PER_FEATURE, is_gaussian
 def find_gaussian_layer(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
     """Return the name of the wide layer (`find_wide_layer`) if its weights look normally distributed; otherwise None.
 
-    weights: those that the server sent, by name.
+    weights: the weights that the server sent, by name.
     """
     name = find_wide_layer(model)
     return name if name is not None and is_gaussian(weights[f"{name}.weight"]) else None
@@ -19,8 +19,8 @@ def find_gaussian_layer(model: nn.Module, weights: Mapping[str, Tensor]) -> str 
 def find_wide_layer(model: nn.Module) -> str | None:
     """Return the name of the last but one linear layer if it is wide and has no bias, with ReLU between it and the last.
 
-    The last three modules that compute anything must be this layer, `nn.ReLU` and the last linear layer, in this order; otherwise
-    the result is None. With a bias, the layer's own gradient reveals its inputs, see `cocktail_party`.
+    The last three modules that compute anything must be this layer, `nn.ReLU` and the last linear layer, in this order; if they
+    are not, the result is None. With a bias, the layer's own gradient reveals its inputs, see `cocktail_party`.
     """
     leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
     leaves = [(name, module) for name, module in leaves if not isinstance(module, nn.Flatten | nn.Identity | nn.Dropout)]

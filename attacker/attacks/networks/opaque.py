@@ -44,7 +44,7 @@ class _Call(torch.autograd.Function):
 
 
 class _Pullback(torch.autograd.Function):
-    """The vector-Jacobian product of a function: maps derivatives by its outputs to those by some of its inputs.
+    """The vector-Jacobian product of a function: maps derivatives by the function's outputs to derivatives by some of its inputs.
 
     wanted: for each input, whether its derivative is returned.
     """
@@ -80,7 +80,7 @@ class _Pullback(torch.autograd.Function):
 def _allow_saved_tensors_hooks() -> Iterator[None]:
     """Allow hooks of saved tensors within a `with` statement.
 
-    torch.func forbids them for its own tensors, but a wrapped function sees ordinary ones.
+    torch.func forbids them for its own tensors, but a wrapped function sees ordinary tensors.
     """
     reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     if reason is None:

@@ -24,7 +24,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 class NotAChain(ValueError):
-    """The error for a network that closed-form attacks cannot invert; the message names the part of it and the reason."""
+    """The error for a network that closed-form attacks cannot invert; the message names the layer or call and the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ def are_reshapes(maps: Iterable[Linear]) -> bool:
 
 
 ReadSize = Callable[[fx.Node, dict[str, nn.Module]], Any]
-"""Maps a node of a graph that is being traced to its value, if that follows from sizes of tensors alone; else raises TraceError.
+"""Maps a node of a graph that is being traced to its value, if that value follows from sizes alone; else raises TraceError.
 
 The second argument is the dict of modules that `trace` returns.
 """

@@ -1,4 +1,4 @@
-"""Balls of norms: projections onto them, and the optimiser of Frank and Wolfe, whose latents never leave one.
+"""Balls of norms: projections onto them, and the optimiser of Frank and Wolfe, whose latents never leave a Euclidean ball.
 
 Rows of z, (P, D), are independent.
 """
@@ -15,13 +15,13 @@ TINY_NORM = 1e-30
 
 
 def project_onto_ball(z: Tensor, radius: float) -> Tensor:
-    """Return the nearest rows to those of z (P, D) whose Euclidean norm is at most `radius`."""
+    """Return for each row of z (P, D) the nearest vector whose Euclidean norm is at most `radius`."""
     found: Tensor = z * (radius / z.norm(dim=1, keepdim=True).clamp(min=TINY_NORM)).clamp(max=1)
     return found
 
 
 def project_onto_l1_ball(z: Tensor, radius: float) -> Tensor:
-    """Return the nearest rows to those of z (P, D) whose sum of absolute values is at most `radius`, above 0.
+    """Return for each row of z (P, D) the nearest vector whose sum of absolute values is at most `radius`, a number above 0.
 
     All absolute values of a row are lowered by one amount, at most to 0.
     Source: Duchi et al. 2008, "Efficient projections onto the l1-ball for learning in high dimensions", figure 1.
@@ -41,7 +41,7 @@ class FrankWolfe:
     Each step goes to a point between z and the point of the ball where the linear approximation of the loss is least. No learning
     rate is needed.
     radius: of the ball, which contains the start. delay: number of steps that count as made at the start, so that the first step
-    keeps a share delay / (delay + 2) of it.
+    keeps a share delay / (delay + 2) of the start.
     """
 
     radius: float

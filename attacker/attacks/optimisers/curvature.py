@@ -11,8 +11,8 @@ from torch import Tensor
 from attacker.attacks.optimisers.first_order import OptimiserState
 
 FIRST_CAPACITY = 16
-"""Number of pairs that memory is allocated for at first. It doubles as needed up to the limit, since short searches with large
-latents need no more."""
+"""Number of pairs that memory is allocated for at first. The capacity doubles as needed up to the limit, since short searches
+with large latents need no more than the first one."""
 
 
 @dataclass

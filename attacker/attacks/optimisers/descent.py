@@ -27,9 +27,9 @@ GIVE_UP_SHARE = 0.1
 MIN_HOPELESS_LOSS = 0.15
 """Share of the loss at the start above which a problem is hopeless, if the loss is also above MIN_UNEXPLAINED_LOSS."""
 EARLY_LIMITS = ((6, 0.4), (15, 0.22), (MIN_GIVE_UP_STEPS, MIN_HOPELESS_LOSS))
-"""Iterations of Inverting Gradients, each with the share of the loss at the start above which a problem is hopeless then. With
-MIN_HOPELESS_LOSS and GIVE_UP_SHARE, they were chosen on the tuning part of benchmarks/support/splits.py (benchmarks/tuning.py
-give_up)."""
+"""Iterations of Inverting Gradients, each with the share of the loss at the start above which a problem is hopeless after that
+iteration. With MIN_HOPELESS_LOSS and GIVE_UP_SHARE, they were chosen on the tuning part of benchmarks/support/splits.py
+(benchmarks/tuning.py give_up)."""
 MIN_UNEXPLAINED_LOSS = 0.1
 """Share of the loss of a zero gradient up to which no problem is hopeless; with batch norm, a start may be below it."""
 
@@ -40,11 +40,11 @@ class Stop:
 
     An iteration consists of one or several gradient evaluations, see `Optimiser.period`. The zero loss of a problem is the loss
     of candidates whose simulated gradient is zero, that is the distance between the observed gradient and zero.
-    tolerance: a problem has converged if its best loss is at most this.
+    tolerance: a problem has converged if its best loss is at most this value.
     precision: a problem has also converged if its best loss is at most this share of the zero loss.
     patience:  number of successive iterations without progress after which the search for a problem stops.
-    decrease:  an iteration makes progress if the best loss after it is less than 1 - `decrease` times that after the last
-               progress.
+    decrease:  an iteration makes progress if the best loss after it is less than 1 - `decrease` times the best loss after the
+               last progress.
     stuck:     share of the zero loss. Another start is made, if one is left, only if the final loss is above this share and above
                `tolerance`. The caller may raise this threshold, for example for noise.
     give_up:   share of the maximum number of iterations after which hopeless problems are stopped, at the earliest after
@@ -52,8 +52,8 @@ class Stop:
     hopeless, unexplained: a problem is hopeless if its best loss is above the share `hopeless` of the loss at its starting point,
                and also above the share `unexplained` of the zero loss. All losses are compared after the loss that known noise
                causes (`Problems.floor`) is subtracted.
-    early:     pairs of an iteration and a share that takes the place of `hopeless` after it. Those later than the share `give_up`
-               of the iterations are ignored.
+    early:     pairs of an iteration and a share that takes the place of `hopeless` after this iteration. Pairs with an iteration
+               later than the share `give_up` of all iterations are ignored.
     stall:     a problem is also hopeless if this test finds that it is stalled near the loss of plain examples
                (`Problems.plain`).
 
@@ -126,8 +126,9 @@ class Problems:
 class Minima:
     """The results of a search: lists with one entry per problem.
 
-    z: best latent (D,). loss: its loss. history: the best loss after each iteration, a tensor. iterations: how many were made.
-    interrupted: whether Ctrl-C stopped the search for this problem. given_up: whether it was stopped as hopeless, see `Stop`.
+    z: best latent (D,). loss: loss at z. history: the best loss after each iteration, a tensor. iterations: how many were made.
+    interrupted: whether Ctrl-C stopped the search for this problem. given_up: whether the search was stopped as hopeless, see
+    `Stop`.
     """
 
     z: list[Tensor]
@@ -360,7 +361,7 @@ def _resume(state: OptimiserState, optimiser: Optimiser) -> tuple[_Active, Minim
 
 
 def _select(nested: Nested, rows: Tensor) -> dict[str, Any]:
-    """Return some rows of all tensors, given in ascending order. Nothing is copied if these are all rows."""
+    """Return the rows with the indices `rows`, ascending, of all tensors. Nothing is copied if `rows` names all rows."""
     return {
         name: _select(t, rows) if isinstance(t, Mapping) else (t if len(rows) == len(t) else t[rows])
         for name, t in nested.items()

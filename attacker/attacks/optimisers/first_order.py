@@ -18,7 +18,7 @@ class Stepper(Protocol):
     """Protocol of a running optimisation of a batch of problems; it holds the optimiser's state, such as momentum."""
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
-        """Return the latents (P, D) at which to evaluate next, given the last ones, their gradients (P, D) and losses (P,).
+        """Return the latents (P, D) at which to evaluate next, given the last latents z, their gradients (P, D) and losses (P,).
 
         progress: share of the steps done, in [0, 1), for learning rate schedules.
         """

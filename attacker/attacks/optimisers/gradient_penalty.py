@@ -1,8 +1,8 @@
 """An optimiser that penalises the norm of the loss's gradient, so that a search prefers flat minima.
 
 FedLeak (Fan et al. 2025, "Boosting gradient leakage attacks", arXiv 2506.08435) adds this norm to the loss of a gradient matching
-attack ("gradient regularization") and approximates it. The approximation here is that of Zhao et al. 2022, "Penalizing gradient
-norm for efficiently improving generalization in deep learning", eqs. 7 and 8, which needs no third derivatives.
+attack ("gradient regularization") and approximates it. The approximation here is from Zhao et al. 2022, "Penalizing gradient norm
+for efficiently improving generalization in deep learning", eqs. 7 and 8, which needs no third derivatives.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class GradientPenalty:
     step therefore needs two evaluations, at z and at z + r u. The best latents of the search may be of either kind.
 
     inner:    the optimiser that gets this gradient.
-    weight:   above 0, at most 1. With 1 it is the gradient at z + r u alone (sharpness-aware minimisation, Foret et al. 2021).
+    weight:   above 0, at most 1. With 1, the gradient at z + r u alone is used (sharpness-aware minimisation, Foret et al. 2021).
     distance: r divided by the root of the latent's size: the root mean square change of its entries.
     """
 

@@ -22,8 +22,8 @@ class LBFGS:
     min_descent:    a direction is used if -<gradient, direction> is at least this share of ||gradient|| * ||direction||.
                     Otherwise the memory of the problem is cleared, and it steps along its negative gradient.
 
-    The defaults of the last two are the thresholds of torch.optim.LBFGS, which are absolute there and end searches with a small
-    loss.
+    The defaults of `min_curvature` and `min_descent` are the thresholds of torch.optim.LBFGS, which are absolute there and end
+    searches with a small loss.
     """
 
     learning_rate: float = 1.0
@@ -45,8 +45,8 @@ class LBFGS:
 class LBFGSStepper:
     """A running L-BFGS optimisation without a line search, of P problems with D variables.
 
-    previous: gradient at the last step, (P, D). taken: change of the variables in it, (P, D). Both, and `history`, are None
-    before the first step.
+    previous: gradient at the last step, (P, D). taken: change of the variables in this step, (P, D). `previous`, `taken` and
+    `history` are None before the first step.
     """
 
     settings: LBFGS
@@ -85,9 +85,10 @@ class LBFGSStepper:
 class SearchingStepper:
     """A running L-BFGS optimisation with a line search, of P problems with D variables.
 
-    lines: the scalar state of the line searches, one entry per problem. None before the first step, as is `history`.
-    at:    their vectors by name, (P, D) each. origin: the point where the line begins. direction: that of the line.
-           low: the best point found on the line, see `Lines`. uphill, low_uphill: the gradients at `origin` and at `low`.
+    lines: the scalar state of the line searches, one entry per problem. `lines` and `history` are None before the first step.
+    at:    the vectors of the line searches by name, (P, D) each. origin: the point where the line begins. direction: the
+           direction of the line. low: the best point found on the line, see `Lines`. uphill, low_uphill: the gradients at
+           `origin` and at `low`.
     """
 
     settings: LBFGS
@@ -161,7 +162,7 @@ _FROM_ORIGIN = (("origin", "low"), ("uphill", "low_uphill"))
 
 
 def _find_descent(history: History, gradient: Tensor, settings: LBFGS, asked: Tensor | None = None) -> Tensor:
-    """Return a search direction for each problem, (P, D): that of L-BFGS, or the negative gradient if that does not descend.
+    """Return a search direction for each problem, (P, D): the L-BFGS direction if it descends, else the negative gradient.
 
     A problem whose L-BFGS direction does not descend, see `LBFGS.min_descent`, has its memory cleared.
     asked: mask (P,) of the problems that need a direction; the others keep their memory, and their rows of the result are not

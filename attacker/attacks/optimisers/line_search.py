@@ -1,8 +1,8 @@
 """Batched line searches for the strong Wolfe conditions, one search per problem.
 
-Each looks for a step length t with loss(t) <= loss(0) + 1e-4 t slope(0) and |slope(t)| <= 0.9 |slope(0)|, where slope is the
-derivative of the loss along the line (Nocedal & Wright 2006, algorithms 3.5 and 3.6, with cubic interpolation). After
-`MAX_TRIALS` trials it ends with the lowest point found. All tensors have the shape (P,) for P problems.
+Each search looks for a step length t with loss(t) <= loss(0) + 1e-4 t slope(0) and |slope(t)| <= 0.9 |slope(0)|, where slope is
+the derivative of the loss along the line (Nocedal & Wright 2006, algorithms 3.5 and 3.6, with cubic interpolation). After
+`MAX_TRIALS` trials, a search ends with the lowest point found. All tensors have the shape (P,) for P problems.
 """
 
 from dataclasses import dataclass, fields
@@ -16,10 +16,10 @@ WOLFE_DECREASE, WOLFE_CURVATURE = 1e-4, 0.9
 MAX_TRIALS = 20
 """Largest number of trial points per line; then the lowest point found is used."""
 MIN_MARGIN = 0.1
-"""Smallest distance of a trial point from the ends of the bracketing interval, relative to its length."""
+"""Smallest distance of a trial point from the ends of the bracketing interval, relative to the length of the interval."""
 EXTRAPOLATION = (1.1, 4.0)
-"""While no upper end of the bracketing interval is known, the next step length is the current one plus between these multiples of
-its distance to the step length of the lowest point before it."""
+"""While no upper end of the bracketing interval is known, the next step length is the current one plus m times the distance
+between the current one and the step length of the lowest point before it, with m between these two limits."""
 
 
 @dataclass
@@ -28,10 +28,10 @@ class Lines:
 
     loss, slope: at the beginning of the line.
     length:      step length to be evaluated next.
-    low_*:       step length, loss and slope at the lowest point so far that fulfils the first Wolfe condition, that of
-                 sufficient decrease; at first the beginning of the line.
+    low_*:       step length, loss and slope at the lowest point so far that fulfils the first Wolfe condition, sufficient
+                 decrease; at first the beginning of the line.
     high_*:      step length, loss and slope at the other end of the interval in which the search goes on.
-    bounded:     whether that other end is known yet; before, the values high_* mean nothing.
+    bounded:     whether that other end is known yet; as long as it is not, the values high_* mean nothing.
     trials:      number of points evaluated on this line.
     """
 
@@ -101,9 +101,10 @@ _NAMES = tuple(f.name for f in fields(Lines))
 
 
 def _extrapolate(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
-    """Return step lengths beyond the trial points: the minima of the cubics through these and the points `low_*`.
+    """Return step lengths beyond the trial points: the minima of the cubics through the trial points and the points `low_*`.
 
-    They are clamped to the range that `EXTRAPOLATION` allows; its upper end is returned for a cubic without a minimum.
+    They are clamped to the range that `EXTRAPOLATION` allows; the upper end of the range is returned for a cubic without a
+    minimum.
     """
     stretch = lines.length - lines.low_length
     least, most = (lines.length + growth * stretch for growth in EXTRAPOLATION)

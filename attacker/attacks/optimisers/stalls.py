@@ -1,4 +1,4 @@
-"""Stalled searches: those whose loss stays near that of a plain grey image and hardly falls any more.
+"""Stalled searches: their loss stays near the loss of a plain grey image and hardly falls any more.
 
 In deep networks, and in vision transformers above all, most of an update depends on the labels. A search then reaches the loss of
 a grey image within a few iterations, far below its loss at the start, and the small rest holds too little of the examples.
@@ -29,7 +29,7 @@ class Stall:
         """Return a mask (P,) of the searches that are stalled.
 
         All arguments are losses (P,), after the loss that known noise causes is subtracted.
-        loss, earlier: best losses after `after` and `since` iterations. plain: those of plain examples.
+        loss, earlier: best losses after `after` and `since` iterations. plain: losses of plain examples.
         """
         return (loss > self.plain * plain) & (loss > self.fall * earlier)
 

@@ -1,1 +1,1 @@
-"""Functions that build attacks from parts; most follow a paper, which they cite."""
+"""Functions that build attacks from parts; most of the attacks follow a paper, which the function cites."""

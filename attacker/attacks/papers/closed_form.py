@@ -26,8 +26,8 @@ FALLBACKS: dict[str, Callable[..., GradientMatching]] = {
 }
 """The searches that can be used if no closed form is exact."""
 FALLBACK_TV = 3e-5
-"""Weight of the total variation for the fallback `cpl`, which has no prior itself. It helps to find batches, and hardly changes
-single images."""
+"""Weight of the total variation for the fallback `cpl`, which has no prior itself. This term helps to find batches, and hardly
+changes single images."""
 
 
 def exact(
@@ -40,14 +40,14 @@ def exact(
 ) -> ClosedForm:
     """Try closed forms, check each answer by its gradient, and if none is exact, search from the best answer.
 
-    An answer is exact if its gradient differs from the observed one by at most a thousandth of the norm of the latter.
+    An answer is exact if its gradient differs from the observed one by at most a thousandth of the observed one's norm.
     route: auto (all closed forms, then the search), optimisation (the search alone), or one closed form without a search: linear
     (the input of a first linear layer), layers (R-GAP, layer by layer), peeled (equations of several layers at once), features
     (the inputs of the last layer), or layer_input (the input of a hidden linear layer).
     fallback: the search for cases without an exact answer: cpl (with total variation for images), dlg, inverting_gradients,
     agic (its search for a single round), or none. Without a search, the best answer is returned even if it is not exact. Some
     closed forms mark an answer that is not exact as final; it is returned without a search, too.
-    steps: maximum number of iterations of one start of the fallback. restarts: its maximum number of starts.
+    steps: maximum number of iterations of one start of the fallback. restarts: maximum number of starts of the fallback.
     knows_defense: whether the search, and the check of answers, model the clients' defense. Closed forms always use the gradient
     as received.
     """
@@ -97,7 +97,7 @@ def hgap(
     criterion: value that is smaller for the better answer: roughness (the paper's: mean squared difference of the answer and its
     own 3x3 mean filter), total_variation, outside (mean squared distance of the values to the range of the data), or gradient
     (relative distance of the answer's gradient to the observed one).
-    paper_mode: as in `rgap`. steps, restarts: of DLG, as in `dlg`; unlike there, DLG infers the label before its search.
+    paper_mode: as in `rgap`. steps, restarts: of DLG, as in `dlg`. Unlike in `dlg`, the label is inferred before the search.
     knows_defense: whether DLG, and comparisons of an answer's gradient with the observed one, model the clients' defense.
     """
     get_criterion(criterion)

@@ -45,11 +45,12 @@ def feature_reconstruction(
 
     matched: the features: gaussian (inputs of the wide layer, by tensor decomposition) or head (inputs of the last layer, on any
     network, solved from its gradient as in `inverting_gradients`).
-    feature_matching: weight of the distance between the features of the images and those that are recovered; 0 leaves it out.
-    decoder: deep_prior (the weights of an untrained U-Net per image), shared_prior (those of one U-Net for a whole batch), or
-    another as in `cpl`, which needs another learning_rate, such as 0.1 for pixels.
+    feature_matching: weight of the distance between the features of the images and the recovered features; 0 leaves this term
+    out.
+    decoder: deep_prior (the weights of an untrained U-Net per image), shared_prior (the weights of one U-Net for a whole batch),
+    or another as in `cpl`, which needs another learning_rate, such as 0.1 for pixels.
     steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
-    learning_rate: that of the first steps; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps.
+    learning_rate: learning rate of the first steps; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps.
     tv: as in `cpl`. If a defense adds noise of known variance, this weight is increased by 0.07 times the ratio of noise to
     signal in the gradient.
     weighted: divide each tensor of the gradient by its norm before the comparison, so that large ones do not dominate,

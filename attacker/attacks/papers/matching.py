@@ -114,13 +114,14 @@ def cpl(
     patience: a search stops once its best loss has decreased by at most 5 % over the last 20 * patience gradient evaluations,
     with any optimiser.
     restarts: as in `dlg`.
-    tolerance: a search stops if its loss is at most this, or at most 1e-8 of the zero loss. The paper uses a tolerance of 1e-4.
+    tolerance: a search stops if its loss is at most this value, or at most 1e-8 times the zero loss. The paper uses a tolerance
+    of 1e-4.
     tv: weight of the total variation of pixels in [0, 1] in the loss, as a multiple of the zero loss, see `Prior`. The paper uses
     none. Values to try: about 3e-5 for batches of images, and 1e-3 if parts of the gradient were not sent.
     decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of height and width), tanh_box, smooth (cosine
-    transform, scaled by the spectrum of images), the file of an autoencoder that attacker train-prior wrote, that of a generator
-    with what is searched (`FILE@latents`, `FILE@features` or `FILE@weights`, see `generated`), or another decoder by its entry
-    point or as `module:function`, see `decoders`.
+    transform, scaled by the spectrum of images), the file of an autoencoder that attacker train-prior wrote, the file of a
+    generator with what is searched (`FILE@latents`, `FILE@features` or `FILE@weights`, see `generated`), or another decoder by
+    its entry point or as `module:function`, see `decoders`.
     local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
     agreement: the paper's alpha, weight of the distance between predictions and labels.
     boxed: keep the optimised variable in the decoder's box; for pixels, this is [0, 1].
@@ -197,8 +198,8 @@ def inverting_gradients(
     steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
     signed: give Adam only the sign of the derivative of the loss by the pixels. The paper does this, with tv=1e-4 for normalised
     inputs, which --preset published converts to pixels.
-    learning_rate: that of the first steps, for pixels in [0, 1]; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps. The
-    paper's code optimises normalised inputs.
+    learning_rate: learning rate of the first steps, for pixels in [0, 1]; it is divided by 10 after 3/8, 5/8 and 7/8 of the
+    steps. The paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
              first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Before, it also stops if its best
@@ -206,12 +207,12 @@ def inverting_gradients(
              the loss of a grey image after 45 steps (`INVERTING_STALL`), but only with the settings for which these tests were
              chosen: unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never
              stops a search. The null (the search without the gradient) is never stopped.
-    batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if
-                clients train in mode "train" and return them (`buffers="shared"`).
+    batch_norm: weight of the difference between the batch-norm statistics of the images and the statistics that the client
+                returned, if clients train in mode "train" and return them (`buffers="shared"`).
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last
                       layer's gradient determines (Liu et al. 2024); the paper uses none. A value to try: 0.1.
     latent: weight of the mean square of the latents, relative to the loss of a zero gradient, for decoders whose latents have a
-            standard normal prior, such as those of a generator; the paper has none.
+            standard normal prior, such as the latents of a generator; the paper has no such term.
     denoiser: keeps the search near images that a denoiser leaves as they are (Romano et al. 2017, RED): the file of one that
               attacker train-prior wrote, or `module:function`, see `learned.enhancer`; none for none, as in the paper.
     denoiser_weight: weight of half the mean squared difference of images and denoised images, relative to the loss of a zero
@@ -222,8 +223,8 @@ def inverting_gradients(
            flipped values or public images), and the masks of dropout(). By default, they are ignored.
     consistency: if above 0, all starts (`restarts`, at least 2) are made at once. It is the weight of the mean squared difference
                  between the images of each start and the mean over starts, relative to the loss of a zero gradient
-                 (Yin et al. 2021, GradInversion, eq. 11). The images of the start with the lowest loss, without this term, are
-                 returned.
+                 (Yin et al. 2021, GradInversion, eq. 11). The images of the start with the lowest loss are returned; that loss
+                 does not include this term.
     registered: with consistency, shift the images of each start onto the mean over starts, and compare with the mean of the
                 shifted images instead.
     denoised: if a defense adds noise of known variance to images' gradients, also add total variation with the weight 0.2 times

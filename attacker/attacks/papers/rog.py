@@ -19,7 +19,7 @@ from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
 
 LAST_RATE = 0.1
-"""Learning rate at the end of the cosine schedule, relative to that at the start."""
+"""Learning rate at the end of the cosine schedule, relative to the learning rate at the start."""
 
 
 def rog(
@@ -58,8 +58,8 @@ def rog(
     `learned.enhancer`. With a generator, the nearest images that it can make are looked for (ROGS), by Adam or, if @frank_wolfe
     follows the file, by the method of Frank and Wolfe.
     lpips_weights: file of AlexNet's weights for LPIPS, which is then a part of the distance in the search of a generator for the
-    nearest images (ROGS); as --lpips-weights of attacker score. By default the weights in torch's hub cache; without these, the
-    distance has no LPIPS.
+    nearest images (ROGS); as --lpips-weights of attacker score. By default, the weights in torch's hub cache are used; if there
+    are none, the distance has no LPIPS.
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
     the paper does not.
     tv, denoised: as in `cpl`; the paper uses no total variation (--preset published).

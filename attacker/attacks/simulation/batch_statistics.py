@@ -1,9 +1,9 @@
-"""Statistics of batch norm layers: those of a client's batches, read from the buffers that it returned, and those of candidates.
+"""Statistics of batch norm layers: of a client's batches, read from the buffers that the client returned, and of candidates.
 
 In mode "train", batch norm moves its running statistics r toward the mean and the variance b of each batch. After S steps,
 r_S = (1 - m)^S r_0 + sum_i m (1 - m)^(S - 1 - i) b_i with the momentum m. A server that gets r_S back can compute a weighted mean
-of the statistics of the client's batches; after one step, those of its batch (Yin et al. 2021, "See through gradients", eq. 8;
-Huang et al. 2021, "Evaluating gradient inversion attacks and defenses", section 3).
+of the statistics of the client's batches; after one step, the statistics of the single batch (Yin et al. 2021, "See through
+gradients", eq. 8; Huang et al. 2021, "Evaluating gradient inversion attacks and defenses", section 3).
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ def list_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
 def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
     """Return a client's mean and deviation of the inputs of each batch norm layer, averaged with weights over its local steps.
 
-    They are computed from the buffers that the client got and returned; layers whose buffers are missing in either are left out.
-    Steps are weighted as in the running statistics of batch norm: a later step has a larger weight. Variances are averaged, not
-    deviations. Empty if the client returned no buffers or did not train in mode "train", or if the observation is a secure
-    sum of several clients.
+    They are computed from the buffers that the client got and returned; layers whose buffers were not sent or not returned are
+    left out. Steps are weighted as in the running statistics of batch norm: a later step has a larger weight than an earlier one.
+    Variances are averaged, not deviations. Empty if the client returned no buffers or did not train in mode "train", or if the
+    observation is a secure sum of several clients.
     """
     if observation.training.mode != "train" or observation.client == SUM_CLIENT:
         return {}
@@ -59,8 +59,8 @@ def compute_statistics(
     """Return what `read_statistics` would return if the client's batches were the examples x, all at the weights it was sent.
 
     x: examples (N, *shape) in [0, 1] of all steps in order. sizes: number of examples of each step, with the sum N. Weights that
-    change from step to step are not simulated. It can also be called under torch.func's transforms for networks that do not
-    support these.
+    change from step to step are not simulated. The function can also be called under torch.func's transforms for networks that do
+    not support these transforms.
     """
     layers, names = list_norms(model), (*buffers, *weights)
 
@@ -76,7 +76,7 @@ def compute_statistics(
 
 
 def measure_mismatch(found: Statistics, told: Statistics) -> Tensor:
-    """Return how much statistics `found` differ from those returned by a client, `told`, a 0-d tensor.
+    """Return how much the statistics `found` differ from the statistics `told` that a client returned, a 0-d tensor.
 
     For each channel, the squared differences of mean and of deviation are added, and divided by the square of `told`'s deviation
     plus `MIN_VARIANCE`. The result is the mean over the channels of a layer, and then over the layers of `told`.

@@ -2,9 +2,9 @@
 
 The outputs of the bottleneck's encoder have errors D (N, M), the derivatives of the loss by them, which depend on the draws. The
 encoder's gradient is D^T H for its weight and D^T 1 for its bias, with its inputs H (N, F). For candidates, and so for known H,
-the errors are found by ridge regression on the observed gradient, around the errors of a bottleneck that draws its means. They
-also determine the gradients of all earlier parameters (variable projection, Golub & Pereyra 1973). The gradients of the decoder
-and of the last layer, which contain the draws themselves, are not compared.
+the errors are found by ridge regression on the observed gradient, around the errors of a bottleneck that draws its means. The
+errors also determine the gradients of all earlier parameters (variable projection, Golub & Pereyra 1973). The gradients of the
+decoder and of the last layer, which contain the draws themselves, are not compared.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,20 @@ from fedsim import models
 from fedsim.recording.observation import DataSpec
 
 RIDGE = 3.0
-"""Weight of the squared difference between the errors and those of mean draws, relative to the mean squared norm of the rows of
-inputs. Of seven values from 0.001 to 30, it was chosen on four images of the tuning part of benchmarks/support/splits.py."""
+"""Weight of the squared difference between the errors and the errors for mean draws, relative to the mean squared norm of the
+rows of inputs. Of seven values from 0.001 to 30, it was chosen on four images of the tuning part of
+benchmarks/support/splits.py."""
 MAX_SHARE_OF_FEATURES = 0.5
-"""Largest number of examples, relative to the encoder's inputs and outputs; as many candidates as inputs fit any gradient."""
+"""Largest number of examples, relative to the encoder's inputs and outputs; with as many candidates as inputs, any gradient can
+be fitted."""
 
 
 @dataclass(frozen=True)
 class SolvedBottleneck:
     """The gradient before a bottleneck as a function of candidates and of the observed gradient of its encoder.
 
-    encoder: name of the encoder, a linear layer. before: names of the parameters that affect the logits only through its inputs.
+    encoder: name of the encoder, a linear layer. before: names of the parameters that affect the logits only through the inputs
+    of the encoder.
     """
 
     model: nn.Module
@@ -48,7 +51,7 @@ class SolvedBottleneck:
 
     @property
     def compared(self) -> frozenset[str]:
-        """Names of the parameters whose gradients are computed: those of the encoder and all before it."""
+        """Names of the parameters whose gradients are computed: the encoder's parameters and all before the encoder."""
         return self.before | set(self.names)
 
     def __call__(
@@ -98,7 +101,7 @@ def find_solved_bottleneck(
 
     There must be one bottleneck, called once per example, with at least twice as many inputs and outputs as there are examples.
     torch.func must support the network. Parameters that also affect the logits on another path are not compared.
-    weights: of the model, by name; those of one observation.
+    weights: of the model in one observation, by name.
     """
     encoders = sorted({name.rpartition(".")[0] for name in find_encoders(model)})
     if len(encoders) != 1 or explain_vmap_failure(model, data, loss):
@@ -126,7 +129,7 @@ def _solve_errors(rows: Tensor, observed: Tensor, expected: Tensor) -> Tensor:
 def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: str, inputs: int) -> frozenset[str]:
     """Return the names of the parameters that the logits depend on only through the inputs of a layer.
 
-    It is empty if the layer does not get one row (1, inputs) for one example.
+    The set is empty if the layer does not get one row (1, inputs) for one example.
     """
     rng = torch.Generator().manual_seed(0)
     own = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}

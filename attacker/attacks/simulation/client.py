@@ -39,8 +39,8 @@ def build_network(observation: Observation) -> nn.Module:
 
     If the client trained in mode "eval", batch norm uses the buffers that it is given. In mode "train" it uses the statistics of
     the candidate batch, and its buffers are removed. Dropout and the noise of a variational bottleneck are switched off in both
-    modes, since the server does not know the client's random numbers. For a client that trained with them, the simulated
-    gradient therefore differs from the observed one even at the true examples.
+    modes, since the server does not know the client's random numbers. For a client that trained with dropout or such noise, the
+    simulated gradient therefore differs from the observed one even at the true examples.
     """
     model = models.build(observation.model, observation.data).eval()
     if observation.training.mode == "train":
@@ -49,7 +49,7 @@ def build_network(observation: Observation) -> nn.Module:
 
 
 def get_buffers(model: nn.Module, observations: Sequence[Observation]) -> tuple[dict[str, Tensor], bool]:
-    """Return the buffers that clients were sent, by name, for a model of `build_network`, and whether they are the same for all.
+    """Return the buffers that clients were sent, by name, for a model of `build_network`, and whether all got equal ones.
 
     If the observations differ, each tensor has one row per observation. An observation without buffers gets those of `model`.
     Raises ValueError if an observation has some of the model's buffers but not all.
@@ -72,7 +72,7 @@ def _choose_buffers(own: Weights, observation: Observation) -> dict[str, Tensor]
 
 
 def build_facts(observation: Observation, model: nn.Module) -> Facts:
-    """Return the facts from which a gradient rule, such as DP-SGD, builds the attacker's model of its effect on the update.
+    """Return the facts from which a gradient rule, such as DP-SGD, builds the attacker's model of its own effect on the update.
 
     A gradient rule is the client's way to compute a gradient. The facts are the model, the (assumed) size of each local step and
     the factor of its gradient in the update, and whether zeros of the gradient arrive as zeros: true only for one step without
@@ -87,9 +87,9 @@ def build_facts(observation: Observation, model: nn.Module) -> Facts:
 def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
     """Return the batch sizes that the attacker assumes, and the number of local steps.
 
-    There is one size per step if the sizes follow from the number of examples. Otherwise, and for a secure sum, all examples form
-    one batch (of size 0 if their number is unknown), whatever the number of steps. The clients of a secure sum are assumed to
-    have equally many examples and steps.
+    There is one size per step if the sizes follow from the number of examples. If they do not, and for a secure sum, all examples
+    form one batch (of size 0 if their number is unknown), whatever the number of steps. The clients of a secure sum are assumed
+    to have equally many examples and steps.
     """
     count, training = observation.num_examples or 0, observation.training
     if observation.client == SUM_CLIENT:
@@ -125,7 +125,8 @@ def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
 def compute_total_step(training: Training, steps: int) -> float:
     """Return the sum of `compute_shares`: for SGD, the factor of a constant gradient in the update of `steps` local steps.
 
-    Its sign is left out. It is `steps * learning_rate` for plain SGD at a constant rate, and for Adam the sum of learning rates.
+    The sign of the factor is left out. The sum is `steps * learning_rate` for plain SGD at a constant rate, and for Adam the sum
+    of learning rates.
     """
     return sum(compute_shares(training, steps))
 
@@ -134,7 +135,7 @@ def compute_shares(training: Training, steps: int) -> list[float]:
     """Return for each of `steps` local steps the factor with which its gradient enters the update, up to the sign.
 
     With momentum, a gradient acts in all later steps as well, so that at a constant rate earlier steps have larger factors. For
-    Adam and AdamW, the learning rates are returned, the approximate size of each step per coordinate.
+    Adam and AdamW, the learning rate of each step is returned, the approximate size of the step per coordinate.
     """
     rates, momentum = [training.compute_rate(step) for step in range(steps)], training.momentum
     later = 0.0  # contribution of a step's velocity to the update, in this step and all later ones

@@ -1,8 +1,9 @@
 """What a client drew at random, as variables of a search: the mixtures of MixUp and InstaHide, and the masks of dropout.
 
-They follow the latents of the examples in a latent vector, and start at values without effect or near it. MixUp (Zhang et al.
-2018) and InstaHide without flipped values (Huang et al. 2020) train on M x with labels M y, for a matrix M (N, N) whose rows are
-nonnegative and sum to 1. Dropout before the last layer (Srivastava et al. 2014) multiplies features by masks (N, F).
+These variables follow the latents of the examples in a latent vector, and start at values with no effect or nearly none. MixUp
+(Zhang et al. 2018) and InstaHide without flipped values (Huang et al. 2020) train on M x with labels M y, for a matrix M (N, N)
+whose rows are nonnegative and sum to 1. Dropout before the last layer (Srivastava et al. 2014) multiplies features by masks (N,
+F).
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from defenses.rules import Weights
 from fedsim.recording.observation import Observation
 
 OWN_LOGIT = 1.0
-"""Logit of an example's share in its own mixture at the start of a search; that of every other example is 0."""
+"""Logit of an example's share in its own mixture at the start of a search; the logits of all other examples are 0."""
 
 
 class _Masked(nn.Module):
@@ -79,7 +80,7 @@ class Draws:
 
 
 def replace_dropout(model: nn.Module) -> dict[str, float]:
-    """Replace the dropout of a defense by layers that take masks, and return their probabilities p by the name of the layer.
+    """Replace the dropout of a defense by layers that take masks, and return each dropout's probability p by layer name.
 
     Dropout with p = 0 is left as it is.
     """
@@ -91,7 +92,7 @@ def replace_dropout(model: nn.Module) -> dict[str, float]:
 
 
 def find_draws(observation: Observation, model: nn.Module, weights: Weights) -> Draws | None:
-    """Return the draws of the client of an observation as variables; None if it declares no MixUp, InstaHide or dropout.
+    """Return the draws of the client of an observation as variables; None if the client declares no MixUp, InstaHide or dropout.
 
     model: the network; dropout layers that a defense added are replaced in place by layers that take masks. weights: of the
     model, by name.

@@ -1,4 +1,4 @@
-"""Functions that compute gradients of a network's mean loss, by torch.func or, if that does not support it, by autograd."""
+"""Functions that compute gradients of a network's mean loss, by torch.func, or by autograd for networks it does not support."""
 
 import logging
 import warnings
@@ -37,12 +37,12 @@ class Gradients(Protocol):
 def build_gradient(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: GradientRule | None = None) -> Gradients:
     """Return a function that computes the gradient of the mean loss from weights, examples, labels and buffers, see `Gradients`.
 
-    The function can be called under `vmap` and `torch.func.grad`, also for networks that do not support these, unless the rule
-    computes a gradient of each example, such as DP-SGD.
+    The function can be called under `vmap` and `torch.func.grad`, also for networks that do not support these transforms, unless
+    the rule computes a gradient of each example, as DP-SGD does.
 
     loss: name of the loss. rule: the clients' way to compute gradients, such as DP-SGD; None for the plain gradient.
     With any rule, the loss includes the terms that the network itself adds, such as the KL divergence of a variational
-    bottleneck. With None, it does not.
+    bottleneck. Without a rule, the loss does not include these terms.
     """
     penalised = rule is not None
     if (rule or PLAIN_RULE).expected is PLAIN_RULE.expected and explain_vmap_failure(model, data, loss):
@@ -61,7 +61,7 @@ def _build_by_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: 
 
 
 def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised: bool) -> Gradients:
-    """Return a gradient function that uses ordinary autograd on contiguous weights. Under `vmap` it loops over the problems.
+    """Return a gradient function that uses ordinary autograd on contiguous weights. Under `vmap` this is a loop over problems.
 
     measure: loss of logits and labels. penalised: whether the loss includes the terms that the network itself adds.
     """
@@ -90,8 +90,8 @@ def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, pen
 def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NO_BUFFERS) -> Tensor:
     """Return the logits (N, K) for x (N, *shape) in [0, 1].
 
-    It can also be called under torch.func's transforms for networks that do not support these.
-    loss: name of the loss, which `explain_vmap_failure` uses to test the network; it does not change the logits.
+    The function can also be called under torch.func's transforms for networks that do not support these transforms.
+    loss: name of the loss, which `explain_vmap_failure` uses to test the network; the loss does not change the logits.
     """
     if not explain_vmap_failure(model, data, loss):
         return run_forward_pass(model, {**buffers, **weights}, data.normalise(x))
@@ -107,16 +107,16 @@ MAX_VMAP_WEIGHTS = 3e7
 """Number of weights above which `vmap` is not used: it takes as long as a loop over problems, and far more memory."""
 
 AGREEMENT_TOLERANCE = 1e-2
-"""Relative difference up to which two implementations of gradients count as equal. It is far above rounding errors, including
-those that switch a ReLU, and far below the difference that a wrong formula makes."""
+"""Relative difference up to which two implementations of gradients count as equal. This tolerance is far above rounding errors,
+including errors that switch a ReLU, and far below the difference that a wrong formula makes."""
 
 
 def explain_vmap_failure(model: nn.Module, data: DataSpec, loss: str) -> str:
-    """Return why the gradients of a network cannot or should not be computed by torch.func, as text; "" if they can.
+    """Return why the gradients of a network cannot or should not be computed by torch.func, as text; else "".
 
     A network of at most `MAX_VMAP_WEIGHTS` weights is tested: its gradients under `vmap`, and their derivatives by the examples,
-    are compared with those of ordinary autograd on two problems of two examples each, and the result is cached. It also fails if
-    PyTorch warns. A larger network is refused without a test.
+    are compared with the results of ordinary autograd on two problems of two examples each, and the outcome is cached. The test
+    also fails if PyTorch warns. A larger network is refused without a test.
     """
     shapes = tuple((name, tuple(p.shape)) for name, p in model.named_parameters())
     if sum(p.numel() for p in model.parameters()) > MAX_VMAP_WEIGHTS:

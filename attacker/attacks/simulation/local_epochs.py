@@ -35,9 +35,9 @@ def measure_disagreement(x: Tensor, epochs: int) -> Tensor:
 def merge_epochs(x: Tensor, y: Tensor, epochs: int) -> tuple[Tensor, Tensor]:
     """Return N examples (N, *shape) and their labels from the separate examples of all epochs.
 
-    The examples of each later epoch are assigned one to one to those of the first epoch, by the Hungarian method on squared
-    distances, where possible to examples with the same hard label. Assigned examples are averaged. The labels returned are those
-    of the first epoch.
+    The examples of each later epoch are assigned one to one to the examples of the first epoch, by the Hungarian method on
+    squared distances, where possible to examples with the same hard label. Assigned examples are averaged. The labels of the
+    first epoch are returned.
     x: (epochs * N, *shape). y: (epochs * N,), or soft labels (epochs * N, K).
     """
     if epochs == 1:

@@ -45,8 +45,8 @@ def build_stepped_gradient(gradient: Gradients, training: Training, sizes: Seque
 def simulate_one_step(gradient: Gradient, weights: Weights, training: Training) -> Gradient:
     """Return the gradient that `convert_to_gradient` recovers from the update of one local step on `gradient`.
 
-    It is `gradient` itself if clients train by SGD without clipping of the gradient, since the conversion undoes the learning
-    rate and the weight decay.
+    The result is `gradient` itself if clients train by SGD without clipping of the gradient, since the conversion undoes the
+    learning rate and the weight decay.
     """
     if training.is_linear:
         return gradient
@@ -56,7 +56,7 @@ def simulate_one_step(gradient: Gradient, weights: Weights, training: Training) 
 class LocalOptimiser:
     """A differentiable client optimiser: SGD, Adam or AdamW as in `torch.optim`, with optional clipping of the gradient norm.
 
-    For Adam and AdamW, the derivative is that of a surrogate, see `_compute_direction`.
+    For Adam and AdamW, the derivative of a surrogate is used, see `_compute_direction`.
     """
 
     def __init__(self, training: Training) -> None:

@@ -16,8 +16,8 @@ from attacker.attacks.multi_round.spans.row_space import RowSpace
 def group_updates(spaces: Sequence[RowSpace], shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
     """Return groups of updates that appear to be of one client each, the largest group first.
 
-    A group is a list of indices of updates, sorted by their rounds. An update that shares no example with another update is a
-    group of its own. So is an update of full rank, which shares dimensions with any other.
+    A group is a list of indices of updates, sorted by their rounds. An update is a group of its own if it shares no example with
+    another update, or if it has full rank, since it then shares dimensions with any other.
     shared: as `recovery.count_all_shared` returns it. rounds: the round of each update.
     """
     saturated = torch.tensor([space.saturated for space in spaces])

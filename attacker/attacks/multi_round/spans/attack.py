@@ -56,7 +56,8 @@ class Spans:
 
     relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
              by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
-    components: whether to separate the images of spans that these do not open by independent component analysis (`components`).
+    components: whether to use independent component analysis (`components`) to separate the images of spans that nothing else
+             opens.
     sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.
     """
 
@@ -240,7 +241,8 @@ def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Assig
     """Return a label for each of the N examples, determined from the update of the first round that contains it.
 
     Only updates of one local step can show that an example has two labels, so that it is a mixture of two examples. If the
-    network is not a chain of layers that begins with `layer`, labels are those that it predicts with the last weights sent.
+    network is not a chain of layers that begins with `layer`, labels are those that the network predicts with the last weights
+    sent.
     """
     first = case.observations[0]
     chain = find_chain(first)
@@ -283,8 +285,8 @@ def _predict(observation: Observation, found: FoundExamples) -> Tensor:
 def judge_certainty(found: FoundExamples) -> Tensor:
     """Return the confidence (N,) in examples.
 
-    It is `CERTAIN` if the example stands out from noise (`clearance` of at least MIN_CLEARANCE) and its values are known well
-    (`error` of at most MAX_CERTAIN_ERROR), otherwise NaN (undecided).
+    The confidence is `CERTAIN` if the example stands out from noise (`clearance` of at least MIN_CLEARANCE) and its values are
+    known well (`error` of at most MAX_CERTAIN_ERROR), otherwise NaN (undecided).
     """
     sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
     return torch.where(sure, CERTAIN, torch.nan).float()

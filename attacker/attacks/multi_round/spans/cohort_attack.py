@@ -59,10 +59,10 @@ class CohortSpans:
 
     The span of examples x is the set of all linear combinations of their vectors [x, 1].
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
-    components: whether to separate the images of spans that these neurons do not open by independent component analysis
-              (`spans.components`).
-    repeated: whether to solve the sums for single clients' updates instead, which are assumed equal in all rounds of a client
-              (`attack_solved_sums`).
+    components: whether to use independent component analysis (`spans.components`) to separate the images of spans that these
+              neurons do not open.
+    repeated: whether to solve the sums for single clients' updates instead of isolating spans (`attack_solved_sums`). The updates
+              of a client are then assumed equal in all of its rounds.
     sees_gradient: False gives the null, the attack without the sums, whose examples have the value 0.5 everywhere.
     """
 
@@ -166,13 +166,14 @@ def cohort_spans(*, lone_rows: bool = True, components: bool = True, repeated: b
     """Recover examples and their owners from secure sums, given which clients took part in each sum.
 
     The span of a client's examples, all linear combinations of their vectors [x, 1], is the intersection of the row spaces of the
-    sums in which it took part. Its examples are then separated by the zeros that ReLU causes in the update.
+    sums in which the client took part. The client's examples are then separated by the zeros that ReLU causes in the update.
     lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does: several neurons, or a single one if
                the values in its row are those of an 8-bit image.
     components: for images: estimate the images of spans that nothing else opens by independent component analysis. The zeros of
                 ReLU make some of them exact; the confidence in the others is undecided.
     repeated: for any network: assume that a client sends the same update in every round, solve the sums for the updates of single
-               clients, and attack these updates by the closed forms of `exact`. It fails unless the weights hardly change.
+               clients, and attack these updates by the closed forms of `exact`. This fails unless the model's weights hardly
+               change between rounds.
     """
     needs = SUM_NEEDS if repeated else COHORT_NEEDS
     return CohortSpans(lone_rows=lone_rows, components=components, repeated=repeated, needs=needs)
@@ -181,7 +182,8 @@ def cohort_spans(*, lone_rows: bool = True, components: bool = True, repeated: b
 def count_most_examples(observation: Observation) -> int | None:
     """Return the largest possible number of examples behind a sum; None if nothing bounds it.
 
-    It is the smaller of the number that clients report and the number that their prescribed local steps can use, if known.
+    The bound is the smaller of the number that clients report and the number that their prescribed local steps can use, as far as
+    these are known.
     """
     training = observation.training
     prescribed = None if training.steps is None else training.steps * training.step_size * max(1, len(observation.cohort))
@@ -251,8 +253,8 @@ def _describe(
 def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
     """Return a dict from the name of each client whose examples' span can be isolated to vectors (dimensions, F) that span it.
 
-    It is the span of the vectors [x, 1], of length F, of the client's examples x. The entries of the returned vectors have noise
-    of standard deviation 1. Clients whose span cannot be isolated are left out, see `isolate_clients`.
+    The span is of the vectors [x, 1], of length F, of the client's examples x. The entries of the returned vectors have noise of
+    standard deviation 1. Clients whose span cannot be isolated are left out, see `isolate_clients`.
     """
     layer = require_input_layer(case.observations[0])
     bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations))

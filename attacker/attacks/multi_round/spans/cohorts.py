@@ -4,7 +4,7 @@ The span of examples x is the set of all linear combinations of their vectors [x
 The row space of a summed update is the sum of the spans of its clients' examples, although the model changes between rounds. If
 clients use the same examples in every round, the row spaces of all sums in which a client took part intersect, in general, in the
 span of this client's examples, as soon as no other client took part in all of these sums. Given the spans of all clients of a
-round, its sum splits into one part per client.
+round, the round's sum splits into one part per client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,17 @@ from attacker.attacks.multi_round.spans.row_space import RowSpace, intersect
 from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL, ZERO_LEVEL
 
 MIN_ZERO_SHARE = 0.05
-"""Smallest share of neurons that are off for an example; with a smaller one, zeros are not evidence of it."""
+"""Smallest share of neurons that must be off for an example, so that zeros are evidence of it."""
 MAX_CONDITION = 1e6
-"""Largest condition number of the spans of a round's clients up to which its sum is split."""
+"""Largest condition number of the spans of a round's clients up to which the round's sum is split."""
 
 
 @dataclass(frozen=True)
 class IsolatedClient:
     """The span of the vectors [x, 1] of all examples x of one client.
 
-    y: (dimensions, F) vectors that span it, with noise of standard deviation 1 per entry. round: the round, from 1, after which
-    it was isolated.
+    y: (dimensions, F) vectors that form a basis of the span, with noise of standard deviation 1 per entry. round: the round, from
+    1, after which the client was isolated.
     """
 
     y: Tensor
@@ -79,9 +79,9 @@ def split_sums(
 ) -> dict[str, ClientPart]:
     """Split sums into the parts of their clients; return a dict from client to its parts of all split sums, in factorised form.
 
-    A sum is split if all of its clients are isolated, its rank is not full and equals the dimensions of their spans together, and
-    the spans are independent up to MAX_CONDITION. The rows of a client's matrix, one per neuron and sum, are `coordinates` times
-    the orthonormal basis of the client's span that `orthonormalise(y)` returns.
+    A sum is split if all of its clients are isolated, its rank is not full and equals the added dimensions of the clients' spans,
+    and these spans are independent up to MAX_CONDITION. The rows of a client's matrix, one per neuron and sum, are `coordinates`
+    times the orthonormal basis of the client's span that `orthonormalise(y)` returns.
     """
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
     sums: dict[str, list[int]] = {}

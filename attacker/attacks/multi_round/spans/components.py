@@ -2,8 +2,8 @@
 
 The span of images x is the set of all linear combinations of their vectors [x, 1]. ICA estimates the images in it, as in the
 Cocktail Party attack, without network, labels or local steps, and behind noise as well. Where the rows of updates are
-combinations of these images only, the zeros that ReLU causes in them turn estimates into exact images. An image counts as exact
-only if its values are those of an 8-bit image. The attack is undecided about estimates.
+combinations of these images only, the zeros that ReLU causes in the rows turn estimates into exact images. An image counts as
+exact only if its values are those of an 8-bit image. The attack is undecided about estimates.
 
 The same image may be in several spans. Its copies are recognised by the differences between neighbouring pixels, which hardly
 correlate between different images.
@@ -38,8 +38,8 @@ MIN_VALUES = 16
 MIN_CORRELATION = 0.5
 """Smallest correlation of the pixel differences of two copies of an image."""
 MIN_SAME_CORRELATION = 0.9
-"""Smallest such correlation at which what zeros of ReLU make of an estimate takes its place, and from which an estimate is left
-out beside an example that may be a mixture."""
+"""Smallest correlation of pixel differences for two decisions: an image that is refined by zeros of ReLU replaces the estimate
+that it began with, and an estimate is left out because it equals a found example that may be a mixture."""
 MAX_PASSES = 3
 """Largest number of refinements of a span, each of which starts from the exact images of the one before."""
 
@@ -128,7 +128,7 @@ def add_components(
 def append_estimates(found: FoundExamples, estimates: Estimates) -> FoundExamples:
     """Return the precise examples found, then the estimates, whose clearance is 0, then the other examples found.
 
-    The order is the ranking of answers that the attack is undecided about. Behind noise, the last ones are often mixtures.
+    The order is the ranking of answers that the attack is undecided about. Behind noise, the other examples are often mixtures.
     """
     count = len(estimates.vectors)
     late = torch.cat([2 * (found.error > MAX_CERTAIN_ERROR).long(), torch.ones(count, dtype=torch.long)])
@@ -183,7 +183,7 @@ def _match(some: Tensor, others: Tensor, data: DataSpec) -> list[tuple[int, int]
 
 
 def _insert(estimated: Tensor, sure: Tensor, data: DataSpec) -> tuple[Tensor, Tensor]:
-    """Return estimates (R, F) with exact vectors in place of estimates of the same images, and a mask (R,) of the latter."""
+    """Return estimates (R, F) with exact vectors in place of estimates of the same images, and a mask (R,) of the exact ones."""
     start, inserted = estimated.clone(), torch.zeros(len(estimated), dtype=torch.bool)
     for i, j in _match(estimated, sure, data):
         start[i], inserted[i] = sure[j], True
@@ -216,9 +216,9 @@ def _refine(span: MixedImages, start: Tensor, data: DataSpec) -> tuple[Tensor, T
 
 
 def _add_copies(groups: list[_Copies], vectors: Tensor, span: MixedImages, data: DataSpec) -> None:
-    """Add estimates [x, 1] (m, F) of the images of a span to the groups of copies, each to one or as a new one.
+    """Add estimates [x, 1] (m, F) of the images of a span to the groups of copies, each to one group or as a new one.
 
-    Copies from spans that are larger than the first one of an image only tell which updates contain it.
+    Copies from a span that is larger than the span of an image's first copy only tell which updates contain the image.
     """
     first = torch.stack([group.vectors[0] for group in groups]) if groups else vectors[:0]
     places = dict(_match(vectors, first, data))

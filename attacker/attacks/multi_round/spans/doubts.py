@@ -1,11 +1,11 @@
 """Doubts about recovered examples: which of them may be mixtures of examples, so that they must not count as certain.
 
 A one-dimensional intersection, or a direction that several rows have, is an example only if nothing else explains it. Four facts
-decide. An answer whose values are those of an 8-bit image is an image; if some answers are 8-bit images, an answer that is none
-is a mixture. Behind one step on a layer with ReLU, the neurons that an example turns off have rows of the other examples only, so
-that the rank of these rows is smaller by one. An intersection of two spaces is evidence only if both are the whole span of their
-batches' examples, and if their ranks add up to at most the dimension of the span of all examples: otherwise they intersect by
-chance. And of examples that depend linearly on each other, one is a mixture.
+decide. An answer whose values are those of an 8-bit image is an image; if some answers are 8-bit images, an answer that is not an
+8-bit image is a mixture. Behind one step on a layer with ReLU, the neurons that an example turns off have rows of the other
+examples only, so that the rank of these rows is smaller by one. An intersection of two spaces is evidence only if both are the
+whole span of their batches' examples, and if their ranks add up to at most the dimension of the span of all examples: if the sum
+of the ranks is larger, they intersect by chance. And of examples that depend linearly on each other, one is a mixture.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,12 @@ from attacker.attacks.multi_round.spans.separation import ZERO_LEVEL
 from fedsim.recording.observation import DataSpec
 
 DEPENDENCE_RANGE = (1e-6, 1e-3)
-"""Range of the largest singular value of unit vectors that counts as zero; within it, it is their noise."""
+"""Lower and upper limit of the threshold up to which a singular value of stacked unit vectors counts as zero. Between these
+limits, the threshold is the noise of the vectors."""
 MIN_SHARE = 1e-3
-"""Smallest coefficient of a vector in a combination of norm 1 from which the vector counts as part of it."""
+"""Smallest coefficient of a vector in a combination of norm 1 from which the vector counts as part of this combination."""
 SPARE_ROWS = 8
-"""Number of rows beyond the rank of a space from which a missing dimension among them is no coincidence."""
+"""Smallest number of rows beyond the rank of a space at which a dimension that all these rows lack is no coincidence."""
 MIN_COSINE = 1e-4
 """Smallest cosine between an example and a neuron's weights, in magnitude, from which the neuron's state is known."""
 MIN_DUAL = 1e-3
@@ -90,11 +91,11 @@ def _is_precise(found: FoundExamples) -> Tensor:
 def shows_example(space: RowSpace, forward: Tensor, vector: Tensor) -> bool | None:
     """Return whether a batch has exactly one example that turns on the same neurons as a given one; None if that cannot be told.
 
-    The rows of neurons that an example turns off are combinations of the batch's other examples: their rank is smaller than that
-    of the space by one. The vector that is orthogonal to them is not orthogonal to the example, nor to the rows of the neurons
-    that it turns on. A mixture of examples turns off neurons that some of them turn on, or the reverse. The result is None if too
-    few rows are off, or if the space is not the whole span of its batch. It is also False if several examples turn on the same
-    neurons.
+    The rows of neurons that an example turns off are combinations of the batch's other examples: the rank of these rows is one
+    less than the rank of the space. The vector that is orthogonal to these rows is not orthogonal to the example, nor to the rows
+    of the neurons that it turns on. A mixture of examples turns off neurons that some of them turn on, or the reverse. The result
+    is None if too few neurons are off, or if the space is not the whole span of its batch. The result is also False if several
+    examples turn on the same neurons.
     space: of an update of one step. forward: [W, b] (width, F) that was sent. vector: a multiple of [x, 1] in the space.
     """
     point = vector / vector[-1]
@@ -114,7 +115,7 @@ def shows_example(space: RowSpace, forward: Tensor, vector: Tensor) -> bool | No
 
 
 def _has_room(spaces: Sequence[RowSpace], room: int) -> bool:
-    """Return whether at least two of the spaces are `complete`, and the two smallest ranks of these add up to at most `room`."""
+    """Return whether there are two `complete` spaces, and the two smallest ranks of complete ones add up to at most `room`."""
     ranks = sorted(space.rank for space in spaces if space.complete)
     return len(ranks) > 1 and sum(ranks[:2]) <= room
 
@@ -122,7 +123,8 @@ def _has_room(spaces: Sequence[RowSpace], room: int) -> bool:
 def measure_room(spaces: Sequence[RowSpace]) -> int:
     """Return the dimension of the span of the first MAX_UNION_SPACES row spaces together; saturated ones are left out.
 
-    Two of these spaces whose ranks add up to more intersect by chance, also if their batches share no example.
+    Two of these spaces whose ranks add up to more than this dimension intersect by chance, even if their batches share no
+    example.
     """
     kept = [space.y for space in spaces if space.rank and not space.saturated][:MAX_UNION_SPACES]
     if not kept:

@@ -1,11 +1,11 @@
 """Groups of examples of one client among those recovered from secure sums (Marchand et al. 2023, "SRATTA", section 4).
 
 All clients of a round start from the same weights. A neuron that is off for an example at these weights, but has the example in
-its row of the update, was turned on by a step on other examples of the same client. If the row consists of recovered examples
-only, the neuron is on for a single one of them at the weights sent, and the change of the weights by this one is large enough to
-turn it on for the other, both belong to the same client.
+its row of the update, was turned on by a step on other examples of the same client. Let the row consist of recovered examples
+only, and let the neuron be on for a single example A of them at the weights sent. If the change of the weights by A is large
+enough to turn the neuron on for another example B of the row, A and B belong to the same client.
 
-The paper also links examples that a neuron's row lacks although it is on for them at the weights sent. This is left out: the
+The paper also links examples that a neuron's row lacks although it is on for them at the weights sent. This rule is left out: the
 shares of examples that the network classifies well are too small to be told from zero, and such links were often wrong.
 """
 
@@ -55,9 +55,10 @@ def group_by_client(
 def link_examples(vectors: Tensor, space: RowSpace, forward: Tensor, clients: int) -> list[tuple[int, int]]:
     """Return pairs of examples of a sum that belong to the same client, as pairs of indices of rows of `vectors`.
 
-    The first and the second example belong to the same client if a neuron is off for the second example at the weights sent, its
-    row of the update contains the second example, the first is the only example in the row for which the neuron is not off, and
-    the change of the weights by the first is large enough to turn the neuron on for the second.
+    The first and the second example belong to the same client if there is a neuron for which all of this holds: the neuron is off
+    for the second example at the weights sent; the neuron's row of the update contains the second example; the first is the only
+    example in the row for which the neuron is not off; the change of the weights by the first is large enough to turn the neuron
+    on for the second.
     vectors: (n, F) multiples of [x, 1] in the sum's row space, in units of noise. forward: [W, b] (width, F) that was sent.
     clients: number of clients of the sum.
     """

@@ -21,9 +21,10 @@ from fedsim.recording.training import Training
 
 
 def explain_unlinear(training: Training, layer: InputLayer) -> str:
-    """Return why an update under these training settings is not a sum of the layer's gradients, or "" if it is one.
+    """Return why an update under these training settings is not a sum of the layer's gradients, or "" if it is such a sum.
 
-    Reasons are another optimiser than SGD, and a weight or bias of the layer that clients do not train; weight decay is none.
+    Reasons are another optimiser than SGD, and a weight or bias of the layer that clients do not train. Weight decay is no
+    reason, since `read_rows` undoes it.
     """
     if training.optimiser != "sgd":
         return f"an update of {training.optimiser} is not a sum of gradients, so its rows do not lie in the span of the examples"
@@ -35,7 +36,7 @@ def explain_unlinear(training: Training, layer: InputLayer) -> str:
 def compute_decayed_share(training: Training, steps: int) -> float:
     """Return the share of the initial weights that weight decay removes in `steps` local steps of SGD.
 
-    The weights are linear in their initial value, so that the share follows from a single weight of 1 without a gradient.
+    The final weights are linear in the initial ones, so that the share follows from a single weight of 1 without a gradient.
     """
     if not training.weight_decay:
         return 0.0

@@ -32,9 +32,9 @@ MIN_GRID_CLEARANCE = 20.0
 def has_independent_errors(observation: Observation, chain: Chain | None) -> bool:
     """Return whether parallel rows of a first layer's update are evidence of a single example.
 
-    They are if the loss gradients of different examples at the layer's outputs have different directions. That is taken to be so
-    unless the network has at most two classes, or a layer of at most two neurons after the first one.
-    chain: the network as a chain of layers; None if it is not one, and then the number of classes alone decides.
+    Parallel rows are evidence if the loss gradients of different examples at the layer's outputs have different directions. They
+    are assumed to differ unless the network has at most two classes, or a layer of at most two neurons after the first one.
+    chain: the network as a chain of layers; None if the network is not a chain, and then the number of classes alone decides.
     """
     narrow = chain is not None and any(layer.shape[0] <= 2 for layer in chain.layers[1:])
     return observation.data.num_classes > 2 and not narrow
@@ -45,7 +45,7 @@ def add_lone_rows(
 ) -> FoundExamples:
     """Return the examples found so far, and those that alone turn on neurons in one of the updates, each example once.
 
-    Of the latter, only vectors that can be examples count (`is_plausible`). found: the examples so far. spaces: row spaces of the
+    Only new vectors that can be examples are added (`is_plausible`). found: the examples so far. spaces: row spaces of the
     updates. low, high, parallel, images: as for `find_lone_rows`.
     """
     new = [

@@ -29,8 +29,8 @@ def list_mixed_batches(
 ) -> list[MixedImages]:
     """Return the spans of batches of which some images are not known, and their intersections of at least two dimensions.
 
-    shared: as `recovery.count_all_shared` returns it. The rows of an update are used only if it is of one step on a layer with
-    ReLU, see `attack.list_forwards`.
+    shared: as `recovery.count_all_shared` returns it. The rows of an update are used only if the update is of one step on a layer
+    with ReLU, see `attack.list_forwards`.
     """
     known, held = find_known(found).tolist(), torch.zeros(len(spaces), len(found.vectors), dtype=torch.long)
     for i, holders in enumerate(found.holders):
@@ -85,10 +85,11 @@ def list_mixed_sums(
 
 
 def is_whole(space: RowSpace) -> bool:
-    """Return whether a row space is that of all examples that left a trace in an update.
+    """Return whether a row space is the span of all examples that left a trace in an update.
 
-    It is if it has as many dimensions as there are examples, or if none of its dimensions is nearly hidden by noise. Otherwise
-    more are hidden, and what is left of the span are mixtures.
+    A row space is taken to be whole if it has as many dimensions as there are examples, or if none of its dimensions is nearly
+    hidden by noise. If a dimension is nearly hidden, others are hidden entirely, and the rest of the span consists of mixtures. A
+    saturated space or one of rank 0 is never whole.
     """
     return not space.saturated and bool(space.rank) and (space.complete or space.gap >= MIN_GAP)
 

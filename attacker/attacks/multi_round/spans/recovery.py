@@ -23,7 +23,7 @@ from attacker.attacks.multi_round.spans.row_space import (
 from attacker.attacks.multi_round.spans.separation import MAX_UNKNOWN, ZERO_LEVEL, ReluBatch, separate
 
 RANGE_SLACK = 0.02
-"""Largest distance of an example's values to [0, 1], besides its estimated error."""
+"""Largest distance of an example's values to [0, 1], in addition to the example's estimated error."""
 MAX_SCREENED_DISTANCE = 0.1
 """A unit vector is tested for membership in a row space only if the norm of its part outside of that space is at most this."""
 MAX_EQUAL_DISTANCE = 1e-4
@@ -46,8 +46,8 @@ class FoundExamples:
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
     clearance: (N,) how clearly each example stands out from noise. It is the ratio `next / largest` of the `Intersection` behind
-               the example, the largest of several. Examples on other evidence have fixed values: infinite if it is certain,
-               PARALLEL_CLEARANCE for parallel rows, and 0 if it is doubtful.
+               the example, or the largest ratio of several intersections. Examples on other evidence have fixed values: infinite
+               if the evidence is certain, PARALLEL_CLEARANCE for parallel rows, and 0 if the evidence is doubtful.
     holders: for each example, the indices of the row spaces that contain it, ascending.
     """
 
@@ -64,7 +64,8 @@ class FoundExamples:
 def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
     """Return the dimensions (N, N) that row spaces share, in general the numbers of shared examples; ranks are on the diagonal.
 
-    All pairs are screened in a common random projection. Pairs that pass are counted without it.
+    All pairs are screened in a common random projection. The shared dimensions of pairs that pass are counted without the
+    projection.
     """
     ranks = torch.tensor([space.rank for space in spaces])
     shared = torch.diag(ranks)
@@ -82,7 +83,7 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
     """Return the plausible examples that are one-dimensional intersections of two to MAX_MEMBERS row spaces, each once.
 
     Pairs of spaces that share one dimension come first. A pair that shares several dimensions is intersected with further spaces
-    only if fewer examples of the pair are known than it shares, so that the cost grows with the number of pairs.
+    only if fewer examples of the pair are known than the pair shares, so that the cost grows with the number of pairs.
     shared: as `count_all_shared` returns it. low, high: smallest and largest normalised inputs (F - 1,), see `is_plausible`.
     """
     pairs = [(i, j) for i, j in torch.combinations(torch.arange(len(spaces))).tolist() if shared[i, j]]
@@ -161,11 +162,11 @@ def is_plausible(vector: Tensor, low: Tensor, high: Tensor) -> bool:
 
 
 def merge_equal(vectors: Tensor, clearance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return vectors (M, F) in units of noise of which no two have the same direction, and the largest clearance (M,) of each.
+    """Return vectors (M, F) in units of noise of which no two have the same direction, and their clearances (M,).
 
     Two vectors have the same direction if a combination of both is noise only, or if they hardly differ. Opposite directions
     differ.
-    Of several copies the most precise one is kept.
+    Of several vectors with the same direction, the most precise one is kept, with the largest clearance of all of them.
     """
     order = vectors.norm(dim=1).argsort(descending=True).tolist()
     unit = vectors / vectors.norm(dim=1, keepdim=True)
@@ -226,7 +227,7 @@ def add_separated(
 
     forwards: dict from the index of the space of each batch of one step on a layer with ReLU to a function that returns [W, b]
     before the step. Batches with the fewest unknown examples come first. Every example that is found is then known in all other
-    batches that contain it, and these are tried again. Batches with more than MAX_UNKNOWN unknown examples are not tried.
+    batches that contain it, and these batches are tried again. Batches with more than MAX_UNKNOWN unknown examples are not tried.
     """
     tried: dict[int, int] = {}
     while True:
@@ -252,8 +253,8 @@ def add_separated(
 def _judge_zeros(space: RowSpace) -> float:
     """Return the clearance (see `FoundExamples`) of examples found by zeros of ReLU: infinite if they are certain, otherwise 0.
 
-    They are certain if at least MIN_LIVE_NEURONS * n rows of the update clearly exceed their noise. n is the rank of the update's
-    row space, in general the number of examples in the batch.
+    The examples are certain if at least MIN_LIVE_NEURONS * n rows of the update clearly exceed their noise. n is the rank of the
+    update's row space, in general the number of examples in the batch.
     """
     live = int((space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise).sum())
     return float("inf") if live >= MIN_LIVE_NEURONS * space.rank else 0.0

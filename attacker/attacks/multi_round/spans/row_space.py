@@ -2,9 +2,9 @@
 
 The row space of a matrix with F columns is represented by a matrix Y (rank, F) whose rows span it and whose entries have noise
 of standard deviation 1, so that lengths are in units of noise. The length of a vector a^T Y with |a| = 1 therefore shows how well
-that direction is known. A direction that two spaces share is a null vector of their stack: a^T Y1 + b^T Y2 is noise only. Hence
-the dimension of an intersection is r1 + r2 - rank of the stack, with the rank counted above the noise. Unlike an angle between
-spaces, this compares each direction with its own error.
+the direction of this vector is known. A direction that two spaces share is a null vector of their stack: a^T Y1 + b^T Y2 is noise
+only. Hence the dimension of an intersection is r1 + r2 - rank of the stack, with the rank counted above the noise. Unlike an
+angle between spaces, this compares each direction with its own error.
 """
 
 import math
@@ -33,11 +33,11 @@ class RowSpace:
     y:           (rank, F) orthogonal rows, longest first, with noise of standard deviation 1 per entry.
     coordinates: (width, rank), the rows of the matrix in terms of y, without scaling: matrix = coordinates @ unit rows of y.
     noise:       (width,) estimated standard deviation of the entries of each row of the matrix.
-    gap:         length of the shortest row of y divided by the threshold below which it would count as noise; 0 if there is none.
+    gap:         length of the shortest row of y divided by the threshold below which a row counts as noise; 0 if y has no rows.
     saturated:   whether the matrix has full rank, that is as many dimensions as nonzero rows or as columns, so that there may be
                  more examples than dimensions.
-    complete:    whether there are as many dimensions as examples, so that the space is their whole span. A smaller space may hold
-                 a mixture of two examples in place of both.
+    complete:    whether there are as many dimensions as examples, so that the space is the whole span of the examples. A smaller
+                 space may hold a mixture of two examples in place of both.
     In results of `split_sums`, rows of y are not orthogonal, `coordinates` refer to another basis, and gap is 0.
     """
 
@@ -118,8 +118,8 @@ class Intersection:
     The two matrices are stacked. A singular value of the stack is the length of a combination of its rows by coefficients of norm
     1. If it is at most the threshold of `compute_threshold`, it counts as noise, and the spaces share one direction for it.
     y:       (shared directions, F), one vector each, whose entries have noise of standard deviation 1, as in `RowSpace`.
-    largest: largest singular value that counts as noise, divided by the threshold; at most 1, and 0 without one.
-    next:    smallest singular value above the threshold, divided by it; above 1, infinite without one.
+    largest: largest singular value that counts as noise, divided by the threshold; at most 1, and 0 if no singular value does.
+    next:    smallest singular value above the threshold, divided by the threshold; above 1, and infinite if there is none.
     """
 
     y: Tensor

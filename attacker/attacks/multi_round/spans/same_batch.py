@@ -96,8 +96,9 @@ def separate_same_batch(
     A vector is [x, 1] times a factor, in units of the noise's standard deviation, as in `separation.separate`. Examples are
     returned only if, with the zeros that they cause, they explain the updates of all rounds up to noise.
     forwards: [W, b] (width, F) of each round. templates: known values of the gradient (`build_templates`) of each round, or None.
-    known: (K, F), vectors of examples of the batch that are known. If the directions of all examples are not found at once, their
-    parts are subtracted from the updates, and the directions of the others are looked for (`known_examples`).
+    known: (K, F), vectors of examples of the batch that are known. If the directions of all examples are not found at once, the
+    parts of the known examples are subtracted from the updates, and the directions of the other examples are looked for
+    (`known_examples`).
     """
     factors = stack_spaces(spaces)
     forward = torch.cat(list(forwards)) @ factors.basis.T
