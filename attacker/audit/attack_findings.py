@@ -19,7 +19,7 @@ MAX_REASON = 200
 MIN_CONFIDENCE = 0.95
 """Smallest confidence with which a reconstruction counts as recovered if the true examples are not given."""
 FAILED_GAP = 1.0
-"""Difference in dB by which the mean PSNR of an attack must be below that of its null to count as worse."""
+"""Difference in dB by which the mean PSNR of an attack must be below the mean PSNR of its null to count as worse."""
 ADVICE = (
     "Try these defenses one by one, each by `attacker audit --what-if` on a short run, and keep what leaks least: secure "
     "aggregation over many clients, so that the server sees only a sum; clipping and noise, or more noise; and, in addition, "
@@ -33,7 +33,7 @@ class AuditedAttack:
 
     spec:           the attack with its arguments, as text.
     updates:        number of updates in the sample. failed: how many of them have no reconstruction because the attack failed.
-    failure:        why it failed on the first of these, shortened to `MAX_REASON` characters; "" if it failed on none.
+    failure:        why it failed on the first such update, shortened to `MAX_REASON` characters; "" if it failed on none.
     outcome, words: outcome of the comparison with the null and the whole result as text, see `Verdict`; "" without the true
                     examples.
     examples:       number of distinct true examples compared. recovered, null_recovered: how many of them the attack and the
@@ -45,8 +45,8 @@ class AuditedAttack:
     efficiency:     mean of the lower bounds on the mean squared error, divided by the attack's mean squared error over the same
                     examples, see `Summary`; None if no bound is known.
     picture:        path of the picture that shows the best example beside its original, relative to the run; "" if there is none.
-                    Only recovered examples are shown if there are any, and those nearly of one colour only if there are no
-                    others.
+                    If the attack recovered examples, only these are considered. An example nearly of one colour is shown only if
+                    all examples considered are.
     """
 
     spec: str
@@ -120,16 +120,16 @@ class AuditedAttack:
 def count_confident(folder: Path, cases: Sequence[str]) -> int:
     """Return the number of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
 
-    folder: the folder with the attack's reconstructions. cases: keys of the cases to count; those not reconstructed count
-    nothing.
+    folder: the folder with the attack's reconstructions. cases: keys of the cases to count; those without a reconstruction add 0.
     """
     paths = [path for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
     return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
 
 
 def describe_failures(rows: Sequence[Row], cases: Sequence[Planned], failed: Mapping[str, str]) -> tuple[int, str]:
-    """Return on how many updates an attack failed, and why it failed on the first, shortened; 0 and "" if it failed on none.
+    """Return on how many updates an attack failed, and why it failed on the first; 0 and "" if it failed on none.
 
+    The reason is the one for the first update on which it failed, shortened to `MAX_REASON` characters.
     rows: the updates of the sample. cases: the cases of these updates; all updates of one client are in one case.
     failed: dict from the key of each failed case to the reason.
     """
@@ -139,12 +139,12 @@ def describe_failures(rows: Sequence[Row], cases: Sequence[Planned], failed: Map
 
 
 def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
-    """Yield a `NotChecked` for each attack that failed on some updates, and then one result, that of the strongest attack.
+    """Yield a `NotChecked` for each attack that failed on some updates, and then one result, on the strongest attack.
 
-    The result is a `Finding` if this attack reveals examples, labels or other parts of them, and a `NotChecked` otherwise, also
-    if no attack has an answer.
-    scored:  whether the attacks were compared with the true examples. If not, the number of confident examples decides which
-             attack is strongest, and there is a finding if it is not zero.
+    The result is a `Finding` if the strongest attack reveals examples, their labels or other parts of them. It is a `NotChecked`
+    if that attack reveals nothing, or if no attack reconstructed anything.
+    scored:  whether the attacks were compared with the true examples. If not, the strongest attack is the one with the most
+             confident examples, and the result is a `Finding` if it has at least one.
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
     """
     advice = f"The declared defense, {defense}, does not prevent this. {ADVICE}" if defense else ADVICE

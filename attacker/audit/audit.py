@@ -125,7 +125,8 @@ def audit(
               network is not built in.
     replayed: function that runs a `Replay`, an attack on the recording, and returns its result; for example one that also shows
               progress.
-    told:     callback that is called once, before the first attack, with the planned attacks and the reasons for those left out.
+    told:     callback that is called once, before the first attack, with the planned attacks, and a `NotChecked` with the reason
+              for each attack left out.
     Planned attacks are skipped once an attack has recovered every example. Cases that the same attack has already reconstructed
     in the run's folder are not attacked again. Raises ValueError if `run` holds no recording.
     """
@@ -187,8 +188,8 @@ def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path
 def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
     """Return a `NotChecked` for each distinct reason why the error of an attack has no lower bound; empty if none is missing.
 
-    scorer: None if the true examples are not given, which is then the only reason. Otherwise the reasons are read from
-    `scorer.bounds`; one is, for example, that no bound is known for the defense.
+    scorer: its `bounds` hold the reasons, for example that no bound is known for the defense. None if the true examples are not
+    given; this is then the only reason returned.
     """
     if scorer is None:
         reason = "lower bounds on the errors of attacks are computed from the true examples, which were not given"

@@ -24,10 +24,10 @@ ACCUSATION_LEVEL = 0.999
 
 
 def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Yield one result: whether guesses about canaries refute the privacy accountant's epsilon, the last in the metrics.
+    """Yield one result: whether guesses about canaries refute the privacy accountant's epsilon after the last round.
 
     A canary is a pair of known examples of which a client used one. The result is `NotChecked` without canaries or true examples.
-    scorer: reads the true examples; None if they are not given. metrics: rows of metrics.jsonl.
+    scorer: reads the true examples; None if they are not given. metrics: rows of metrics.jsonl; the last has this epsilon.
     """
     privacy = metrics[-1].get("privacy", {}) if metrics else {}
     accounted, delta = privacy.get("epsilon"), float(privacy.get("delta", 1e-5))
@@ -67,8 +67,9 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
 def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:
     """Return a lower bound on epsilon that holds with a probability of at least `confidence`.
 
-    For Gaussian noise it is the larger of `bound_gaussian_epsilon` and `bound_epsilon_of_independent_guesses`; each is computed
-    with the error probability (1 - confidence) / 2, so that both hold together. Otherwise it is `bound_epsilon`.
+    For Gaussian noise (`gaussian`), the bound is the larger of `bound_gaussian_epsilon` and
+    `bound_epsilon_of_independent_guesses`; each is computed with the error probability (1 - confidence) / 2, so that both hold
+    together. If the noise is not Gaussian, the bound is `bound_epsilon`.
     """
     if not gaussian:
         return bound_epsilon(found.right, found.guesses, canaries=found.canaries, delta=delta, confidence=confidence)

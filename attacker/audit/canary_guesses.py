@@ -29,9 +29,10 @@ class CanaryGuesses:
     canaries:       number of all canaries.
     guesses, right: number of canaries guessed, those with the largest absolute scores, and how many of these guesses are right.
     right_of_all:   number of right guesses if every canary is guessed.
-    overlap:        mean over canaries of the sum of squared correlations of the noise in its score with that in the scores of
-                    the same client's other canaries. If a client has more than `MAX_SEPARATED` canaries, the sum is computed
-                    in groups of at most this size, and multiplied by the ratio of the client's canaries to those of the group.
+    overlap:        mean over canaries of the sum of squared correlations of the noise in its score with the noise in the
+                    score of each other canary of the same client. If a client has more than `MAX_SEPARATED` canaries, the sum is
+                    computed in groups of at most this size, and multiplied by the number of the client's canaries divided by the
+                    number of the group's canaries.
     """
 
     canaries: int
@@ -46,13 +47,13 @@ def guess_canaries(
 ) -> CanaryGuesses | None:
     """Guess which of the two examples of each canary its client used, and count right guesses; None without canaries.
 
-    Canaries of which a client used neither or both are ignored. The true examples are read only to decide this and which guesses
-    are right, not to guess.
+    Canaries of which a client used neither or both are ignored. The records of which examples a client used serve only to find
+    the ignored canaries and the right guesses, not to guess.
     The coin of a canary is +1 if the client used the first version and -1 if it used the second. Up to `MAX_SEPARATED` coins of a
     client are estimated together by `separate_canaries`, which accounts for the influence of these canaries on one another. The
     evidence on a canary is an inner product of two gradients, summed over rounds. One is the gradient of the canary's first
-    version minus that of its second. The other is the observed gradient minus what all these canaries contribute to it on
-    average, if each version is used with probability 1/2.
+    version minus the gradient of its second version. The other is the observed gradient minus what all these canaries contribute
+    to it on average, if each version is used with probability 1/2.
     epsilon, delta: declared privacy, by which `choose_guesses` chooses the number of guesses; None if no epsilon is declared.
     """
     scores: list[float] = []
@@ -92,7 +93,7 @@ def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
     """Return estimates of the coins of canaries, and their overlap as in `CanaryGuesses`.
 
     A coin is +1 if the first of a canary's two versions was used, -1 if the second. A canary's difference is the gradient of its
-    first version minus that of its second.
+    first version minus the gradient of its second version.
     inner: (canaries,) inner products of the differences with the observed gradient. products: (canaries, canaries) inner products
     of the differences with one another. Both are summed over rounds.
     `inner` is modelled as `products @ coins` times a scale plus noise of covariance `products` times another scale; the likeliest
@@ -121,8 +122,8 @@ def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
 def _compare_pairs(scorer: Scorer, seen: Observation, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Return `inner` and `products` of one update of one client, as in `separate_canaries`.
 
-    pairs: of each canary, the indices of its first and second version in the data set. What the canaries contribute on average,
-    if each version is used with probability 1/2, is subtracted from the observed gradient. If the update has fewer examples than
+    pairs: for each canary, the data set indices of its first and its second version. What the canaries contribute on average, if
+    each version is used with probability 1/2, is subtracted from the observed gradient. If the update has fewer examples than
     there are canaries, this contribution is first multiplied by the number of examples divided by the number of canaries.
     """
     model = build_network(seen)

@@ -28,8 +28,8 @@ class Signature:
     zeros:      share of coordinates that are exactly zero, the smallest over the outputs measured.
     levels:     from tensor name to the number of distinct values other than zero, the largest over the outputs measured; only
                 quantised tensors are included.
-    additive:   whether two outputs of the last step for one input differ in every coordinate, and `zeros` and `levels` are zero
-                and empty, as for a defense that ends with additive noise.
+    additive:   whether two outputs of the last step for one input differ in every coordinate, `zeros` is 0 and `levels` is empty,
+                as for a defense that ends with additive noise.
     """
 
     idempotent: bool
@@ -76,10 +76,10 @@ def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
 def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[str, float]:
     """Return the declared standard deviation of the noise on each coordinate of an observed update, by tensor name.
 
-    Only noise of the last step of the defense counts; without any, all deviations are 0. Its expected squared norm over all
-    tensors comes from the channel of this step (the attacker's model of a defense), given the observed update, which already
-    holds the noise. The share of each tensor is measured: the step is applied to the update twice, and the outputs differ only by
-    their noise.
+    Only noise of the last step of the defense counts; without such noise, all deviations are 0. The expected squared norm of this
+    noise over all tensors comes from the channel of this step (the attacker's model of a defense), given the observed update,
+    which already holds the noise. The share of each tensor is measured: the step is applied to the update twice, and the outputs
+    differ only by their noise.
     seed: seed of these two draws. With different seeds for different updates, the errors of measurement are independent.
     """
     last = take_last_step(spec)
@@ -91,7 +91,7 @@ def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[st
 
 
 def relative_change(one: Update, other: Update) -> float:
-    """Return the Euclidean norm of the difference of two updates, divided by that of `other`; 0 if `other` is 0."""
+    """Return the Euclidean norm of the difference of two updates, divided by the norm of `other`; 0 if `other` is 0."""
     norm = sum(float(t.double().square().sum()) for t in other.values())
     change = sum(float((one[name].double() - t.double()).square().sum()) for name, t in other.items())
     return (change / norm) ** 0.5 if norm else 0.0
@@ -114,7 +114,8 @@ def count_levels(update: Update) -> dict[str, int]:
 def draw_like(like: Update, seed: int) -> dict[str, Tensor]:
     """Return Gaussian random tensors with mean 0, by name, with the names and shapes of the tensors of `like`.
 
-    The standard deviation of each is the root mean square of the tensor of the same name in `like`, or 1 if that is 0.
+    The standard deviation of each tensor is the root mean square of the tensor of the same name in `like`, or 1 if all
+    values of that tensor are 0.
     """
     rng = Generator().manual_seed(seed)
     found = {}

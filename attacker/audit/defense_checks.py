@@ -39,8 +39,9 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
     """Yield results: whether the declared defense was applied to the updates, and whether its limit, if any, is ever reached.
 
     An update does not count as an output of the defense if it has fewer zeros or more distinct values than measured outputs, or
-    is changed by a defense that leaves its own outputs unchanged. There is one result, a `NotChecked`, if the run declares no
-    defense (`signature` is None), or one that ends with noise or has none of these properties.
+    is changed by a defense that leaves its own outputs unchanged. The only result is a `NotChecked` in three situations: the run
+    declares no defense (`signature` is None); the defense ends with noise; or its outputs have neither more zeros nor fewer
+    distinct values than other updates, and the defense changes its own outputs.
     """
     spec = observations[0].defenses
     if signature is None or not spec.steps:
@@ -130,9 +131,9 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
 def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signature: Signature) -> Iterator[CheckResult]:
     """Yield at most one result: whether a defense that only limits updates, as clipping does, changed any recorded update.
 
-    The recorded updates are outputs of the defense, which leaves these unchanged. It counts as changing one if it would change
-    that output multiplied by `BOUND_FACTOR`. Nothing is yielded for defenses that do more than limit updates, nor if clients send
-    whole weights, since an update then has rounding errors (`observation.rounding`).
+    The recorded updates are outputs of the defense, which leaves its own outputs unchanged. It counts as having changed an update
+    if it would change this update multiplied by `BOUND_FACTOR`. Nothing is yielded for defenses that do more than limit updates,
+    nor if clients send whole weights, since an update then has rounding errors (`observation.rounding`).
     """
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return

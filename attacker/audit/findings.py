@@ -46,10 +46,10 @@ class NotChecked:
     """A check or an attack that was not made, or that decided nothing.
 
     rule:   identifier of the check. reason: why, as text without a full stop.
-    kind:   "does not apply": this run has nothing that it could test. "needs information": something was not given. "left out":
-            it applies, but time or a method was missing. "inconclusive": it was made and shows neither a fault nor its absence.
-            "no guarantee": the run promises nothing, or hardly anything, that could be checked, or records only part of what the
-            server receives.
+    kind:   "does not apply": this run has nothing that the check could test. "needs information": something was not given.
+            "left out": the check applies, but time or a method was missing. "inconclusive": the check was made, and shows neither
+            a fault nor that there is none. "no guarantee": the run promises nothing, or hardly anything, that could be checked,
+            or records only part of what the server receives.
     """
 
     rule: str

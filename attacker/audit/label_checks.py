@@ -21,7 +21,7 @@ MAX_UPDATES, MAX_EXAMPLES = 8, 256
 MAX_LISTED = 20
 """Largest number of labels whose numbers of examples are listed one by one."""
 MAX_CHANCE = 1e-4
-"""Labels count as readable if chance gives as many estimates near whole numbers with at most this probability."""
+"""Labels count as readable if chance puts as many estimates near whole numbers as observed with at most this probability."""
 
 
 def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
@@ -30,10 +30,11 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     At most the first `MAX_UPDATES` updates are tested.
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
-    within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the first follows
-    from the others and is not tested. An update is left out if its estimates, once rounded, do not sum to this number or are
-    negative. The former happens, for example, if each of many labels gets a small share of an example: such estimates are near 0
-    but show nothing. The latter shows that clients train otherwise than stated, for example with the sum of the losses.
+    within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the estimate for
+    the first label follows from the others and is not tested. An update is left out if its rounded estimates do not sum to this
+    number, or if one is negative. A wrong sum arises, for example, if each of many labels gets a small share of an example: such
+    estimates are near 0 but show nothing. A negative estimate shows that clients do not train as stated, but for example with the
+    sum of the losses.
     """
     tested, reason, unread = [], "", 0
     for one in observations[:MAX_UPDATES]:

@@ -15,7 +15,7 @@ from fedsim.recording import Observation
 
 MISSING_RULE, REUSED_RULE = "noise-missing", "noise-reused"
 MAX_KURTOSIS = 6.0
-"""Fourth moment of noise of unit variance that the thresholds allow for: that of Laplace noise, twice that of Gaussian noise."""
+"""Fourth moment of noise of unit variance that the thresholds allow for: 6, as for Laplace noise; Gaussian noise has 3."""
 MISSING_SIGMAS = 7.0
 """Standard errors by which a mean of squares may fall short of the variance of the noise before it counts as missing."""
 FALSE_ALARM_RATE = 1e-6
@@ -37,8 +37,8 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
     """Yield results: whether the noise that the manifest declares is in the updates, and drawn anew for each.
 
     The noise is independent of the gradient, so that on average the mean square of a tensor is at least the noise's variance, and
-    the mean square of the difference of two updates at least twice that, whatever the gradients. In a linear layer the rank of
-    the gradient is at most the number of examples times the number of epochs; what lies beyond this rank is noise.
+    the mean square of the difference of two updates is at least twice this variance, whatever the gradients. In a linear layer
+    the rank of the gradient is at most the number of examples times the number of epochs; what lies beyond this rank is noise.
 
     There are two possible faults: missing noise, and reused noise (several updates share it).
     No fault: two `Passed`, one per fault.
@@ -164,8 +164,9 @@ def _correlate(one: Tensors, other: Tensors) -> bool:
 def _smallest_power(count: int, probability: float) -> float:
     """Return a number that the sum of squares of `count` noise values of variance 1 falls below with at most this probability.
 
-    The noise is Gaussian or Laplace; the number is the smaller of those for both. The absolute values of Laplace noise add up to
-    a gamma variable, and the sum of squares is at least the square of that sum, divided by `count`.
+    The noise is Gaussian or Laplace; the smaller of the numbers for the two distributions is returned. The absolute values of
+    Laplace noise add up to a gamma variable, and the sum of squares is at least the square of this gamma variable, divided by
+    `count`.
     """
     laplace = gamma.ppf(probability, count) ** 2 / (2 * count)
     return float(min(chi2.ppf(probability, count), laplace))
@@ -183,11 +184,12 @@ def _margin(count: int) -> float:
 def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
     """Return, for each weight matrix, what is left of its update without the singular components that can hold the gradient.
 
-    These are the largest ones, as many as the rank of the gradient can be: the number of examples times that of epochs.
+    These are the r largest components. Here r is the largest rank that the gradient can have: the number of examples times the
+    number of epochs.
     scaled: tensors of the update, divided by the standard deviation of the declared noise. Returns a dict from names to flattened
     residuals, (rows * columns,), divided by the standard deviation that they have if only the declared noise is in the update.
-    Weights with fewer than `MIN_TAIL` further singular values are left out. The dict is empty if the rank is not known: without a
-    number of examples, and if clients use Adam, clip gradients or decay weights.
+    Weights with fewer than r + `MIN_TAIL` singular values are left out. The dict is empty if r is not known: without a number of
+    examples, and if clients use Adam, clip gradients or decay weights.
     """
     training, examples = observation.training, observation.num_examples
     if examples is None or not training.is_linear or training.weight_decay:

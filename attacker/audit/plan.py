@@ -62,9 +62,10 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
 
     seconds: budget of time on one core. The first attack that suits the recording always runs, on at least one client; it is
     usually `exact`, which solves equations instead of searching. The budget left before each attack is shared equally by it and
-    the attacks after it. Attacks on single updates get those of the first round with a complete update, since the network of the
-    first round has learned least, which makes examples easiest to separate. Attacks on several rounds (`JOINT_ATTACKS`) get
-    all rounds of each chosen client; clients with the most usable rounds are chosen first. out: as in `PlannedAttack.replay`.
+    the attacks after it. Attacks on single updates get the updates of the first round with a complete update, since the network
+    of the first round has learned least, which makes examples easiest to separate. Attacks on several rounds (`JOINT_ATTACKS`)
+    get all rounds of each chosen client; clients with the most usable rounds are chosen first.
+    out: as in `PlannedAttack.replay`.
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     if not rows:
@@ -120,8 +121,8 @@ def _find_budget(fitting: Sequence[Sequence[PlannedAttack]], place: int) -> int:
 def _fit(whole: PlannedAttack, recording: Recording, out: Path) -> tuple[PlannedAttack, str]:
     """Return the attack, and why it does not suit the recording; "" if it does.
 
-    whole: the attack as `_select` returns it. A joint attack that suits is returned with its updates in another order: those of
-    the clients with the most usable rounds come first.
+    whole: the attack as `_select` returns it. A joint attack that suits is returned with its updates in another order: the
+    updates of the clients with the most usable rounds come first.
     """
     joint = whole.spec.name in JOINT_ATTACKS
     needs_rounds = joint and not (whole.spec.name == "agic" and _has_epochs(recording))
@@ -188,7 +189,7 @@ def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:
 
 
 def _keep_clients(one: PlannedAttack, count: int) -> PlannedAttack:
-    """Return the attack on the updates of `count` clients only, those that come first in `one.rows`."""
+    """Return the attack on the updates of `count` clients only, the first ones in `one.rows`."""
     chosen = set(list(dict.fromkeys(row.client for row in one.rows))[:count])
     return replace(one, rows=tuple(row for row in one.rows if row.client in chosen))
 

@@ -20,10 +20,11 @@ MAX_MEANINGFUL_EPSILON = 20.0
 
 
 def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Yield the result: whether the reported epsilon is at least (1 - `EPSILON_SLACK`) times that of the declared noise.
+    """Yield the result: whether the reported epsilon is at least (1 - `EPSILON_SLACK`) times the computed one.
 
-    The latter is composed over the rounds. If the reported epsilon is large enough, but above `MAX_MEANINGFUL_EPSILON`, a second
-    result follows: a `NotChecked` which says that such an epsilon promises hardly anything. metrics: rows of metrics.jsonl.
+    The computed epsilon follows from the declared noise, composed over the rounds. If the reported one is large enough, but above
+    `MAX_MEANINGFUL_EPSILON`, a second result follows: a `NotChecked` which says that such an epsilon promises hardly anything.
+    metrics: rows of metrics.jsonl.
     """
     reported = [row for row in metrics if _reported(row) is not None]
     if not reported:
@@ -62,9 +63,9 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
 
 
 def _reported(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the mapping `privacy` of a row of metrics.jsonl; None if it states no number as epsilon.
+    """Return the mapping `privacy` of a row of metrics.jsonl; None if that mapping has no number as epsilon.
 
-    This epsilon is that of the noise which the clients add; its entry `central`, for noise of the server, is not checked.
+    This epsilon accounts for noise that the clients add. The mapping's entry `central`, for noise of the server, is not checked.
     """
     privacy = row.get("privacy")
     if not isinstance(privacy, Mapping) or not isinstance(privacy.get("epsilon"), int | float):

@@ -17,7 +17,7 @@ PRIOR = 0.01
 MIN_USELESS_BOUND = 0.99
 """Smallest bound that is too weak to be reported."""
 MAX_CHANCE = 0.01
-"""The bound counts as exceeded if it allows so many recovered examples, or more, with less than this probability."""
+"""The bound counts as exceeded if the observed number of recovered examples, or more, has less than this probability under it."""
 
 
 def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> Iterator[CheckResult]:

@@ -36,9 +36,9 @@ values smaller than this share of the largest one count as zero."""
 def check_settings(recording: Recording, observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield the results of the checks of settings, each a finding if the setting is weak.
 
-    They test whether there are updates of a single example, whether metrics of a single example, batch-norm statistics or other
-    buffers that change are sent, and, for secure aggregation, its threshold and number of clients, and whether sums of several
-    rounds isolate a client.
+    The checks test whether there are updates of a single example, whether metrics of a single example, batch-norm statistics or
+    other buffers that change are sent, and, for secure aggregation, its threshold and number of clients, and whether sums of
+    several rounds isolate a client.
     """
     yield _check_examples(observations)
     yield _check_metrics(observations)
@@ -124,7 +124,7 @@ def _check_buffers(observations: Sequence[Observation], *, own: bool) -> Iterato
 
 
 def _has_changed(observation: Observation, name: str) -> bool:
-    """Return whether the observed client sent the buffer `name` with other values than it received; true if it received none."""
+    """Return whether the observed client sent the buffer `name` with changed values; true if it had not received this buffer."""
     before = observation.buffers.get(name)
     return before is None or not torch.equal(before.double(), observation.buffers_after[name].double())
 
@@ -144,7 +144,7 @@ def _list_batch_norm_buffers(observation: Observation, names: Iterable[str]) -> 
 
 
 def _describe_histogram(observations: Sequence[Observation], name: str) -> str:
-    """Return a sentence on a buffer whose change is the label histogram in some update; "" if it is in none."""
+    """Return a sentence on a buffer whose change is the label histogram in some update; "" if there is no such update."""
     counts = [found for one in observations if (found := _read_histogram(one, name))]
     if not counts:
         return ""
@@ -226,7 +226,7 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
 def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
     """Yield at most one result: a `Finding` if linear combinations of the secure sums of all rounds isolate some client's update.
 
-    It is `Passed` if none does, see `find_isolated_clients`. Nothing is yielded without secure aggregation.
+    The result is `Passed` if no client is isolated, see `find_isolated_clients`. Nothing is yielded without secure aggregation.
     """
     if not recording.manifest.secure_aggregation:
         return

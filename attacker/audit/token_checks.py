@@ -15,8 +15,8 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 TOKENS_RULE = "tokens-readable"
 OUTLIER_FACTOR = 10.0
 """A row counts as changed by tokens if its norm is larger than this times the median norm of all rows. Most tokens occur in
-no example, so that the median is that of unchanged rows. Gaussian noise alone practically never makes the norm of a row of
-`MIN_DIMENSIONS` or more values so large."""
+no example, so that the median is the norm of an unchanged row. Gaussian noise alone practically never makes the norm of a row of
+`MIN_DIMENSIONS` or more values larger than this."""
 MIN_DIMENSIONS = 4
 """Smallest number of columns of an embedding that is tested."""
 MAX_LISTED = 12
@@ -27,7 +27,7 @@ def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield one result: a `Finding` if some rows of an embedding stand out in an update; they name the tokens of the examples.
 
     The gradient of an embedding is zero in all rows whose token occurs in no example, so that the other rows show which tokens
-    occur (Melis et al. 2019, section 4.1). They do not show the order of the tokens, nor which example holds which.
+    occur (Melis et al. 2019, section 4.1). They do not show the order of the tokens, nor which example holds which token.
     """
     first = observations[0]
     layout = models.build_layout(first.model, first.data)

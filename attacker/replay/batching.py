@@ -1,7 +1,7 @@
 """Division of the cases of a replay into chunks, which are attacked at once, by estimates of memory and time.
 
-By default, chunks on the CPU do not depend on the load of the machine, so that an interrupted replay forms the same ones again.
-On a GPU they depend on the memory that is free at the start.
+By default, chunks on the CPU do not depend on the load of the machine, so that an interrupted replay forms the same chunks again
+when it resumes. On a GPU they depend on the memory that is free at the start.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -20,14 +20,15 @@ from fedsim import models
 from fedsim.recording import Manifest
 
 LIVE_TENSORS = 12
-"""Number of tensors of the model's size, and of the size of all activations, that one case keeps alive at once."""
+"""Number of tensors that one search of a case keeps alive: of the model's size per observation, and of the activations' size per
+example."""
 SEARCH_VECTORS = 12
 """Number of vectors of the length of the optimised variable that a search keeps per case, besides the optimiser's state."""
 MEMORY_FACTOR = 2.5
 """Largest number of copies of the optimiser's state in memory: the state, its copy in a checkpoint, and half a copy for the new
 part while the state is enlarged."""
 MIN_TENSORS = 3
-"""Number of tensors of the model's size, and of the size of all examples, that every attack needs."""
+"""Number of tensors of the model's size, and number of tensors of the size of all examples, that every attack needs."""
 MAX_CASES_AT_ONCE = 64
 """Largest number of cases attacked at once; more do not make it faster."""
 MEMORY_SHARE = 0.5
@@ -121,8 +122,8 @@ class CaseFootprint:
     def choose_chunk_size(self, sizes: Sequence[int], count: int) -> int:
         """Return how many of `count` similar cases to attack at once, so that they fit into memory.
 
-        It is 1 for cases of several rounds of an attack without an optimiser: it attacks them one after the other, and more would
-        only be read into memory at once.
+        It is 1 for cases of several rounds of an attack without an optimiser. Such an attack treats cases one after the other, so
+        that a larger chunk would only take more memory.
         sizes: number of examples of each observation of one case, as in `estimate_bytes`; the same for all cases.
         """
         if len(sizes) > 1 and not self.latents:

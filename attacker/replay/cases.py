@@ -22,7 +22,7 @@ class Planned:
     """A case of a replay: observations to be attacked together, or the reason why they cannot be.
 
     rows:     rows of its observations in the order of rounds; never empty.
-    left_out: pairs of a round of its client that is omitted, and the reason.
+    left_out: pairs (omitted round of the client, reason).
     reason:   why the case cannot be attacked; "" if it can.
     unnamed:  whether the names of the rows' clients are hidden from the attack.
     """
@@ -45,8 +45,8 @@ class Plan:
 
     idle:  chosen rows of the recording that belong to no case: the client failed or was late, or its update is hidden in the sum
            of secure aggregation.
-    whole: whether each case holds all usable rounds of one client, or of all clients without their names, see `plan_cases`;
-           otherwise each case is one row.
+    whole: whether each case holds all usable rounds of one client, or of all clients without their names, see `plan_cases`; if
+           False, each case is one row.
     """
 
     cases: tuple[Planned, ...]
@@ -70,10 +70,10 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     """Return the cases of `attack` on rows of the recording (one row per client and round), and the rows that give no case.
 
     A row is complete if its update was recorded. There is one case per complete row; one per client with a complete row if the
-    attack uses all rounds of a client together; or a single case if it uses the updates of all clients without their names. In
-    the last two cases all updates are read here, and unusable rounds are omitted with a reason: no update, damaged files, NaN,
-    infinite or huge values (`find_bad_numbers`), or a condition of the attack that is not met. Numbers of examples that clients
-    did not report are estimated where possible.
+    attack uses all rounds of a client together; or a single case if it uses the updates of all clients without their names. For
+    the last two kinds of attacks, all updates are read here, and unusable rounds are omitted with a reason: no update, damaged
+    files, NaN, infinite or huge values (`find_bad_numbers`), or a condition of the attack that is not met. Numbers of examples
+    that clients did not report are estimated where possible.
     """
     reads_update = not isinstance(attack, Blinded)
     complete = [_estimate_count(recording, row, reads_update) for row in rows if row.status == "complete"]
@@ -100,9 +100,9 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
 
 
 def _plan_unnamed(recording: Recording, complete: Sequence[Row], attack: Attack) -> tuple[Planned, ...]:
-    """Return the case of all complete rows for an attack that sees no names of clients; none if there are no rows.
+    """Return the case of all complete rows for an attack that sees no names of clients; () if there are no rows.
 
-    The order within a round is that of a hash, so that it is another one in every round.
+    Within a round, rows are sorted by a hash of round and client, so that the clients' order differs from round to round.
     """
     ordered = sorted(complete, key=lambda row: (row.round, hashlib.sha256(row.key.encode()).digest()))
     reasons = [_explain_unusable(recording, row, attack) for row in ordered]
@@ -177,8 +177,8 @@ def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int
 def find_bad_numbers(observation: Observation) -> str:
     """Return a sentence on values of an observation that attacks cannot use, or "" if there are none.
 
-    These are, in the weights and buffers that were sent or in the update: NaN, infinite values, and values so large that the sum
-    of the squares of a tensor overflows.
+    Such values, in the weights and buffers that were sent or in the update, are NaN, infinite values, and values so large that
+    the sum of the squares of a tensor overflows.
     """
     parts = {
         "weights that were sent hold": observation.weights,
@@ -203,10 +203,10 @@ def _count_not_finite(tensor: Tensor) -> int:
 def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
     """Return the entry of a case in `attack.json`.
 
-    whole: whether the case holds the usable rounds of a client, or of all clients. Then the entry has three more keys: `rounds`,
-    a list of pairs of round and attempt (a number that increases if a resumed federation records the round again); `left_out`,
-    the omitted rounds; and `cohorts`, for each of the `rounds` the clients that its updates depend on. If the attack does not see
-    the names of clients, only scoring reads `cohorts`.
+    whole: whether the case holds the usable rounds of a client, or of all clients. If True, the entry has three more keys:
+    `rounds`, a list of pairs of round and attempt (a number that increases if a resumed federation records the round again);
+    `left_out`, the omitted rounds; and `cohorts`, for each of the `rounds` the clients that its updates depend on. If the attack
+    does not see the names of clients, only scoring reads `cohorts`.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
     told = {**make_row_entry(recording, first), "key": case.key}
@@ -243,5 +243,5 @@ def make_row_entry(recording: Recording, row: Row) -> dict[str, Any]:
 
 
 def _list_cohort(recording: Recording, row: Row) -> list[str]:
-    """Return the clients that a row's update depends on: those of a secure sum, or the row's own client."""
+    """Return the clients that a row's update depends on: the clients of a secure sum, or else the row's own client."""
     return list(recording.list_summed(row.round)) if row.client == SUM_CLIENT else [row.client]

@@ -32,14 +32,14 @@ MAX_BYTES = 16 * 2**30
 def run_of(folder: Path) -> Path:
     """Return the run that an attack's folder RUN/reconstructions/ATTACK belongs to, two levels above it.
 
-    Callers pass it as `below` to the functions that write files, which follow no symbolic links below that folder.
+    Callers pass this run as `below` to the functions that write files, which follow no symbolic links below that folder.
     """
     return folder.parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The settings under which a checkpoint is written. A replay resumes from it only if they equal those of the replay.
+    """The settings under which a checkpoint is written. A replay with other settings does not resume from the checkpoint.
 
     attack: the specification of the attack, as text. device: cpu or cuda. torch, fedleak: versions. form: format version of the
     file; it may differ, if it is one of `READABLE_FORMATS`.
@@ -99,7 +99,10 @@ class FileMemory:
         return run_of(self.folder)
 
     def begin(self) -> None:
-        """Load the state that an earlier process saved for these cases. If none fits, write a file without any state."""
+        """Load the state that an earlier process saved for these cases, if `origin` allows to resume from it.
+
+        If there is no such state, write a file without any state.
+        """
         self._kept = {}
         if (
             os.path.lexists(self.path)
@@ -176,8 +179,8 @@ def find_unfinished(
     wanted: keys of the cases of this replay; a checkpoint that holds any other case is ignored, without a note.
     most:   largest number of cases of a task; a checkpoint of more is left out, with a note. None for no limit.
 
-    No case is returned twice: of checkpoints that share a case, the one of most cases is used, or of equally many the one whose
-    file name comes first in alphabetical order. Another one is used if it shares no case with those that are used.
+    No case is returned twice: checkpoints are taken in descending order of their numbers of cases, and in alphabetical order of
+    file names among equals, and one that shares a case with a checkpoint taken before is left out.
     """
     wanted, tasks, notes = set(wanted), [], []
     for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):

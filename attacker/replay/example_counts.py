@@ -28,8 +28,8 @@ class CountEstimate:
 def add_estimate(observation: Observation, *, reads_update: bool = True) -> tuple[Observation, str]:
     """Return the observation with an estimated number of examples, and a sentence on how it was found; see `estimate_examples`.
 
-    The observation is returned unchanged, with "", in three cases: the client reported the number; the update is a secure sum
-    (the sum of several clients' updates); or the clients defend their updates, which hides the number.
+    The observation is returned unchanged, with "", if at least one of these holds: the client reported the number; the update is
+    a secure sum (the sum of several clients' updates); or the clients defend their updates, which hides the number.
     reads_update: False for a null (the attack without the update), which must not use the estimate from the update.
     """
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
@@ -43,15 +43,15 @@ def add_estimate(observation: Observation, *, reads_update: bool = True) -> tupl
 def estimate_examples(observation: Observation, *, reads_update: bool = True) -> CountEstimate:
     """Estimate how many examples are behind an update.
 
-    The estimate is the larger of two numbers: the largest rank of the update of a linear layer that sees one row per example,
-    divided by the number of epochs and rounded up, since each example adds a matrix of rank one to the gradient; and the number
-    of classes found by `_count_classes`. If clients make a prescribed number of steps, it is at most steps times examples per
-    step.
+    The estimate is the larger of two numbers. One is the largest rank of the update of a linear layer that sees one row per
+    example, divided by the number of epochs and rounded up, since each example adds a matrix of rank one to the gradient. The
+    other is the number of classes found by `_count_classes`. If the number of local steps is prescribed, the estimate is at most
+    this number times the examples per step.
 
-    The prescribed number is that product, or the examples of one step if clients train for whole epochs. It is returned in three
-    cases: `reads_update` is False; no such layer has a nonzero update; or the update is not a sum of gradients, as with Adam,
-    gradient clipping or weight decay. If the rank is the largest that the layer's shape allows, the larger of estimate and
-    prescribed number is returned.
+    A prescribed number of examples replaces the estimate: local steps times examples per step, or the examples of one step if
+    clients train for whole epochs. It is returned if `reads_update` is False; if no such layer has a nonzero update; or if the
+    update is not a sum of gradients, as with Adam, gradient clipping or weight decay. If the rank is the largest that the layer's
+    shape allows, the larger of estimate and prescribed number is returned.
     """
     training = observation.training
     most = None if training.steps is None else training.steps * training.step_size
@@ -81,7 +81,7 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
 
 
 def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
-    """Return a dict from each linear layer that sees one row per example to its update's rank and the largest possible rank.
+    """Return a dict from each linear layer that sees one row per example to the rank of its update and the largest possible rank.
 
     Layers whose update is zero or missing are left out.
     """

@@ -6,7 +6,7 @@ from attacker.attacks import Progress
 from attacker.replay.tasks import Task
 
 Watch = Callable[[float, int, str], None]
-"""Callback with (number of cases done, fractional for those under way; number of all cases; a few words)."""
+"""Callback with (number of cases done, fractional for cases under way; number of all cases; a few words)."""
 
 
 class Meter:

@@ -85,7 +85,7 @@ class Replay:
     chunk:   largest number of cases attacked at once; None chooses it from the model and the machine.
     oracle_labels, oracle_logits: oracles, which tell the attack what no server knows: functions from a row of the recording to
              its true labels, and to the model's logits of its true examples. None leaves an oracle out. A null, the attack
-             without the update, is not told.
+             without the update, gets neither labels nor logits.
     oracle_truth: digest of the clients' true examples that these functions read.
     threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
     workers: largest number of worker processes; 1 runs the attack in this process; None lets `choose_workers` decide. Without
@@ -157,7 +157,7 @@ class Replay:
 
         Raises ValueError if no chosen row has an update, a chosen client does not exist, none of the chosen rounds exists, the
         recorded weights do not fit the model, or clients are chosen for an attack that does not see their names; and DamagedFile,
-        a ValueError, if no chosen row has an update and one cannot be read, or if a folder contains links.
+        a ValueError, if no chosen row has an update and at least one chosen row cannot be read, or if a folder contains links.
         """
         recording = self.recording.folder
         check_run(recording.parent if recording.name == "recording" else recording)
@@ -187,10 +187,10 @@ class Replay:
         return replace(case, reason=reason) if reason else case
 
     def _check_weights(self, rows: Sequence[Row]) -> None:
-        """Raise ValueError if the weights that the server sent differ in name or shape from those of the manifest's model.
+        """Raise ValueError if the weights that the server sent differ from the manifest's model in the name or shape of a tensor.
 
-        Only the first row whose round's weights can be read is checked. This comes before any attack, since a damaged manifest
-        may describe a model of any size, which attacks would build.
+        Only the first row whose round's weights can be read is checked. The check is made before any attack, since a damaged
+        manifest may describe a model of any size, which attacks would build.
         """
         for row in rows:
             try:
@@ -229,7 +229,7 @@ class Replay:
     def measure_extent(self) -> tuple[int, float]:
         """Return the number of observations still to be attacked, and the rough size in MB of the reconstructions to be written.
 
-        Observations of cases that cannot be attacked, and those of more than `MAX_EXAMPLES` examples, are not counted.
+        Observations of cases that cannot be attacked, and observations of more than `MAX_EXAMPLES` examples, are not counted.
         """
         rows = [row for case in self._list_pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
         values = self.recording.manifest.data.size
@@ -356,7 +356,7 @@ class Replay:
     def _collect_members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
         """Yield cases as plain data, with the true labels or logits of the chosen oracles.
 
-        A case for which these cannot be read is recorded in `replayed` as failed and not yielded.
+        A case whose labels or logits cannot be read is recorded in `replayed` as failed and not yielded.
         """
         for case in cases:
             labels = logits = None

@@ -202,7 +202,7 @@ class TaskRunner:
     def _attack(self, cases: Sequence[Case], outcome: TaskOutcome, progress: Progress | None) -> None:
         """Attack cases at once and write their results.
 
-        If that raises an error, attack each half on its own, so that one bad case does not make others fail.
+        If attacking them together raises an error, attack each half on its own, so that one bad case does not make others fail.
         """
         keys = tuple(case.key for case in cases)
         if all(self._is_done(key) for key in keys):
@@ -247,9 +247,9 @@ class TaskRunner:
     def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
         """Write a reconstruction and add its case to `outcome.done`; do nothing if a finished reconstruction exists.
 
-        If its values or its last loss are not finite, the case is recorded as failed instead. If its search was also interrupted,
-        it may have had no time for a finite loss: nothing is recorded, so that the case is attacked again. The result of an
-        interrupted search replaces an earlier file only if its loss is lower.
+        If a value or the last loss of the reconstruction is not finite, the case is recorded as failed instead. If the search was
+        also interrupted, it may have had no time for a finite loss: nothing is recorded, so that the case is attacked again. The
+        result of an interrupted search replaces an earlier file only if its last loss is lower than the last loss in this file.
         """
         key = reconstruction.case
         if self._is_done(key):  # finished before an earlier run of the task was interrupted

@@ -14,7 +14,7 @@ from attacker.attacks.closed_form.rank.analysis import LayerRank, RankReport
 INK_COLOUR, FAINT_COLOUR, CRITICAL_COLOUR = "#222222", "#8a8f98", "#c81e2b"
 GRADIENT_COLOUR, WEIGHT_COLOUR, MISSING_COLOUR, UNUSED_COLOUR = "#2f5d8a", "#a9c6e3", "#fbe3e4", "#e6e8eb"
 BOX_WIDTH, BOX_GAP, MIN_BOX_HEIGHT = 1.0, 0.75, 0.035
-"""Width of a box, gap between boxes in units of it, and smallest height relative to the tallest box."""
+"""Width of a box, gap between boxes in box widths, and smallest height of a box relative to the tallest."""
 
 
 def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *, title: str, verdict: str) -> None:
@@ -23,8 +23,9 @@ def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *,
     The height of each box, down to a smallest one, is proportional to the number of the layer's unknowns, the values of its
     input. Its colours show which share of them gradient constraints determine, which share weight constraints determine in
     addition, which share equations are missing for (hatched in red), and which share the layer does not use. The critical layer
-    (`RankReport.critical`) has a red frame, as in R-GAP, figure 2. It is the layer with the most missing equations; among layers
-    with equally many, also if none lacks any, it is the layer with the largest `LayerRank.index`, R-GAP's index.
+    (`RankReport.critical`) has a red frame, as in R-GAP, figure 2. The critical layer has the most missing equations; if several
+    layers have equally many, or if no equation is missing, it is the one of them with the largest `LayerRank.index`, R-GAP's
+    index.
 
     words: description of each layer. title, verdict: text above the boxes.
     """

@@ -32,7 +32,7 @@ class Example:
     state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction, and for table rows. failure: reason
              why there is no reconstruction, or None.
     success, label_success: whether the example, and its label, count as recovered, see `ScoreRow`. label_true, label_recovered:
-             names of classes; the latter is None without a reconstruction.
+             names of classes; `label_recovered` is None without a reconstruction.
     tags_true, tags_recovered, tag_jaccard: tags of the original and of the reconstruction, and their similarity, see `ScoreRow`.
     pair:    original and reconstruction to be shown.
     null:    the same example in the attack's null (the attack without the update); None if the null has no score of it, and for
@@ -80,12 +80,13 @@ class AttackOnRun:
     """One attack on one run: its settings and its results.
 
     source:        name of the folder of its reconstructions. attack: registered name. spec: name with arguments, as text.
-    summary:       None if nothing is scored yet. null: the same class for the attack's null (the same attack without the update);
+    summary:       None if nothing is scored yet. null: the results of the attack's null (the same attack without the update);
                    None if the null has no scores.
     cases:         number of cases with a recorded update, without those whose rounds are all scored in other cases; None if its
                    attack.json is missing.
-    states:        number of these cases (of the scored ones without attack.json) that are done, failed, interrupted and waiting.
-    examples:      scored examples, without those of cases that were waiting when they were scored.
+    states:        dict from each state (done, failed, interrupted, waiting) to the number of these cases in it; without
+                   attack.json, of the scored cases.
+    examples:      scored examples, without the examples of cases that were waiting when scored.
     losses:        for each reconstruction that can be read, the attack's own loss after each iteration; empty for a null.
     lpips_reasons: reasons for missing values of the image distance LPIPS.
     unscored:      reconstructions without scores.

@@ -40,8 +40,8 @@ MAX_PAIRS = 60
 """Number of examples of each attack whose pair is shown."""
 
 PlaceKey = tuple[str, int, int, int]
-"""Key of an example within a case: key of the case, and `batch`, `position` and `index` of `ScoreRow`. It is equal in all attacks
-with this case."""
+"""Key of an example within a case: key of the case, and `batch`, `position` and `index` of `ScoreRow`. An example has the same
+key in all attacks with this case."""
 
 
 def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
@@ -95,7 +95,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
-    """Return the rows of `metrics.jsonl`, without those whose round, loss, accuracy, bytes or seconds are damaged.
+    """Return the rows of `metrics.jsonl`, without rows whose round, loss, accuracy, bytes or seconds are damaged.
 
     The result is [] if the file does not exist or cannot be read. Damaged rows and a file that cannot be read are added to
     `missing`.
@@ -133,8 +133,8 @@ def _read_scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
 def _read_all_facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str, Record]:
     """Return a dict from the name of each attack's folder in `reconstructions/` to the content of its attack.json.
 
-    Left out are attacks on a recording of another name or time of creation, and files that cannot be read. The latter are added
-    to `missing`.
+    Left out are attacks on a recording of another name or time of creation, and attacks whose attack.json cannot be read. These
+    files are added to `missing`.
     """
     found = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
@@ -233,11 +233,12 @@ def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
 def _collect_unscored(
     folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, missing: list[Missing]
 ) -> Unscored:
-    """Return the reconstructions of an attack's cases without scores, each beside that of its null, the attack without update.
+    """Return the reconstructions of an attack's cases without scores, each beside the null's reconstruction of the same case.
 
-    A case is left out if it shares at least one round with a case of higher priority, see `find_superseded`. source: name of the
-    attack's folder. facts: dict from the names of all attacks' folders to the content of attack.json. attack: the attack with its
-    scored examples. missing: list to which hints on files that cannot be shown are added.
+    The null is the attack without the update. A case is left out if it shares at least one round with a case of higher priority,
+    see `find_superseded`.
+    source: name of the attack's folder. facts: dict from the names of all attacks' folders to the content of attack.json. attack:
+    the attack with its scored examples. missing: list to which hints on files that cannot be shown are added.
     """
     told, reconstructions = facts[source], folder / "reconstructions"
     nulls = [

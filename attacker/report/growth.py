@@ -1,4 +1,4 @@
-"""Lines for a chart of the share of examples recovered by number of rounds: of an attack, of its null, and a privacy bound.
+"""Lines of a chart by number of rounds: the shares of examples that an attack and its null recover, and a privacy bound.
 
 The null of an attack is the same attack without the update. A case is the observations that are attacked together: one round of a
 client, or several.

@@ -36,8 +36,8 @@ class TableCell:
     """One variable of a table row as text: a number in its own unit, or a category.
 
     column: name of the variable. original: None if it is not known. right: whether the reconstruction counts as correct: the
-    right category, or an error of at most `TABLE_TOLERANCE` of the variable's range. It is None without an original, and if the
-    original is a category that the table has no column for.
+    right category, or an error of at most `TABLE_TOLERANCE` of the variable's range. `right` is None without an original, and if
+    the original is a category that the table has no column for.
     """
 
     column: str

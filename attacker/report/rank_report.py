@@ -93,7 +93,7 @@ def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
 
 
 def to_json(report: RankReport, model: str) -> dict[str, Any]:
-    """Return the results of the analysis as a dict of values for JSON. model: name of the network, which is repeated in it."""
+    """Return the results of the analysis as a dict of values for JSON. model: name of the network, which the dict repeats."""
     return {
         "model": model,
         "full": report.full,
@@ -110,9 +110,9 @@ def to_json(report: RankReport, model: str) -> dict[str, Any]:
 
 
 def make_table(report: RankReport, chain: Chain) -> Table:
-    """Return a table with one row per layer; the critical layer, which lacks most equations, is red.
+    """Return a table with one row per layer; the critical layer, which lacks the most equations, is red.
 
-    If several layers lack equally many, the critical one has the largest index. The columns are the layer's name, its
+    If several layers lack equally many equations, the critical one has the largest RA. The columns are the layer's name, its
     description, and fields of `LayerRank`:
 
     unknowns: number of values of the layer's input. gradient, weight, virtual: numbers of constraints on them, as R-GAP (Zhu and
@@ -141,8 +141,8 @@ def make_table(report: RankReport, chain: Chain) -> Table:
 def describe_layer(layer: Layer) -> str:
     """Return a layer's type and sizes as short text, such as "conv 16 3x3 /2 pad 1" or "linear 10".
 
-    The first has 16 output channels, a kernel of 3x3, stride 2 and padding 1, and the second has 10 outputs. "pooled" is added if
-    values are averaged before or after a convolution.
+    In these examples, the convolution has 16 output channels, a kernel of 3x3, stride 2 and padding 1, and the linear layer has
+    10 outputs. "pooled" is added if values are averaged before or after a convolution.
     """
     if layer.kernel is None:
         return f"linear {layer.shape[0]}"

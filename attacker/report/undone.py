@@ -74,7 +74,8 @@ def describe_missing_truth(run: Path) -> Missing:
 def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Missing:
     """Return the hint that the null of an attack (the attack without the update) has no scores, with the command that runs both.
 
-    Without them, the scores of the attack have nothing to be compared with. told: content of the attack's attack.json.
+    Without the null's scores, the scores of the attack have nothing to be compared with. told: content of the attack's
+    attack.json.
     """
     return Missing(f"{told['spec']} has no scored null.", make_replay_command(recording, told))
 

@@ -242,8 +242,9 @@ def describe_unfinished(run: ReportedRun) -> str:
 def describe_coverage(run: ReportedRun) -> str:
     """Return one sentence on the attacks of a run and how many of their cases are finished and failed; "" without cases.
 
-    If there are attacks on single rounds, the sentence also states the largest number of cases of one of them, and the number of
-    recorded updates (or secure sums), such as "on 3 of 8 updates". If replies of clients held no update, it states their number.
+    If there are attacks on single rounds, the sentence also states the largest number of cases of any such attack, and the number
+    of recorded updates (or secure sums), such as "on 3 of 8 updates". If replies of clients held no update, it states the number
+    of these replies.
     """
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (total := states.total()):
@@ -358,7 +359,7 @@ def _format_epsilon(told: Mapping[str, Any]) -> str:
 def list_differences(runs: Sequence[ReportedRun]) -> list[str]:
     """Return which of model, data, training, recorded rounds and number of clients differ between the runs.
 
-    If any of them does, a comparison of the runs does not compare defenses alone.
+    If any of them differs, a comparison of the runs does not compare defenses alone.
     """
     known = next((run.data for run in runs if run.data), "")
     facts: dict[str, list[Any]] = {

@@ -1,4 +1,4 @@
-"""Comparison of originals with the reconstruction of their own case, and with that of another client's case.
+"""Comparison of originals with the reconstruction of their own case, and with the reconstruction of another client's case.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -139,8 +139,8 @@ def compare_with_other(
     """Compare each original with what the attack reconstructed for another client; return a dict of scores for each original.
 
     The scores, `other_success` and `other_psnr` (None for table rows), measure what the attack gets right without the update of
-    this client. A dict is empty if no example of the other reconstruction is assigned to the original, and all are if that
-    reconstruction does not exist or cannot be read.
+    this client. The dict of an original is empty if no example of the other client's reconstruction is assigned to it. All dicts
+    are empty if the other client's reconstruction does not exist or cannot be read.
 
     folder: folder of the attack's reconstructions. key: key of the other client's case, see `pair_clients`; None if there is
     none. truth: (N, *shape), the originals. labels: their N labels. counts: largest number of reconstructions that each original

@@ -18,8 +18,8 @@ CaseRecord = Mapping[str, Any]
 class Superseded:
     """The effect on the scores of a case that shares rounds with cases of higher priority, see `find_superseded`.
 
-    by: keys of those cases. rounds: the shared rounds; an example that was used in any of them is not scored in this case. rest:
-    the case's other rounds; if there are none, no example is scored in it.
+    by: keys of the cases of higher priority. rounds: the shared rounds; an example that was used in any of them is not scored in
+    this case. rest: the case's other rounds; if there are none, no example is scored in it.
     """
 
     by: tuple[str, ...]

@@ -17,8 +17,8 @@ def describe_environment() -> dict[str, Any]:
     """Return a flat dict of plain JSON values: the version of each package by its name, processor, cores, gpu and commit.
 
     The packages are "python" and those of `VERSIONED_PACKAGES`; the version is None if one is not installed.
-    cores:  number of cores of the machine, or of those that this process may use where the system tells it. gpu: name of the GPU
-    if this process used one, else None.
+    cores:  number of cores that this process may use, or of all cores of the machine if the system does not tell. gpu: name of
+    the GPU if this process used one, else None.
     commit: commit of this project's source tree, with "+dirty" if its code was changed; None if it is unknown.
     """
     return {**_describe_machine(), "gpu": _read_gpu()}

@@ -80,8 +80,8 @@ class Gallery:
         exponent is the lower confidence limit of Hill's estimator (1975) over the nearest `TAIL_NEIGHBOURS`, at most
         `MAX_TAIL_EXPONENT`.
         case_chance: estimated probability that N random other examples would together be as near to the reconstructions of the
-        case, under the best assignment, as the originals are. It belongs to the case, and is equal in all originals that have it.
-        None for cases of too many examples or reconstructions, see `_estimate_joint_chance`.
+        case, under the best assignment, as the originals are. It belongs to the case, and is equal for all its originals that
+        have a reconstruction. None for cases of too many examples or reconstructions, see `_estimate_joint_chance`.
 
         All fields are None for an original without a reconstruction, and if there are no other examples.
         """

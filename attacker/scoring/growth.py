@@ -22,7 +22,7 @@ class CaseGrowth:
     """The number of examples that one case recovers, for an attack that can use several rounds together.
 
     source: name of the folder of the attack's reconstructions. rounds: rounds of the case, ascending. examples: number of
-    distinct examples that the client used in them. recovered: number of these examples that count as recovered
+    distinct examples that the client used in these rounds. recovered: number of these examples that count as recovered
     (`ScoreRow.success`).
     """
 

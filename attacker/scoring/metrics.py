@@ -66,7 +66,7 @@ def ssim_global(x: Tensor, truth: Tensor) -> Tensor:
     """Return the structural similarity with the whole image as a single window, as for the attack ROG (Yue et al. 2022).
 
     x, truth: (N, C, H, W) with 1 or 3 channels. Colour images are converted to YCrCb (ITU-R BT.601, full range), whose
-    similarities are weighted 0.8, 0.1 and 0.1. Values are not comparable with those of `ssim`, since the places of pixels do not
+    similarities are weighted 0.8, 0.1 and 0.1. Values are not comparable with values of `ssim`, since the places of pixels do not
     matter if they are equal in both images. Raises ValueError for another number of channels.
     """
     if x.shape[1] not in (1, 3):
@@ -120,7 +120,7 @@ def is_recovered(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tens
 
 
 def group_columns(columns: Sequence[Column]) -> list[tuple[int, ...]]:
-    """Return the indices of the adjacent one-hot columns of each categorical variable; these have the same name."""
+    """Return the indices of the one-hot columns of each categorical variable: adjacent columns with the same name."""
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name))
     return [tuple(i for i, _ in group) for (kind, _), group in numbered if kind == "categorical"]
 

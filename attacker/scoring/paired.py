@@ -1,4 +1,4 @@
-"""Score rows of an attack paired with those of its null (the attack without the update) on the same examples.
+"""Score rows of an attack, paired with the rows of its null (the attack without the update) on the same examples.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -101,7 +101,7 @@ class Paired:
 
 
 def pair_rows(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
-    """Pair the rows of an attack with those of its null by case and example; drop rows without a partner.
+    """Pair the rows of an attack with the rows of its null by case and example; drop rows without a partner.
 
     Rows without a reconstruction get the scores of `fill_failures`.
     """

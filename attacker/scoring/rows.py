@@ -55,7 +55,7 @@ class ScoreRow:
     was used in all of them; `link_correct` is None if the attack claims at most one round.
     iterations, evaluations, restarts, seconds, route, interrupted, notes: effort, method and remarks of the attack on this case,
     see `Reconstruction`; None without a reconstruction of the case. surplus: number of reconstructed examples beyond those that
-    the case can have; the attack's lowest ranked ones, they were dropped before the comparison with originals.
+    the case can have; these, which the attack ranks lowest, were dropped before the comparison with originals.
     mse, psnr, ssim, ssim_global, lpips: errors and similarities, see `metrics`. Table rows have only `mse` of these. `mse_raw` is
     the mean squared error before the reconstruction is clamped to [0, 1]. continuous_error, categorical_right: measures of table
     rows only.

@@ -65,13 +65,13 @@ class Scorer:
     run:   folder that `scores.jsonl` and `pairs/` are written to.
     truth: folders in which clients recorded which examples they used; in a deployment, one per client, each with its own data
            set.
-    data:  name and arguments of the data set, if they differ from those in truth (such as paths on another machine). If the name
-           is the same, arguments that are not given are taken from truth.
+    data:  name and arguments of the data set, if they differ from the name and arguments in truth (such as paths on another
+           machine). If the name is the same, arguments that are not given are taken from truth.
     lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If neither a file is given nor torchvision
                               has one in its cache, LPIPS is not computed and rows give the reason.
     tagger: name of the tagger whose tags of originals and reconstructions are compared, or `module:function`, see `semantic`;
             None for none. If it is not installed, rows give the reason.
-    bound_seconds: time budget for the lower bounds on the errors of all cases together; 0 for no bounds. They need the run's
+    bound_seconds: time budget for the lower bounds on the errors of all cases together; 0 for no bounds. Bounds need the run's
                    recording.
     Raises ValueError if the data set is not the one that truth refers to, if the backbone is unknown, or if the given file does
     not hold the right weights, and FileNotFoundError if the given file does not exist.
@@ -127,7 +127,7 @@ class Scorer:
         In `scores.jsonl` the new rows replace earlier rows of these cases.
         only: keys of the cases to score. By default all cases with an update are scored, and all earlier rows of the folder are
               replaced. If a chosen case spans several rounds, the client's other cases of several rounds are scored again, too:
-              the examples of a shared round are scored in only one, see `find_superseded`.
+              the examples of a round that several of these cases share are scored in only one of them, see `find_superseded`.
 
         Cases without truth get no rows and are listed in `untold`. If there are no rows for this reason, raises NoTruth and
         leaves the scores as they are. Raises ValueError, naming the file, if `attack.json` cannot be read.
@@ -167,8 +167,8 @@ class Scorer:
     def _measure_growth(self, folder: Path, facts: AttackFacts) -> Iterator[CaseGrowth]:
         """Yield one `CaseGrowth` for each case: how many of its examples are recovered from how many rounds.
 
-        If at least one case of the attack has several rounds, all its cases are included, also cases of one round, and cases
-        whose rounds are part of another case. Otherwise nothing is yielded. Cases without an update, cases without truth and
+        If no case of the attack can hold several rounds, nothing is yielded. Otherwise all cases of the attack are included, also
+        cases of one round, and cases whose rounds are part of another case. Cases without an update, cases without truth and
         waiting cases are left out.
         """
         if not any("rounds" in case for case in facts["cases"]):
@@ -360,8 +360,8 @@ def _select_cases(cases: Sequence[AttackFacts], only: Container[str] | None) -> 
 def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:
     """Return a case's reconstruction, its state, and why there is no reconstruction ("" if there is one).
 
-    A reconstruction counts as failed if its examples have another shape than those of `truth` (N, *shape), or have not one label
-    and one confidence each. Their number may differ from N.
+    A reconstruction counts as failed if its examples have another shape than the originals `truth` (N, *shape), or have not one
+    label and one confidence each. Their number may differ from N.
     """
     found, state, reason = read_case(folder, key)
     if found is None:

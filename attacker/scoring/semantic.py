@@ -34,7 +34,7 @@ def efficientnet_lite(number: int) -> TagImages:
     """Return the tagger with an EfficientNet-Lite, whose tags are the names of the `MOST_LIKELY` likeliest ImageNet classes.
 
     number: 0, 1 or 2. Images are resized to the side in pixels that this network takes, see `SIDES`. Raises ValueError, with the
-    command that installs them, if the package of the network or the package of its weights is not installed.
+    command to install what is missing, if the package of the network or the package of its weights is not installed.
     """
     from torchvision.models._meta import _IMAGENET_CATEGORIES
 
@@ -95,7 +95,7 @@ class Tagger:
 
 
 def measure_jaccard(tags: Collection[str], others: Collection[str]) -> float | None:
-    """Return the number of tags in both collections divided by that of tags in either, in [0, 1]; None if both are empty."""
+    """Return the number of tags in both collections divided by the number in at least one, in [0, 1]; None if both are empty."""
     either = {*tags, *others}
     return len({*tags} & {*others}) / len(either) if either else None
 
@@ -103,7 +103,7 @@ def measure_jaccard(tags: Collection[str], others: Collection[str]) -> float | N
 def tag_pairs(tagger: Tagger | str, x: Tensor, truth: Tensor) -> list[dict[str, Any]]:
     """Return one dict of score fields for each pair of a reconstruction x and its original truth, both (N, C, H, W) in [0, 1].
 
-    tagger: the tagger, or the reason why there is none, which is then the only field, `tag_reason`.
+    tagger: the tagger, or the reason why there is none; each dict then has only the field `tag_reason`, with this reason.
     """
     if isinstance(tagger, str):
         return [{"tag_reason": tagger}] * len(x)
@@ -114,7 +114,7 @@ def tag_pairs(tagger: Tagger | str, x: Tensor, truth: Tensor) -> list[dict[str, 
 
 
 def load_tagger(name: str) -> Tagger:
-    """Return the tagger with a registered name, or that of a factory `module:function`, which is imported.
+    """Return the tagger with a registered name, or the tagger that a factory `module:function`, which is imported, returns.
 
     Raises ValueError if the name is unknown, or the packages that the tagger needs are not installed.
     """

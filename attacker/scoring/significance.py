@@ -41,7 +41,7 @@ def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the p-value of a one-sided t-test for a mean above 0, with cluster-robust standard error.
 
     values: attack minus null of each example. groups: cluster of each example; at least two clusters. If the standard error is 0,
-    the p-value is 0 for a positive mean and otherwise 1.
+    the p-value is 0 for a positive mean and 1 for any other mean.
     """
     centre, error, count = _mean_and_error(values, groups)
     if error == 0:
@@ -93,9 +93,9 @@ def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> f
 def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
     """Test whether reconstructions are nearer to their originals than to other examples.
 
-    The test takes `ScoreRow.case_chance`, the probability that random other examples are as near to a case's reconstructions. It
-    is about uniform without a leak. Its normal scores are averaged within clusters and summed over clusters (Stouffer 1949). The
-    null's own sum is subtracted if it is positive, since originals may differ from the other examples.
+    The test takes `ScoreRow.case_chance`, the probability that random other examples are as near to a case's reconstructions.
+    Without a leak, this probability is about uniform. Its normal scores are averaged within clusters and summed over clusters
+    (Stouffer 1949). The null's own sum is subtracted if it is positive, since originals may differ from the other examples.
 
     Returns a dict: `attack` and `null`, the means of `rank_share`, the share of other examples that are nearer to the
     reconstruction than its original (0 is best); `difference`, the estimated mean of attack minus null; and the one-sided p-value
@@ -136,8 +136,8 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
 def bound_single_example(both: Paired) -> float | None:
     """Return a p-value for a leak of at least one example; None if no row of the attack has a `chance`.
 
-    It is the smallest chance after the correction by the null (`_correct_chance`), times the number of rows with a chance
-    (Bonferroni), and at most 1.
+    The p-value is the smallest chance after the correction by the null (`_correct_chance`), times the number of rows with a
+    chance (Bonferroni), and at most 1.
     """
     chances = [
         chance for one, other in zip(both.attack, both.null, strict=True) if (chance := _correct_chance(one, other)) is not None
@@ -146,7 +146,7 @@ def bound_single_example(both: Paired) -> float | None:
 
 
 def _correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
-    """Return `chance` of the attack's row `one`, divided by that of the null's row `other`; at most 1, None if `one` has none.
+    """Return `chance` of the attack's row `one` divided by `chance` of the null's row `other`; at most 1, None if `one` has none.
 
     `chance` is an estimated upper bound on the probability of being this near to the original without information. An original in
     the middle of its data is close to any reconstruction, which the division corrects. The attack's chance is returned unchanged
@@ -201,8 +201,8 @@ def find_detectable_share(null: float, examples: int, clusters: int, level: floa
     """Return by how much the attack's share must exceed the null's for a sign test over clusters to detect it.
 
     Detected means with probability `TEST_POWER`. The result is None if even an attack that recovers everything is not detected.
-    The sign test counts the examples that only one of attack and null recovered; their probability is computed as if attack and
-    null succeeded independently. The attack's share is found on a grid of 40 steps from the null's share to 1.
+    The sign test counts the examples that only one of attack and null recovered; the probability of such an example is computed
+    as if attack and null succeeded independently. The attack's share is found on a grid of 40 steps from the null's share to 1.
 
     null: share of `examples` examples that the null recovered; one success and one failure are added to it (Laplace). clusters:
     number of clusters; each is treated as one example, and at most 200 count. level: significance level.

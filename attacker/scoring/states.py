@@ -31,9 +31,9 @@ MAX_REASON_LENGTH = 2000
 def find_state(row: Mapping[str, Any]) -> CaseState:
     """Return the state of a score row's case, given the row as JSON.
 
-    If the row has no valid state, as in old versions, the state is inferred from two other entries. It is "interrupted" if the
-    entry `interrupted` is true. Otherwise it depends on the entry `failure`: "waiting" for `REASON_WAITING`, "done" for None and
-    `REASON_UNMATCHED`, and "failed" for any other reason.
+    If the row has no valid state, as in old versions, the state is inferred from two other entries. The state is "interrupted" if
+    the entry `interrupted` is true. If not, it depends on the entry `failure`: "waiting" for `REASON_WAITING`, "done" for None
+    and `REASON_UNMATCHED`, and "failed" for any other reason.
     """
     if (said := row.get("state")) in STATES:
         state: CaseState = said

@@ -82,14 +82,15 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     """Estimate a share of examples in clusters, with the mid-p interval for the effective number of examples.
 
     values:   in [0, 1], one per example; between 0 and 1 for an example that was attacked several times with different success.
-    clusters: cluster of each example; None if every example is its own cluster. The effective number is then that of examples.
+    clusters: cluster of each example; None if every example is its own cluster. The effective number is then the number of
+              examples.
 
-    Otherwise the effective number is the number of examples divided by the design effect 1 + (m - 1) r. Here m is the mean over
-    examples of the size of an example's cluster, and r the correlation within clusters by the analysis of variance (Kish 1965;
-    Donner and Klar 1993). The effective number is also divided by the squared ratio of the quantiles of the t and the normal
-    distribution, because r is estimated (Korn and Graubard 1998). It is at least the number of examples divided by m, which for
-    clusters of equal size is the number of clusters. This lower limit is taken if all values are equal or there are fewer than
-    `MIN_CORRELATION_CLUSTERS` clusters, since the data then do not show r.
+    With clusters of several examples, the effective number is the number of examples divided by the design effect 1 + (m - 1) r.
+    Here m is the mean over examples of the size of an example's cluster, and r the correlation within clusters by the analysis of
+    variance (Kish 1965; Donner and Klar 1993). The effective number is also divided by the squared ratio of the quantiles of the
+    t and the normal distribution, because r is estimated (Korn and Graubard 1998). It is at least the number of examples divided
+    by m, which for clusters of equal size is the number of clusters. This lower limit is taken if all values are equal or there
+    are fewer than `MIN_CORRELATION_CLUSTERS` clusters, since the data then do not show r.
 
     Raises ValueError without values.
     """
@@ -105,9 +106,9 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
 def compute_mid_p_interval(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
     """Return the ends of the mid-p confidence interval of a share of `count` independent examples (Lancaster 1961).
 
-    value: the observed share. `count` may be fractional. The interval contains every share p for which both tails have a
-    probability of at least (1 - level) / 2: at least as many successes as observed, and at most as many, where the observed
-    number itself counts half.
+    value: the observed share. `count` may be fractional. The interval contains every share p for which two probabilities are at
+    least (1 - level) / 2: that there are at least as many successes as observed, and that there are at most as many. In both, the
+    probability of exactly the observed number counts half.
     """
     successes, tail = value * count, (1 - level) / 2
 
@@ -207,8 +208,8 @@ def _compute_quantiles(totals: Floats, sizes: Floats, value: float, error: float
     """Return the lower and upper quantile of (mean* - mean) / error* over resampled clusters (Efron 1981; Hall 1988).
 
     mean* and error* are the mean and the standard error of a resample. error* is taken as at least 0.3 times `error`, since with
-    few clusters some resamples contain nearly only one of them. totals, sizes: as in `_compute_errors`. value, error: mean and
-    standard error of the sample. The two quantiles are those at (1 - level) / 2 and (1 + level) / 2.
+    few clusters some resamples contain nearly only copies of one cluster. totals, sizes: as in `_compute_errors`. value, error:
+    mean and standard error of the sample. The quantiles are at (1 - level) / 2 and (1 + level) / 2.
     """
     means, errors = _compute_errors(totals[None], sizes[None], _draw_resamples(len(sizes)))
     ratio = (means - value) / np.maximum(errors, 0.3 * error)

@@ -1,4 +1,4 @@
-"""Summaries of the score rows of attacks, each with that of its null (the attack without the update).
+"""Summaries of the score rows of attacks, each with the summary of its null (the attack without the update).
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -27,20 +27,21 @@ from attacker.scoring.verdict import Verdict, judge_attack
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The scores of one attack on one run, with those of its null.
+    """The scores of one attack on one run, with the scores of its null.
 
     cases: number of cases by state, see `states.CaseState`.
     examples: number of rows of finished cases (done or failed), one per example and case: an image attacked in five rounds counts
     five times here. All estimates are computed from these rows, and None if no case is finished. The rows of each distinct
-    example are averaged first, so that it counts once in them. Intervals are over clusters of examples that are connected by
-    common cases, see `statistics`.
+    example are averaged first, so that it counts once in an estimate. Intervals are over clusters of examples that are connected
+    by common cases, see `statistics`.
     success, label_success: shares of examples recovered, and of true labels recovered.
     psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over these distinct examples. An example
     without a reconstruction counts with the scores of the null's reconstruction, or of the best constant image, see
     `fill_failures`. None if no row has the measure. In means, a PSNR counts as at most 58.9 dB, see `PSNR_OF_8_BITS`.
     seconds, iterations: total wall time of done cases, and median of their numbers of iterations; each case counts once. None if
     no case is done. failures: number of rows of finished cases without a reconstruction.
-    identified: share of examples to which guesses would be as near with a probability of at most 1 %, see `ScoreRow.identified`.
+    identified: share of examples whose reconstruction is so near that guesses would be as near with a probability of at most 1 %,
+    see `ScoreRow.identified`.
     other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
     if no other client was attacked.
     exact_match: share of table rows that are matched exactly.
@@ -52,7 +53,7 @@ class Summary:
     confidence: how well the attack's confidence distinguishes recovered examples from others; None without confidences.
     linked_right: of the examples that the attack claims to occur in several rounds, the share for which all these rounds are
     right; None if there are no such examples.
-    surplus: number of reconstructed examples beyond those that finished cases can have; the attack's lowest ranked ones, they
+    surplus: number of reconstructed examples beyond those that finished cases can have; these, which the attack ranks lowest,
     were dropped before the comparison with originals.
     lpips_net: the backbone of LPIPS; None if LPIPS was not computed.
     routes: dict from the method that reconstructed a case, such as a closed form or a search, to the number of done cases.
@@ -140,8 +141,8 @@ def _get_attack_key(row: ScoreRow) -> tuple[str, str, int, bool, str, str]:
 def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Summary:
     """Return the summary of an attack with its verdict and the summary of its null.
 
-    rows: all rows of the attack. null: all rows of its null; empty if it was not run. Scores of the null are taken from cases
-    that both have finished only.
+    rows: all rows of the attack. null: all rows of its null; empty if it was not run. Scores of the null are taken only from
+    cases that both attack and null have finished.
     """
     cases, done = {row.case for row in rows}, [row for row in rows if row.is_finished]
     same, counted = [row for row in null if row.case in cases], {row.case for row in done}
@@ -153,7 +154,7 @@ def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> 
 def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Sequence[ScoreRow]) -> Summary:
     """Return the summary of an attack or null with None for the fields `null` and `verdict`.
 
-    rows: all its rows. done: those of finished cases. complete: the rows `done` after `fill_failures`.
+    rows: all rows of the attack or null. done: the rows of finished cases. complete: the rows `done` after `fill_failures`.
     """
     first = rows[0]
     clusters = find_clusters((row.index, row.case) for row in done)
@@ -210,8 +211,8 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
 def _compare_with_bounds(rows: Sequence[ScoreRow]) -> tuple[float | None, float | None]:
     """Return the mean lower bound on the mean squared error, and the efficiency: this mean divided by the mean of the errors.
 
-    Means are over the distinct examples that have both. For the efficiency, a mean below the error of rounding to 8 bits is
-    raised to that error. The result is (None, None) if no example has both.
+    Means are over the distinct examples that have both a bound and an error. For the efficiency, a mean below the error of
+    rounding to 8 bits is raised to that error. The result is (None, None) if there are no such examples.
     """
     bounds, errors = average_by_example(rows, "bound_mse"), average_by_example(rows, "mse")
     both = [index for index in bounds if index in errors]

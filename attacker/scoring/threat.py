@@ -15,9 +15,9 @@ from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 
 ThreatClass = Literal["C", "D", "E", "F"]
-"""Classes that attacks of this project can have. They know the settings of local training, which the server prescribes, so that
-none is in A or B. Every attack on a model to which a server has added an imprint layer or a wide Gaussian layer is in F; none is
-in G or H."""
+"""Classes that attacks of this project can have. These attacks know the settings of local training, which the server prescribes,
+so that none is in A or B. Every attack on a model to which a server has added an imprint layer or a wide Gaussian layer is in F;
+none is in G or H."""
 BUILT_IN_PRIORS: Mapping[str, Container[object]] = {
     "decoder": BUILT_IN_DECODERS,
     "enhancer": (NO_ENHANCER, *BUILT_IN_ENHANCERS),

@@ -1,4 +1,4 @@
-"""Verdict on an attack: statistical comparison of its scores with those of its null on the same examples."""
+"""Verdict on an attack: statistical comparison of its scores with the scores of its null on the same examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -63,14 +63,15 @@ class Comparison:
     in [0, 1].
     attack, null: mean over examples; for re-identification, mean share of other examples that are nearer to the reconstruction
     than the original is. None for the test of single examples, which compares no means.
-    difference: mean of attack minus null, with its confidence interval over clusters; None as for `attack`. An attack that beats
-    its null has a negative difference in scores of which smaller values are better (`Score.sign` is -1, and re-identification).
+    difference: mean of attack minus null, with its confidence interval over clusters; None for the test of single examples. An
+    attack that beats its null has a negative difference in scores of which smaller values are better (`Score.sign` is -1, and
+    re-identification).
     p: one-sided p-value for the attack being better than its null. adjusted: p-value adjusted for the number of compared scores
     (Holm 1979).
     leaks: whether `adjusted` is at most `SIGNIFICANCE_LEVEL`.
     detectable: estimate of the smallest difference in favour of the attack, as a positive number, that the test on a sample like
-    this one reports as a leak with probability 0.95. None if not even the recovery of every example would be reported so, and for
-    re-identification and single examples.
+    this one reports as a leak with probability 0.95. None if not even the recovery of every example would be reported as a leak.
+    None also for re-identification and single examples.
     """
 
     score: str
@@ -177,7 +178,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a dict that can be written as JSON.
 
-        It has the fields, and the properties `words`, `leaks` and `detectable`.
+        Its keys are the names of the fields and of the properties `words`, `leaks` and `detectable`.
         """
         return {**asdict(self), "words": self.words, "leaks": self.leaks, "detectable": dict(self.detectable)}
 
@@ -214,7 +215,7 @@ def _format_size(one: Comparison) -> str:
 
 
 def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
-    """Return the verdict on an attack, from tests of its scores against those of its null (the attack without the update).
+    """Return the verdict on an attack, from tests of its scores against the scores of its null (the attack without update).
 
     rows, null: score rows of finished cases (`ScoreRow.is_finished`), of the attack and of its null; either may be empty.
     """
@@ -306,9 +307,9 @@ def _test_shares(both: Paired, name: str, differences: Mapping[int, float], grou
     """Return a dict of `p` and `least`, as in `_test_means`, for a score that is 1 for a success of a row and 0 otherwise.
 
     Fisher's exact test is used if every example is its own cluster, and has a mean score of 0 or 1 over its rows both for the
-    attack and for the null. Otherwise a sign-flip test is used. `least` returns None if no difference would be detected. name:
-    field of `ScoreRow`. differences: dict from each example's index in the data set to attack minus null. groups: cluster of each
-    of these examples.
+    attack and for the null. Otherwise a sign-flip test is used. The function `least` returns None if no difference would be
+    detected. name: field of `ScoreRow`. differences: dict from each example's index in the data set to attack minus null. groups:
+    cluster of each of these examples.
     """
     mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
     count = len(set(groups))

@@ -56,7 +56,7 @@ class Works:
     def stop(self) -> None:
         """Stop all threads and workers, and close the queue.
 
-        Running jobs go back into the queue, from which the next start resumes them; those whose cancellation was requested are
+        Running jobs go back into the queue, from which the next start resumes them; jobs whose cancellation was requested are
         cancelled instead.
         """
         self._watcher.stop()

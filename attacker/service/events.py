@@ -29,7 +29,7 @@ class Event(NamedTuple):
     """One change.
 
     number: number of the event in its feed, from 1; 0 for an event that was made for a single connection. A `hello`, the first
-    event of a connection to the feed, has the number of the last event before those that follow it on this connection.
+    event of a connection to the feed, has the number of the last event that is not sent on this connection: later events follow.
     kind: what changed, such as "job". key: its subject, such as the job's id; "" for a `hello`. data: content as JSON text.
     """
 

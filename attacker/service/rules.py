@@ -27,9 +27,9 @@ class Budget(BaseModel):
     jobs_per_hour: maximum number of jobs that the rule submits within an hour, over all recordings.
     cpu_seconds: total CPU seconds that ended attempts of the rule's jobs on one recording took; once this is reached, no further
     job on the recording is submitted.
-    behind: maximum number of the rule's jobs on a recording that wait or run; each new round makes one job. If there are more,
-    waiting jobs are cancelled, those for the earliest rounds first. If more than `behind` new rounds are found at once, only the
-    latest `behind` rounds get a job.
+    behind: maximum number of the rule's jobs on a recording that wait or run; each new round makes one job. If more wait or run,
+    waiting jobs are cancelled, the jobs for the earliest rounds first. If more than `behind` new rounds are found at once, only
+    the latest `behind` rounds get a job.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -149,7 +149,7 @@ class Rules:
         self._turn = threading.Lock()
 
     def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
-        """Submit the jobs of all rules that match a recording, for those of the recording's rounds that are new to a rule.
+        """Submit the jobs of all rules that match a recording, for the rounds of the recording that are new to a rule.
 
         A rule deals with a round only once, also if the service is restarted: it submits a job, or leaves the round out for good,
         for example because of a limit. If the round is recorded again, the rule deals with it again.
@@ -209,7 +209,7 @@ class Rules:
         return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
 
     def _explain_limit(self, rule: Rule, recording: Recorded) -> str:
-        """Return why the budget's jobs per hour or CPU seconds allow no further job; "" if they allow one."""
+        """Return why a limit of the budget, on jobs per hour or CPU seconds, allows no further job; "" if both allow one."""
         budget = rule.budget
         hour = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
         if budget.jobs_per_hour is not None and self._ledger.count_submitted(rule.name, hour) >= budget.jobs_per_hour:

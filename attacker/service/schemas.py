@@ -66,9 +66,9 @@ class ObservationTold(TypedDict):
     """What the server received from one client in one round.
 
     client: name of the client; "sum" for the sum over the clients of a round under secure aggregation.
-    status: "complete" if the server received an update, "masked" if it received the update only as part of that sum, "failed" if
-            the client sent an error or a malformed message, or if the round's sum could not be computed, "late" if an answer
-            did not come in time.
+    status: "complete" if the server received an update, "masked" if it received the update only as part of the round's sum,
+            "failed" if the client sent an error or a malformed message, or if the round's sum could not be computed, "late" if an
+            answer did not come in time.
     num_examples: number of distinct examples behind the update, derived from what the client reported; null if unknown.
     bytes:  size of the client's reply. time: when the reply, or that there was none, was recorded, UTC.
     reason: why the client failed or was late, also if it failed after its update had entered the sum; for a sum, why there is
@@ -108,8 +108,9 @@ class AttackOnRecording(TypedDict):
     information that the server has and the attack was not given, such as "client names".
     cases: number of cases with an update to attack. waiting: number of these cases that are being attacked or have no result yet.
     scored: number of cases that had finished (by a reconstruction or by failing) when they were scored.
-    examples: number of distinct examples in scored cases. success: share of them that was recovered. labels: share of them whose
-    label was recovered; null also if the labels were given. psnr: mean PSNR in dB of the examples whose PSNR is known.
+    examples: number of distinct examples in scored cases. success: share of these examples that was recovered. labels: share of
+    these examples whose label was recovered; null also if the labels were given. psnr: mean PSNR in dB of the examples whose PSNR
+    is known.
     confidence: the attack's own estimate of the share of examples recovered, in [0, 1], as mean over its reconstructed cases.
     outcome, verdict: comparison with the null, in a few words and as text; null for an attack without scores, and for a null.
     """
@@ -153,8 +154,8 @@ class GridCell(TypedDict):
     attack: folder name of the attack with the highest leak, to which the numbers belong. cases: keys of this attack's cases that
     use the update of this client in this round.
     state: the first of "running", "waiting", "interrupted", "failed" and "done" that is the state of a case that uses the
-    update; "none" if there is no case that can be attacked. Cases of all attacks count, or those of the one attack that the
-    request names.
+    update; "none" if there is no case that can be attacked. The cases of all attacks count or, if the request names an attack,
+    only its cases.
     null_success, null_psnr: scores of the attack's null (the same attack without the update); null if there are none.
     """
 
@@ -312,16 +313,16 @@ class Headline(TypedDict):
 
     sentence: the verdict on the strongest attack, as in the report, or why there is none. attack: name of the folder with the
     results of this attack; null if there is no verdict.
-    updates: number of recorded updates that can be attacked, sums of secure aggregation included. attacked: number of those that
-    some attack has finished with, by a reconstruction or by failing. absent: how often a client that was asked for an update
-    failed or was late.
+    updates: number of recorded updates that can be attacked, sums of secure aggregation included. attacked: number of these
+    updates that some attack has finished with, by a reconstruction or by failing. absent: how often a client that was asked for
+    an update failed or was late.
     cases, finished, failed: numbers of cases with an update, over all attacks but not their nulls; failed cases count as
     finished.
     examples: number of distinct scored examples in finished cases of `attack`. psnr: mean PSNR in dB of those examples whose PSNR
     is known. null_psnr: mean PSNR in dB of the reconstructions by the attack's null.
     worst: the examples that leaked worst: at most 6 distinct examples that one attack reconstructed best. This attack is `attack`
-    or, if that is null, the first attack with a reconstruction. If it has no scores, `worst` has the first example of each of
-    those of its cases that have the highest confidence.
+    or, if that is null, the first attack with a reconstruction. If this attack has no scores, `worst` has the first example of
+    each of the at most 6 of its cases that have the highest confidence.
     """
 
     sentence: str
@@ -367,9 +368,9 @@ class Leakage(TypedDict):
 
 
 class AttackKnown(TypedDict):
-    """A registered attack. source: the publication that it is from, or empty. arguments: dict from the name of each argument that
-    a job may set to its default.
+    """A registered attack. source: the publication that it is from, or empty.
 
+    arguments: dict from an argument's name to its default, for the arguments that a job may set.
     needs: names of conditions that a case must meet, in lower case, such as "single_example" for an update of one example, see
     `attacker.attacks.base.Need`.
     """
@@ -457,7 +458,8 @@ class Health(TypedDict):
 class Wrong(TypedDict):
     """The error in a response. message: what is wrong, where possible with a remedy.
 
-    field: the wrong field of the request; null if it is not one field. known: its allowed values; null if they cannot be listed.
+    field: the wrong field of the request; null if the error is not in one field. known: the allowed values of this field; null if
+    they cannot be listed.
     """
 
     message: str

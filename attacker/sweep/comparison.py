@@ -29,7 +29,7 @@ class AttackOnSetting:
                differ between seeds, there is one text for each choice.
     knows:     whether the attack models the defense and has scores.
     refused:   why the attack could not run, for the first seed where this happened; "" if it ran for all seeds. The scores are
-               over the seeds for which it ran; they are None if there are none.
+               over the seeds for which it ran, and None if it ran for no seed.
     errors:    dict from an example (`ExampleKey`) to its RMSE. cases: dict from an example to the seed and key of its case.
     """
 
@@ -52,14 +52,16 @@ class SettingResult:
 
     training:  batch size, local work and rounds. settings: what the defense sets, as text.
     strength:  position in the defense's list of strengths, from 1; 0 without a defense.
-    accuracy, loss, bytes_up: means over finished federations. epsilon: the largest one of the finished federations; None if the
-               epsilon of one of them is infinite, or if none has finished.
-    finished, seeds: number of finished federations, and of all. failed: why a federation failed, or "".
+    accuracy, loss, bytes_up: means over finished federations. epsilon: the largest one of the finished federations; None if one
+               of them has an infinite epsilon or none, or if no federation has finished.
+    finished, seeds: number of finished federations, and of all federations of the setting. failed: why a federation failed, or
+               "".
     attacks:   dict from an attack's name to its scores.
     strongest: name of the attack with the smallest mean RMSE, by which the setting is judged; "" if no attack has scores.
     audited:   whether an attack that models the defense has scores; without a defense, whether any attack has.
-    on_front:  whether the setting is audited, its accuracy is known, and no other such setting of the same training dominates it:
-               is at least as good in accuracy and in the RMSE of its strongest attack, and better in one of them.
+    on_front:  whether the setting is audited, its accuracy is known, and no other audited setting of the same training with a
+               known accuracy dominates it. To dominate means to be at least as good in accuracy and in the RMSE of the strongest
+               attack, and better in one of the two.
     """
 
     training: TrainingKey
@@ -91,10 +93,10 @@ class SettingResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedComparison:
-    """A comparison of the winner (see `compare_settings`) with another setting, by the RMSE on the examples attacked in both.
+    """A comparison of the winner (see `compare_settings`) with another setting, by RMSE on the examples attacked in both.
 
-    difference: mean over examples of the RMSE for the winner minus that for the other setting, each under its strongest attack;
-    positive if less leaks under the winner. The level of its interval is 1 - 0.05 / number of comparisons of the training
+    difference: mean over examples of the RMSE for the winner minus the RMSE for the other setting, each under its strongest
+    attack; positive if less leaks under the winner. The level of its interval is 1 - 0.05 / number of comparisons of the training
     (Bonferroni).
     adjusted:   two-sided p-value, adjusted for the number of comparisons (Holm 1979); None if the examples form fewer than
     `MIN_INTERVAL_CLUSTERS` clusters of examples that were attacked together.
@@ -111,10 +113,11 @@ def compare_settings(
 ) -> tuple[list[SettingResult], list[PairedComparison]]:
     """Return the results of all settings, and for each training the comparisons of its winner with the other acceptable settings.
 
-    results: each federation with its result; None if it is not finished. The settings are returned in this order.
+    results: each federation with its result; None if it is not finished. Settings are returned in the order of their first
+    federation in `results`.
     A setting is acceptable if it is audited, its accuracy is known, and this accuracy is at most `grid.max_accuracy_loss` below
-    that of the undefended setting of the same training. If the latter is not known, every known accuracy is acceptable. The
-    winner is the acceptable setting with the highest RMSE under its strongest attack.
+    the accuracy of the undefended setting of the same training. If the undefended accuracy is not known, every known accuracy is
+    acceptable. The winner is the acceptable setting with the highest RMSE under its strongest attack.
     """
     groups: dict[tuple[TrainingKey, str, int], list[tuple[GridFederation, FederationResult | None]]] = {}
     for federation, result in results:
@@ -209,7 +212,7 @@ def _protection(one: SettingResult) -> float:
 
 
 def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> list[PairedComparison]:
-    """Return the comparisons of the winner among settings of one training with the others that are acceptable.
+    """Return the comparisons of the winner among settings of one training with the other acceptable settings.
 
     Which setting is acceptable, and which is the winner, is defined in `compare_settings`; max_loss: largest loss of accuracy of
     an acceptable setting. Settings without an example in common with the winner are left out.

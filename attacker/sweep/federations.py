@@ -20,7 +20,7 @@ from fedsim.recording.safe_files import read_json
 RESULT_FILE = "sweep.json"
 MAX_RESULT_BYTES = 100_000_000
 RECONSTRUCTIONS_FOLDER, TUNING_FOLDER = "reconstructions", "tuning"
-"""Folders of a run for the reconstructions that are reported, and for those that choose settings."""
+"""Folders of a run for the reconstructions that are reported, and for the reconstructions by which settings are chosen."""
 
 
 class OutOfTime(Exception):

@@ -85,8 +85,9 @@ class GridAttack:
     def knows(self, experiment: Experiment, spec: AttackSpec | None = None) -> bool:
         """Return whether the candidate `spec`, by default the first one, models the defense of an experiment.
 
-        A search does if its argument `knows_defense` is true, unless the experiment transforms the inputs (key `inputs`), which
-        no attack models. A closed form without a search does not, since it uses the update as it was received.
+        A search models the defense if its argument `knows_defense` is true, unless the experiment transforms the inputs (key
+        `inputs`), which no attack models. A closed form without a search does not model it, since it uses the update as it was
+        received.
         """
         spec = spec or self.candidates[0]
         return spec.knows_defense and estimate_effort(spec.build()).evaluations > 1 and not experiment.inputs
@@ -124,7 +125,8 @@ class GridFederation:
 class SweepGrid:
     """All federations and attacks of a sweep. source: path of the grid.
 
-    max_accuracy_loss: an acceptable defense has an accuracy at most this number below that of the undefended federation, in
+    max_accuracy_loss: an acceptable defense has an accuracy at most this number below the accuracy of the undefended federation,
+    in
     [0, 1].
     """
 
@@ -224,7 +226,7 @@ def _read_attack(path: Path, name: str, table: Mapping[str, Any]) -> GridAttack:
     """Return the attack of the table `attacks.NAME` of a grid; its messages name the grid's `path`. Raises GridError.
 
     The key `attack` is the registered name, by default `name`. `settings` is a list of tables of arguments to choose from. All
-    other keys are arguments that every choice has, unless it replaces them.
+    other keys are arguments that every choice has, unless the choice replaces them.
     """
     fixed = {key: value for key, value in table.items() if key not in ("attack", "settings")}
     choices = table.get("settings", [{}])

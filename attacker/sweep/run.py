@@ -21,8 +21,9 @@ PARENT_SECONDS = 0.2
 class SweepProgress:
     """The progress of a sweep.
 
-    done, total: number of finished federations, with those of earlier runs, and number of all federations.
-    name: name of the federation that was finished last. seconds_left: expected time for all others; None if unknown.
+    done, total: number of finished federations, federations of earlier runs included, and number of all federations.
+    name: name of the federation that was finished last. seconds_left: expected time for the unfinished federations; None if
+    unknown.
     """
 
     done: int
@@ -133,7 +134,7 @@ def _measure_in_processes(
 
 
 def _prepare() -> None:
-    """Prepare a worker process: one thread for PyTorch; it exits soon after the process that started it, even if killed."""
+    """Prepare a worker process: one thread for PyTorch; it exits soon after its parent process, even if the parent is killed."""
     import torch
 
     torch.set_num_threads(1)

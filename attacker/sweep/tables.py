@@ -141,9 +141,9 @@ def format_estimate(one: Estimate | None) -> str:
 
 
 def to_latex(settings: Sequence[SettingResult]) -> str:
-    """Return a tabular of the LaTeX package booktabs with one line per setting; those on the Pareto front are in bold.
+    """Return a tabular of the LaTeX package booktabs with one line per setting, in bold if the setting is on the Pareto front.
 
-    The front is that of accuracy and protection, the RMSE of the strongest attack, see `SettingResult.on_front`.
+    The two objectives are accuracy and protection, the RMSE of the strongest attack, see `SettingResult.on_front`.
     """
     lines = [rf"\begin{{tabular}}{{{'l' * len(TABLE_COLUMNS)}}}", r"\toprule", " & ".join(TABLE_COLUMNS) + r" \\", r"\midrule"]
     for one in settings:
@@ -188,7 +188,8 @@ def describe_training(training: tuple[int, str, int]) -> str:
 def describe_comparison(one: PairedComparison) -> str:
     """Return one sentence that compares the best protected setting (the winner) with another one.
 
-    It gives the difference of their RMSE with its interval, the numbers of examples and of batches, and the adjusted p-value.
+    It gives the difference of the two settings' RMSE with its interval, the numbers of examples and of batches, and the adjusted
+    p-value.
     """
     found = one.difference
     ends = f"{'simultaneous 95 % interval' if found.is_interval else 'too few batches for an interval; values from'}"

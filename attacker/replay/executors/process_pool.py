@@ -23,8 +23,8 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgres
 
     told: callback that receives the progress of each task.
     After Ctrl-C, the workers have `INTERRUPT_SECONDS` to write their best results so far. If Ctrl-C came while this generator
-    waited for a worker, the outcomes of tasks that end in this time are yielded, and then KeyboardInterrupt is raised. If it came
-    while the caller handled an outcome, no more outcomes are yielded.
+    waited for a worker, the outcomes of tasks that end in this time are yielded, and then KeyboardInterrupt is raised. If Ctrl-C
+    came while the caller handled an outcome, no more outcomes are yielded.
     """
     pool = _Pool(job, tasks, min(count, len(tasks)), told)
     try:
@@ -74,7 +74,7 @@ class _Pool:
                 self.told(worker.at, compute_share(done, most), format_progress(done, most, words))
 
     def _assign_tasks(self) -> None:
-        """Give waiting tasks to idle workers, and start workers up to `count`, also in place of those that died."""
+        """Give waiting tasks to idle workers, and start workers up to `count`, also in place of workers that died."""
         while self.waiting and len(self.workers) < self.count:
             self.workers.append(_Worker(self.job, self.heard))
             self._assign_task(self.workers[-1])

@@ -13,8 +13,8 @@ CGROUP_FOLDER = Path("/sys/fs/cgroup")
 class Usage:
     """The resources used by a process and its running descendants together.
 
-    megabytes: resident memory now. cpu_seconds: processor time since each process began, with that of its children that have
-    ended.
+    megabytes: resident memory now. cpu_seconds: processor time since each process began, plus the processor time of its children
+    that have ended.
     """
 
     megabytes: float = 0.0
@@ -34,7 +34,7 @@ def count_cores() -> int:
 def read_memory_limit() -> float | None:
     """Return how much memory, in megabytes, this process and its children may use; None if the system does not report it.
 
-    It is the smaller of the machine's memory and the limit in `CGROUP_FOLDER`, such as that of the container, if there is one.
+    It is the smaller of the machine's memory and the limit in `CGROUP_FOLDER`, such as a container's limit, if there is one.
     """
     found = []
     with suppress(OSError, StopIteration, ValueError):
@@ -47,9 +47,9 @@ def read_memory_limit() -> float | None:
 
 
 def count_oom_kills() -> dict[str, int]:
-    """Return a dict from the path of each file in which the kernel counts processes killed for lack of memory to its count.
+    """Return how many processes the kernel has killed for lack of memory, as a dict from a file with a count to this count.
 
-    It is empty if there is no such file.
+    The keys are paths. The dict is empty if there is no such file.
     """
     found = {}
     for path in (PROC_FOLDER / "vmstat", CGROUP_FOLDER / "memory.events"):

@@ -29,9 +29,9 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str) -> Iterator[t
     """Run tasks on a Ray cluster, and yield each task's index in `tasks` and its outcome when it finishes.
 
     address: address of a running cluster, or `local`, which starts one on this machine and stops it at the end. If this process
-    is connected to a cluster already, that one is used instead.
+    is connected to a cluster already, this cluster is used instead.
     Ray reports no progress within a task.
-    After Ctrl-C, tasks are cancelled: running ones write their best results so far, the outcomes of those that end within
+    After Ctrl-C, tasks are cancelled: running tasks write their best results so far, the outcomes of tasks that end within
     `INTERRUPT_SECONDS` are yielded, and KeyboardInterrupt is raised.
     Raises RuntimeError if no cluster can be reached or started.
     """
@@ -191,7 +191,7 @@ def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None
 
 
 def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:
-    """Return whether this machine can read the folder of reconstructions and the same recording, not another one of that name."""
+    """Return whether this machine can read the job's folder of reconstructions, and at its recording's path this recording."""
     if not (Path(job.folder) / "attack.json").is_file():
         return False
     try:

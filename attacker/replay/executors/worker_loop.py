@@ -21,8 +21,8 @@ Work = Callable[[str], dict[str, Any]]
 class Interrupt:
     """Handler of SIGINT that raises KeyboardInterrupt only inside a `with` block, which a worker puts around each task.
 
-    After the first SIGINT, every block that is entered raises it at once. Each block raises it at most once, so that a second
-    SIGINT cannot interrupt the writing of the best result.
+    After the first SIGINT, every later block raises KeyboardInterrupt as soon as it is entered. Each block raises it at most
+    once, so that a second SIGINT cannot interrupt the writing of the best result.
     """
 
     def __init__(self) -> None:

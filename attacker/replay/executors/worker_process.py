@@ -24,8 +24,7 @@ MAX_STDERR_BYTES = 4000
 
 
 class WorkerProcess(Generic[Message]):
-    """A process that runs one task at a time. It reads tasks from stdin and writes messages to stdout, one JSON document per
-    line.
+    """A process that runs one task at a time: it reads tasks from stdin and writes messages to stdout, one JSON text per line.
 
     program, arguments: Python source code to run with `python -c`, and its `sys.argv[1:]`.
     heard:       callback that receives each message, and None once the worker has died. It is called on a thread that only reads
@@ -100,7 +99,7 @@ class WorkerProcess(Generic[Message]):
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill the worker and its process group at once; `heard` is called as for any other death."""
+        """Kill the worker and its process group at once; `heard` is then called with None, as after any other death."""
         if self.is_alive:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -125,9 +124,9 @@ class WorkerProcess(Generic[Message]):
     def explain_end(self, limit: float | None = None) -> str:
         """Wait until the worker has exited, and return why, in one line.
 
-        After a blank line, the end of its stderr since its last task follows, at most `MAX_STDERR_BYTES`; not if it wrote an
-        invalid message, and not if the stderr is empty or equals the reason.
-        limit: its memory limit in megabytes, which the reason mentions if the worker was killed by SIGKILL.
+        After a blank line, the end of its stderr since its last task follows, at most `MAX_STDERR_BYTES`. It is left out if the
+        worker wrote an invalid message, or if the stderr is empty or equals the reason.
+        limit: the worker's memory limit in megabytes, which the reason mentions if the worker was killed by SIGKILL.
         """
         status = self._process.wait()
         if self._nonsense:

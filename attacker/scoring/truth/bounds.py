@@ -100,8 +100,8 @@ class CaseBounds:
     def _check_time(self, information: FisherInformation) -> None:
         """Raise NotBounded if the expected time of the bound exceeds what is left of the budget.
 
-        The expected time is that of one product of the information with a vector, measured here, times the largest number of such
-        products that the bound may need. information: Fisher information on the examples of a case.
+        The expected time is the time of one product of the information with a vector, measured here, times the largest number of
+        such products that the bound may need. information: Fisher information on the examples of a case.
         """
         started = monotonic()
         information.multiply(torch.ones(information.size, dtype=torch.float64))

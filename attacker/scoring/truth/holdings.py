@@ -20,8 +20,8 @@ from fedsim.truth import TruthReader, Used
 class Holdings:
     """All data sets that truth refers to, joined into one.
 
-    data: data set whose training examples are those of all sets, one set after the other. starts: dict from the content hash of a
-    set to the index in `data.train` of its first training example.
+    data: data set with the training examples of all sets, one set after the other. starts: dict from the content hash of a set to
+    the index in `data.train` of its first training example.
     """
 
     data: Dataset
@@ -30,8 +30,8 @@ class Holdings:
     def read_used(self, reader: TruthReader, round: int, attempt: int, client: str) -> Used:
         """Return the examples that a client used in one attempt at a round, as indices into `data.train`.
 
-        reader: one of those that were given to `load_holdings`. attempt: 1 plus the number of times that the server had resumed
-        the run. Raises KeyError if `reader` has no such truth.
+        reader: one of the readers that were given to `load_holdings`. attempt: 1 plus the number of times that the server had
+        resumed the run. Raises KeyError if `reader` has no such truth.
         """
         start = self.starts[reader.dataset["content_hash"]]
         used = reader.read_used(round, attempt, client)
@@ -50,7 +50,8 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
     """Load the data sets that the folders of truth refer to, and join them.
 
     readers: one per folder, at least one. given: name and arguments of a data set to load instead of what truth describes, such
-    as one that lies elsewhere; it must have the same content, so that truth may refer to only one data set then.
+    as one that lies elsewhere; it must have the content that truth refers to, so that all readers must then refer to the same
+    data set.
     Raises ValueError if truth does not describe a data set, if a data set's content differs from what truth refers to, or if the
     specifications (shape, classes, columns) of the sets differ.
     """
@@ -89,7 +90,8 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
 def _lacks_ranges(described: dict[str, Any]) -> bool:
     """Return whether truth describes a table without the argument `ranges_from`, the rows that determine its columns' ranges.
 
-    Without it, older versions took the clients' rows; now the default is held-out rows. described: content of `dataset.json`.
+    Without this argument, older versions took the clients' rows; now the default is held-out rows. described: content of
+    `dataset.json`.
     """
     factory = datasets.DATASETS[datasets.split_name(described["name"])[0]]
     return "ranges_from" in signature(factory).parameters and "ranges_from" not in described["arguments"]
@@ -107,9 +109,9 @@ def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] 
     """Load the data set that truth describes, or the one that the user gives instead.
 
     described: content of `dataset.json`. given: name and arguments of the user's data set; if it is of the same kind as the one
-    in truth, arguments that the user did not give are those of truth. beside: for the kind `part`, a folder with one client's
-    part of a data set, the folder that is read if the one that truth or the user names does not exist, as after copying the
-    client's files to another machine.
+    in truth, arguments that the user did not give are taken from truth. beside: folder with one client's part of a data set. It
+    is read for the kind `part` if the folder that truth or the user names does not exist, as after copying the client's files to
+    another machine.
     """
     name, arguments = described["name"], described["arguments"]
     if given:

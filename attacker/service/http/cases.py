@@ -108,7 +108,8 @@ def load_case(service: Parts, run: CatalogueRun, source: str, case: str) -> Case
     """Return one case of an attack with its examples, each beside the reconstruction by the attack's null, if there is one.
 
     A null is the same attack without the client's update. source: name of the folder of the attack or null. case: key of the
-    case. Raises UnknownName if the run has no such folder with a valid `attack.json`, or if that lists no such case.
+    case. Raises UnknownName if the run has no such folder with a valid `attack.json`, or if this `attack.json` lists no such
+    case.
     """
     of, facts, rows = _find_case(service, run, source, case)
     null = service.catalogue.find_null(run, of)

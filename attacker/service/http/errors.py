@@ -27,8 +27,8 @@ RETRY_LATER = {"Retry-After": "10"}
 class RequestError(Exception):
     """Raised for a request that cannot be carried out.
 
-    status: HTTP status of the response. field: name of the wrong field of the request, if there is one. known: its allowed
-    values, if they can be listed.
+    status: HTTP status of the response. field: name of the wrong field of the request, if there is one. known: the allowed values
+    of this field, if they can be listed.
     """
 
     def __init__(self, message: str, *, status: int = 422, field: str | None = None, known: Sequence[str] | None = None) -> None:

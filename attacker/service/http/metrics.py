@@ -16,7 +16,7 @@ from attacker.service.jobs.queue import Queue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GAUGE_SECONDS = 600.0
-"""Seconds after its last change for which a recording's own gauges are reported."""
+"""Seconds for which a recording's own gauges are reported after the recording last changed."""
 MAX_RECORDINGS = 100
 """Largest number of recordings with their own gauges."""
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -25,7 +25,10 @@ MAX_BYTES = 512 * 2**20
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 """Pattern of names of folders and cases, also in requests."""
 CHECKPOINT_VALID_SECONDS = 180.0
-"""Seconds after its last change for which a checkpoint shows that a process works on it; searches write one each minute."""
+"""Seconds for which a checkpoint, after its last change, shows that a process attacks its cases.
+
+Searches write their checkpoint each minute.
+"""
 
 ShownState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
@@ -99,7 +102,7 @@ class Source:
 def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
     """Return the null of the attack `source`: the same attack with the same seed, run without the clients' updates.
 
-    It must also agree with the attack in `knows_defense`. None if it is not among `sources`, or if `source` is a null itself.
+    Attack and null must also agree in `knows_defense`. None if it is not among `sources`, or if `source` is a null itself.
     """
     wanted = f"{source.spec} without gradient", source.seed, source.knows_defense
     mine = (one for one in sources if one.null and (one.spec, one.seed, one.knows_defense) == wanted)

@@ -35,7 +35,7 @@ MAX_CACHED_RUNS = 8
 """Largest number of runs whose rows, scores and attacks are cached in memory."""
 MAX_CACHED_SOURCES = 64
 RECORDING_SECONDS = 60.0
-"""Seconds after its last update in which a run counts as being recorded."""
+"""Seconds from the arrival of a run's last reply in which the run counts as being recorded."""
 INDEX_FILE = "recording/index.sqlite"
 
 
@@ -70,8 +70,8 @@ class CatalogueRun:
 class Arrived(NamedTuple):
     """A round that is new since the last scan, or was recorded again after a resume or in a new recording.
 
-    All rounds of a recording are new in its first scan. recording: its id. lag: seconds from the arrival of the round's last
-    reply at the server to the scan that found the round; None if unknown.
+    All rounds of a recording are new in its first scan. recording: id of the recording. lag: seconds from the arrival of the
+    round's last reply at the server to the scan that found the round; None if unknown.
     """
 
     recording: str

@@ -67,8 +67,8 @@ def make_grid(
 def compute_leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
     """Return one `Leak` for each round with a finished case (reconstructed or failed), in ascending order of rounds.
 
-    A case of several rounds counts in each of them. source: the results of one attack, or those of its null, which is the same
-    attack without the client's update. scores: dict from the key of a case to the scores of its examples.
+    A case of several rounds counts in each of them. source: the results of one attack, or of a null, which is the same attack
+    without the client's update. scores: dict from the key of a case to the scores of its examples.
     """
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():

@@ -92,7 +92,7 @@ def make_headline(
 def _list_attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
     """Return pairs of round and client, one for each update that some attack has finished with.
 
-    It has finished if it returned a reconstruction or failed.
+    An attack has finished with an update if it returned a reconstruction or failed.
     """
     return {
         (number, case.client)

@@ -61,7 +61,7 @@ Scores = Mapping[str, Mapping[str, Sequence[ShownScore]]]
 
 
 def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of metrics.jsonl that have a round, sorted by it, and messages about lines that cannot be read.
+    """Return the rows of metrics.jsonl that have a round, sorted by round, and messages about lines that cannot be read.
 
     There are no rows if the file is missing.
     """

@@ -17,7 +17,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def average_success(scores: Sequence[ShownScore]) -> float | None:
-    """Return the share of distinct examples of finished cases that were recovered; None if there are none.
+    """Return the share of distinct examples of finished cases that were recovered; None without finished cases.
 
     An example that was attacked several times counts with its mean.
     """
@@ -25,7 +25,7 @@ def average_success(scores: Sequence[ShownScore]) -> float | None:
 
 
 def average_labels(scores: Sequence[ShownScore]) -> float | None:
-    """Return the share of distinct examples of finished cases whose label was recovered; None if there are none.
+    """Return the share of distinct examples of finished cases whose label was recovered; None without finished cases.
 
     An example that was attacked several times counts with its mean.
     """

@@ -40,7 +40,7 @@ class IndexRow(NamedTuple):
 
 
 RoundMarks = Mapping[int, tuple[Any, ...]]
-"""Dict from round to values that change with its rows: their number, bytes, attempt, number of complete ones, and last arrival.
+"""Dict from round to values that change with its rows: number, total bytes, attempt, number of complete rows, and last arrival.
 
 The last arrival is the Unix time when the server received the last reply of the round.
 """
@@ -155,8 +155,8 @@ def _read_rows(
 ) -> list[IndexRow]:
     """Return the rows of `rounds`, or of all rounds for None, without those that cannot be read.
 
-    Messages about them are added to `damage`, a dict from round, at most `MAX_MESSAGES` per round; 0 stands for an unknown round.
-    folder: folder of the run, whose path is left out of messages.
+    Messages about rows that cannot be read are added to `damage`, a dict from round, at most `MAX_MESSAGES` per round; 0 stands
+    for an unknown round. folder: folder of the run, whose path is left out of messages.
     """
     if rounds is not None and not rounds:
         return []

@@ -43,8 +43,8 @@ class RunVerdicts(NamedTuple):
 def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
     """Return the verdicts on a run's attacks, from its file of scores.
 
-    They are empty if the file has more than `MAX_ROWS` rows, or a row that is not valid. manifest: manifest of the recording;
-    without it, `RunVerdicts.sentence` is "".
+    The result is empty if the file has more than `MAX_ROWS` rows, or a row that is not valid. manifest: manifest of the
+    recording; without it, `RunVerdicts.sentence` is "".
     """
     rows: list[ScoreRow] = []
     try:

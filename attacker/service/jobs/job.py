@@ -25,12 +25,12 @@ class JobSpec(BaseModel):
 
     recording: id of the recording, see `run_names`. attack: name of a registered attack.
     arguments: dict from the name of an argument of the attack to its value; only arguments that cannot name a file, a module or
-               an address, see `attacker.attacks.arguments`. Those left out have their defaults.
+               an address, see `attacker.attacks.arguments`. Arguments that are left out have their defaults.
     rounds:    "all", or rounds counted from 1, such as "3", "1-20" or "1-3,7". clients: names of clients, or unique beginnings of
                names; empty for all clients.
     seed:      of the attack's random numbers.
     null:      whether the attack's null runs as well: the same attack without the clients' updates, for comparison.
-    priority:  from -10 to 10; the waiting job with the highest priority runs first, and among equal ones the oldest.
+    priority:  from -10 to 10; the waiting job with the highest priority runs first, and among jobs of equal priority the oldest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -160,8 +160,8 @@ class Result(FrozenModel):
     """The results of a job so far.
 
     attacks: one entry for each attack, and for each null (the same attack without the update), that was run, in order.
-    scored: whether reconstructions were compared with the clients' true examples. score_note: why they were not, if known, or
-    for how many cases this was impossible; else None.
+    scored: whether reconstructions were compared with the clients' true examples. score_note: why reconstructions were
+    not compared, if known, or for how many cases a comparison was impossible; else None.
     """
 
     attacks: tuple[Attacked, ...] = ()

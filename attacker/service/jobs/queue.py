@@ -185,8 +185,8 @@ class Queue:
     def retry(self, id: str) -> Job:
         """Put a job that failed, was cancelled or was set aside back into the queue, and return it.
 
-        Its number of crashes becomes 0. The job continues from the files of its earlier attempts. Raises UnknownJob, NotNow if it
-        is in another state, and Full if `Limits.max_queued` jobs wait already.
+        Its number of crashes becomes 0. The job continues from the files of its earlier attempts. Raises UnknownJob, NotNow if
+        the job is in another state, and Full if `Limits.max_queued` jobs wait already.
         """
         with self.store.open_transaction() as db:
             job = get_job(db, id)
@@ -205,7 +205,7 @@ class Queue:
     def recover(self, owner: str) -> int:
         """Put jobs that earlier starts of the service left running back into the queue; this does not count as a crash.
 
-        Those whose cancellation was requested are marked as cancelled instead. Returns the number of all jobs that were left
+        Jobs whose cancellation was requested are marked as cancelled instead. Returns the number of all jobs that were left
         running.
         owner: random id of the present start of the service. To be called only while no other service works on this queue.
         """

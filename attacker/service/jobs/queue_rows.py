@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from attacker.service.jobs.job import AuditSpec, Job, JobProgress, JobSpec, JobState, Result, read_stored_spec
 
 MAX_ERROR = 20_000
-"""Largest length of a stored error in characters; of longer ones the first line and the end are kept."""
+"""Largest length of a stored error in characters; of a longer error, the first line and the end are kept."""
 
 
 class UnknownJob(KeyError):
@@ -56,8 +56,8 @@ def end_job(
 ) -> None:
     """Write the final state of a claimed job. Raises Fenced if the claim is no longer valid.
 
-    cpu: CPU seconds of this attempt, added to those of earlier attempts. error, result: replace the stored ones, also if they are
-    None.
+    cpu: CPU seconds of this attempt, added to the CPU seconds of earlier attempts. error, result: replace the stored error and
+    result, also if None.
     share: share of the work that is done, from 0 to 1; None keeps the stored one.
     """
     check(db, claim)
@@ -80,7 +80,7 @@ def end_job(
 def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
     """Put a job back into the queue, or mark it as cancelled if `cancelled` is True, whatever its present state.
 
-    cpu: CPU seconds of the attempt that ends, added to those of earlier attempts.
+    cpu: CPU seconds of the attempt that ends, added to the CPU seconds of earlier attempts.
     """
     state, ended = ("cancelled", format_now()) if cancelled else ("queued", None)
     db.execute(

@@ -1,4 +1,4 @@
-"""History of the rules that submit jobs for new rounds: the rounds each has dealt with, and the CPU time of its jobs."""
+"""History of rules that submit jobs for new rounds: the rounds that a rule has dealt with, and the CPU time of its jobs."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -59,9 +59,10 @@ class Ledger:
     def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
         """Submit one job of a rule, store that the rule has dealt with `rounds` of a recording, and return the job.
 
-        If the rule has dealt with all of `rounds` before, nothing is submitted or stored. Otherwise only the new ones are stored.
+        If the rule has dealt with all of `rounds` before, nothing is submitted or stored. Otherwise only the rounds among them
+        that are new to the rule are stored.
         spec: request for the job, whose field `spec.rounds` selects the rounds that it attacks; for an attack that combines
-        rounds, they are more than `rounds`. None submits no job, and stores `rounds` as left out.
+        rounds, `spec.rounds` holds more rounds than `rounds`. None submits no job, and stores `rounds` as left out.
         Returns None if no job was submitted. Raises Full if too many jobs wait in the queue.
         """
         with self._store.open_transaction() as db:

@@ -66,7 +66,7 @@ DROP TABLE taken_before;
 class Store:
     """One SQLite file, shared by all threads of this process and by other processes.
 
-    A write waits for other writes to end, for those of another process up to `LOCK_SECONDS`, and is on disk when it returns.
+    A write waits for other writes to end, for writes of another process at most `LOCK_SECONDS`, and is on disk when it returns.
     Reads do not wait for writes.
     """
 
@@ -83,7 +83,7 @@ class Store:
             raise
 
     def _update_schema(self) -> None:
-        """Make the tables, or convert those of an earlier version. Raises ValueError for a file of a later version."""
+        """Make the tables, or convert the tables of an earlier version. Raises ValueError for a file of a later version."""
         with self.open_transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:

@@ -1,4 +1,4 @@
-"""Worker processes without a job: those that wait for another job on their recording, and one on stand-by for any recording."""
+"""Worker processes without a job: workers that wait for another job on their recording, and one on stand-by for any recording."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ STAND_BY_RETRY_SECONDS = 60.0
 
 
 class IdleWorkers:
-    """The idle workers of a service: those that have run a job, and at most one on stand-by that has not.
+    """The idle workers of a service: workers that have run a job, and at most one on stand-by that has run none.
 
     size:  maximum number of jobs that run at once, and of busy and idle workers together, without the one on stand-by.
     heard: queue into which all workers put their messages.
@@ -75,7 +75,7 @@ class IdleWorkers:
     def maintain(self, busy: Collection[JobWorker]) -> None:
         """Stop workers that have been idle for over `IDLE_SECONDS`, and start one on stand-by if needed. To be called regularly.
 
-        One is started if the service's setting `stand_by` asks for it, there is none, no job has run for
+        A worker on stand-by is started if the service's setting `stand_by` asks for it, none is on stand-by, no job has run for
         `STAND_BY_DELAY_SECONDS`, and, where workers share the GPUs, a GPU is free. If the start fails, it is tried again
         after `STAND_BY_RETRY_SECONDS`.
         busy: workers that have a job.

@@ -17,8 +17,8 @@ Heard = SimpleQueue[tuple["JobWorker | None", WorkerMessage | None]]
 class JobWorker(WorkerProcess[WorkerMessage]):
     """The parent's handle of a worker process that runs one job at a time, all on the same recording.
 
-    A worker is not used for a second recording: recordings are not trusted, and one that took over the process must not reach
-    another one.
+    A worker is not used for a second recording: recordings are not trusted, and a recording whose files took over the process
+    must not reach another recording.
     recording: id of the recording, set when the worker gets its first job. ready: whether it has reported that it accepts jobs.
     gpu: the only GPU that the process sees; None if it sees all. scores: whether the process loads the modules for scoring at its
     start.

@@ -56,9 +56,9 @@ class RunningJob:
     def record_answer(self, answer: JobOutcome) -> None:
         """Choose from the outcome that the worker reports how the job ends, and set `end`, which `settle` calls later.
 
-        A job that is done counts as done, even if its interruption was requested. Otherwise nothing changes if `end` is set
-        already; a job that the supervisor interrupted (`asked`) is cancelled or failed; one that the worker reports as failed is
-        failed; and one that something else interrupted goes back into the queue.
+        The first rule that applies decides. A job that the worker reports as done is done, even if its interruption was
+        requested. If `end` is set already, it stays. A job that the supervisor interrupted (`asked`) is cancelled or failed. A
+        job that the worker reports as failed is failed. A job that something else interrupted goes back into the queue.
         """
         self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
@@ -86,7 +86,7 @@ class RunningJob:
             self.end = partial(self.queue.end_crashed, self.claim, words, cpu=self._cpu)
 
     def record_release(self) -> None:
-        """Set `end` so that `settle` puts the job back into the queue, or marks it as cancelled if a user requested that."""
+        """Set `end` so that `settle` puts the job back into the queue, or marks it as cancelled if a user cancelled it."""
         self.end = partial(self.queue.release, self.claim, cpu=self._cpu)
 
     def _choose_end(self, result: Result | None = None) -> Callable[[], object]:
@@ -102,7 +102,8 @@ class RunningJob:
     def settle(self) -> bool:
         """Write into the queue how the job ended, and return True; return False if it has not ended.
 
-        It may end in a final state or wait again. If the claim is no longer valid, nothing is written, and True is returned.
+        A job that ended is in a final state or waits again. If the claim is no longer valid, nothing is written, and True is
+        returned.
         """
         if self.end is None:
             return False
@@ -115,8 +116,9 @@ class RunningJob:
     def watch(self, *, cancelled: bool) -> None:
         """Interrupt the job if it was cancelled or exceeds its time limit; kill its worker if it exceeds its memory limit.
 
-        An interrupted worker that does not stop within `SAVE_SECONDS` is killed, and one that is still starting at once. Nothing
-        happens if the job has ended. cancelled: whether a user has cancelled the job. To be called regularly.
+        An interrupted worker is killed if it does not stop within `SAVE_SECONDS`; a worker that is still starting is killed at
+        once instead of interrupted. Nothing happens if the job has ended. cancelled: whether a user has cancelled the job. To be
+        called regularly.
         """
         now = time.monotonic()
         if self.end is not None:

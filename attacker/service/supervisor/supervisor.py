@@ -98,7 +98,7 @@ class Supervisor:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and all workers. Running jobs go back into the queue, or are cancelled if this was requested.
+        """Stop the thread and all workers. Running jobs go back into the queue, or are cancelled if a user requested it.
 
         The next start of the service continues the jobs in the queue from their checkpoints.
         """

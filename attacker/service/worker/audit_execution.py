@@ -43,7 +43,7 @@ class AuditWork:
     def result(self) -> Result:
         """The results of the attacks and nulls (attacks without the update) that have run so far, for the queue.
 
-        The audit's verdict is not part of them: `run` writes it to files.
+        The audit's verdict is not part of the result: `run` writes it to files.
         """
         note = None if self.scored else "the service was given no truth of this recording"
         return Result(attacks=tuple(self.parts), scored=self.scored, score_note=note)

@@ -54,7 +54,7 @@ WARM_SCORING_MODULES = ("attacker.scoring", "skimage.io", "sklearn.datasets")
 
 
 def import_modules(*, scores: bool) -> None:
-    """Import modules that many jobs use, so that the first one starts faster. scores: whether to import those for scoring too."""
+    """Import modules that many jobs use, so that the first one starts faster. scores: whether to import modules for scoring."""
     torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(1, 1))  # loads PyTorch's compiler with it
     for name in (*WARM_MODULES, *(WARM_SCORING_MODULES if scores else ())):
         import_module(name)

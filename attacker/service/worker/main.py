@@ -18,7 +18,8 @@ def main() -> None:
 def prepare_work(channel: WorkerChannel) -> Work:
     """Return the function that runs one job, given as a line of JSON, and returns a dict with its outcome.
 
-    The modules that every job needs are imported first. If no job is waiting then, those that only some jobs need follow.
+    The modules that every job needs are imported first. If no job is waiting after that, the modules that only some jobs need are
+    imported, too.
     """
     from attacker.service.jobs.job import JobProgress
     from attacker.service.worker.execution import import_modules, run_job
