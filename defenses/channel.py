@@ -2,8 +2,8 @@
 
 The attacker knows the algorithm and the settings of a defense, but not the values that it draws at random. A channel has three
 parts: what the attacker learns from a received update, the expected effect on a simulated update, and the power of the remaining
-noise. Some channels have a fourth: the expected effect in each of a client's rounds in order. It is for defenses with a state,
-such as error feedback, and for those whose unsent coordinates reveal something.
+noise. Some channels have a fourth: the expected effect in each of a client's rounds in order. This part is for defenses with a
+state, such as error feedback, and for defenses whose unsent coordinates reveal something.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,8 +35,8 @@ def compute_no_noise(seen: Update) -> Tensor:
 class Channel(NamedTuple):
     """The attacker's model of a defense, as functions. They must not branch on tensor values, since they run under `vmap`.
 
-    learn:  maps the received update to `known`: tensors by name that tell what it reveals about the defense's random choices,
-            such as which coordinates were sent. It is called once per update.
+    learn:  maps the received update to `known`: tensors by name that tell what this update reveals about the defense's random
+            choices, such as which coordinates were sent. `learn` is called once per received update.
     expect: maps (simulated update, known) to the expected update after the defense; differentiable.
     noise:  maps the received update to the expected squared norm of the noise in it, or an estimate: a 0-d tensor.
     follow: for attacks on all rounds of a client in order: maps (simulated update, simulated state of the defense, known) to the
@@ -54,7 +54,7 @@ class Channel(NamedTuple):
 
         update: the simulated update of the round before the defense. state: the simulated state before the round, empty at first.
         known: what was learned from the received update of the round.
-        Without `follow`, these are the result of `expect` and an empty state.
+        If `follow` is None, the expected update is the result of `expect`, and the state is empty.
         """
         return self.follow(update, state, known) if self.follow is not None else (self.expect(update, known), {})
 

@@ -11,7 +11,7 @@ from defenses.base import Defense, Update, global_norm, stateless
 def scale_to(update: Update, max_norm: float) -> Update:
     """Return the update scaled down to the Euclidean norm `max_norm`, up to rounding, if its norm is larger.
 
-    Otherwise the values are the same, bit for bit.
+    If the update's norm is at most `max_norm`, the values do not change, bit for bit.
     """
     norm = global_norm(update)
     scale = torch.full_like(norm, max_norm) / norm.clamp(min=max_norm)  # exactly 1 if norm <= max_norm
@@ -43,7 +43,7 @@ def clip_each(max_norm: float) -> Defense:
 
     Returns this defense, a `Defense`.
     max_norm: largest norm of a tensor that is sent, up to rounding, in the update's units; positive and finite.
-    Source: McMahan et al. 2018, per-layer clipping with one bound for all.
+    Source: McMahan et al. 2018, per-layer clipping with one bound for all tensors.
     """
     _check("clip_each", max_norm)
 

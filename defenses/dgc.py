@@ -28,10 +28,10 @@ def dgc(
     largest magnitudes are sent and set to zero in v. The server must not use momentum itself.
 
     keep:           share in (0, 1] of each tensor that is sent: exactly ceil(keep * n) of n entries. The released code estimates
-                    a threshold from a sample and sends about as many.
+                    a threshold from a sample and sends about this number.
     momentum:       m in [0, 1).
     clip_norm:      clip d to the norm clip_norm / sqrt(workers) first, in the update's units; positive. None: no clipping.
-    workers:        number of clients in that formula; at least 1.
+    workers:        number of clients in the formula of `clip_norm`; at least 1.
     warm_up_rounds: E. In the first E rounds in which a client takes part, e = 0 .. E - 1, more is sent: the share
                     keep ** ((e + 1) / (E + 1)) instead of `keep`.
     masking:        momentum factor masking: entries that are sent are set to zero in u as well.
@@ -68,7 +68,7 @@ def dgc(
 
 
 def compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
-    """Return the share of each tensor that a client sends after `done` earlier rounds of its own; it is larger in the warm-up.
+    """Return the share of each tensor that a client sends after `done` earlier rounds of its own; larger in the warm-up.
 
     Source: Lin et al. 2018, section 3.3.
     """

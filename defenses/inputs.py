@@ -67,15 +67,16 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
 
     Returns this transformation, a `Mixing`.
     k:      number of images in a mixture, with the image itself: 1 to 1000, and at least 3 with public images.
-    public: name of a data set. k - 2 images of a mixture come from it and two from the batch; only the labels of the latter are
-            mixed, so that label weights sum to less than 1, as published. Without it all k come from the batch. The images of the
-            batch are the image itself and those at its place in random permutations, so that one may occur twice in a mixture.
-    flips:  probability that a value (a channel of a pixel) is inverted, in [0, 0.5]; 0.5 as published, which is hard to learn
-            from.
+    public: name of a data set. k - 2 images of a mixture come from it and two from the batch; only the labels of these two are
+            mixed, so that label weights sum to less than 1, as published. Without public images, all k come from the batch. The
+            images from the batch are the image itself and the images at its place in random permutations of the batch, so that an
+            image may occur twice in a mixture.
+    flips:  probability that a value (a channel of a pixel) is inverted, in [0, 0.5]; 0.5 as published, with which training is
+            hard.
 
-    Coefficients of k >= 2 images are uniform on the simplex with none above 0.65; with public images, those of the two images of
-    the batch sum to at least 0.3. The paper flips the sign of values around 0; for values in [0, 1], x becomes 1 - x. Evaluation
-    uses unchanged images.
+    Coefficients of k >= 2 images are uniform on the simplex with none above 0.65; with public images, the coefficients of the two
+    images from the batch sum to at least 0.3. The paper flips the sign of values around 0; for values in [0, 1], x becomes 1 - x.
+    Evaluation uses unchanged images.
 
     Source: Huang et al. 2020, "InstaHide: instance-hiding schemes for private distributed learning".
     """
@@ -128,8 +129,8 @@ def to_one_hot(y: Tensor, num_classes: int) -> Tensor:
 def _draw_shares(count: int, k: int, private: int, rng: np.random.Generator) -> Tensor:
     """Draw the coefficients of InstaHide, (count, k) in float64, whose rows sum to 1, by rejection.
 
-    For k > 1, no coefficient is above `MAX_SHARE`. The first `private` columns are for private images; if that is less than k,
-    they sum to at least `MIN_PRIVATE` in each row.
+    For k > 1, no coefficient is above `MAX_SHARE`. The first `private` columns are for private images; if `private` is less than
+    k, these columns sum to at least `MIN_PRIVATE` in each row.
     """
     rows = np.empty((count, k))
     missing = np.arange(count)

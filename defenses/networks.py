@@ -21,8 +21,9 @@ MAX_BOTTLENECK = 2**16
 class Stochastic(nn.Module):
     """Base class of modules that draw random numbers during training.
 
-    `start_drawing` puts them in training mode while a client trains, also if the rest of the network is in evaluation mode.
-    In evaluation mode they must draw nothing, so that held-out accuracy and simulated gradients can be reproduced.
+    `start_drawing` puts these modules in training mode while a client trains, even if the rest of the network is in evaluation
+    mode.
+    In evaluation mode these modules must draw nothing, so that held-out accuracy and simulated gradients can be reproduced.
 
     penalty: term that the last forward pass adds to the loss, in both modes; None if there is none or `take_penalty` took it.
     hides:   whether the class declares that the gradients of its own parameters depend more on its random draws than on the data.
@@ -151,7 +152,7 @@ def take_penalty(model: nn.Module) -> Tensor | None:
 def find_hidden(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters of all blocks that declare `Stochastic.hides`, such as variational bottlenecks.
 
-    Their gradients depend more on the client's random draws than on its data.
+    The gradients of these parameters depend more on the client's random draws than on its data.
     """
     blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, Stochastic) and m.hides]
     return frozenset(f"{name}.{own}" if name else own for name, block in blocks for own, _ in block.named_parameters())
@@ -171,7 +172,7 @@ def find_last_linear(model: nn.Module, outputs: Sequence[int] | None = None) -> 
     """Return the name of the last linear layer in the order of the model's modules, "" for the model itself.
 
     outputs: if given, only layers with one of these numbers of outputs count.
-    Raises ValueError if there is none.
+    Raises ValueError if there is no such layer.
     """
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     names: list[str] = [name for name, module in linear if outputs is None or module.out_features in outputs]

@@ -34,7 +34,7 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
     Returns this defense, a `Defense`.
     std:    standard deviation in the update's units; finite and not negative.
     snr_db: signal-to-noise ratio in decibels, instead of `std`; finite. The standard deviation is
-            norm / (sqrt(n) * 10 ** (snr_db / 20)). It depends on the data and gives no differential privacy.
+            norm / (sqrt(n) * 10 ** (snr_db / 20)). The noise then depends on the data and gives no differential privacy.
     scope:  what `norm` and its number n of coordinates refer to: "global": the whole update; "tensor": each tensor.
     Source: Dwork & Roth 2014, section 3.5.3; with snr_db Yue et al. 2022, equation 18.
     """

@@ -14,8 +14,8 @@ def cpl_noise(name: str, learning_rate: float) -> str:
     """Add CPL's noise to the gradient: G-10e-2 is Gaussian of standard deviation 0.01, L-10e-2 Laplace of scale 0.01.
 
     Returns the specification of this defense; the gradient is update / (-learning_rate).
-    name:          "G-10e-K" or "L-10e-K" for 10 ** -K (not 10 * 10 ** -K). It is not a variance, although the paper's text calls
-                   it one.
+    name:          "G-10e-K" or "L-10e-K" for 10 ** -K (not 10 * 10 ** -K). This number is not a variance, although the paper's
+                   text calls it one.
     learning_rate: learning rate of the clients' training; positive.
     Source: Wei et al. 2020, table 8, and its released code.
     """
@@ -74,7 +74,7 @@ def rog_qsgd(bits: int = 3) -> str:
     Returns the specification of this defense. With M the largest magnitude and s = 2 ** (bits - 1) - 1, the values are k * M / s
     for whole k from -s to s.
     bits: 2 to 24; the paper uses 3.
-    Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude as the norm, as in its code.
+    Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude as the norm, as in the paper's code.
     """
     return f"uniform({bits!r}, stochastic=True)"
 
@@ -84,7 +84,7 @@ def rog_top_k(sparsity: float = 0.95) -> str:
 
     Returns the specification of this defense.
     sparsity: share in [0, 1) that is left out; the paper uses 0.95. Exactly ceil(n (1 - sparsity)) of n entries are sent; the
-              released code sends one less.
+              released code sends one entry less.
     Source: Yue et al. 2022, example 3.
     """
     if not 0 <= sparsity < 1:

@@ -42,7 +42,8 @@ def fed_cdp(
     Returns this way to compute a gradient, a `GradientRule`.
     Exactly one of `noise` and `snr_db` must be given; otherwise raises ValueError.
     max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive and finite.
-    noise:     standard deviation of the noise on the sum over examples, in units of C; on the mean it is noise * C / batch size.
+    noise:     standard deviation of the noise on the sum over examples, in units of C; on the mean over examples, the standard
+               deviation is noise * C / batch size.
     snr_db:    signal-to-noise ratio in decibels, instead of `noise`: the expected mean square of the noise is 10^(-snr_db / 10)
                times the mean square of the clipped and averaged gradient. The noise then depends on the data and gives no
                differential privacy.

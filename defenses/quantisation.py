@@ -14,7 +14,7 @@ from defenses.combinators import add_feedback
 from defenses.noise import draw_uniform
 
 Rounding = Callable[[Tensor], Tensor]
-"""Maps real positions in [0, number of steps] to whole ones."""
+"""Maps real positions in [0, number of steps] to whole positions."""
 SignScale = Literal["none", "mean"]
 Norm = Literal["l2", "linf"]
 
@@ -71,7 +71,7 @@ def uniform(bits: int, *, stochastic: bool = False) -> Defense:
     bits:       2 to 24. The values are k * M / s with the tensor's largest magnitude M, s = 2 ** (bits - 1) - 1 and whole k
                 from -s to s: one value less than the bits could hold, so that zero is included.
     stochastic: round up or down at random without bias; equal to qsgd(s, norm="linf").
-    Source: Yue et al. 2022, equation 6, uniform quantiser; ties round to the even k, as in its code.
+    Source: Yue et al. 2022, equation 6, uniform quantiser; ties round to the even k, as in the paper's code.
     """
     if not (isinstance(bits, int) and 2 <= bits <= MAX_BITS):
         raise ValueError(f"uniform: bits must be a whole number from 2 to {MAX_BITS}, got {bits}")

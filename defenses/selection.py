@@ -9,7 +9,7 @@ from defenses.base import Defense, State, Update
 
 
 def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the patterns as a tuple. Raises ValueError, naming the defense `what`, if one of them is not a string.
+    """Return the patterns as a tuple. Raises ValueError, naming the defense `what`, if a pattern is not a string.
 
     names: one pattern, or a sequence of patterns.
     """
@@ -62,8 +62,8 @@ def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
     """Apply a defense to some tensors only; the others are sent unchanged.
 
     Returns this defense, a `Defense`.
-    defense: defense of the selected tensors, which it sees as one update. In masked(clip(1) | gaussian(0.1), ["6.*"]), it clips
-             the norm of all tensors together whose names begin with "6.".
+    defense: defense of the selected tensors, which this defense gets as one update. In masked(clip(1) | gaussian(0.1), ["6.*"]),
+             it clips the norm of all tensors together whose names begin with "6.".
     names:   names of parameters, or patterns as for `withhold`; at least one.
     """
     if not isinstance(defense, Defense):

@@ -19,9 +19,9 @@ def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
     """Zero those columns of a linear layer's gradient that help a reconstruction most, by the criterion of the paper.
 
     Returns this way to compute a gradient, a `GradientRule`.
-    prune: share in [0, 1) of the layer's R input features; the columns of round(prune * R) features are zeroed, those with the
-           smallest scores (`compute_scores`): relative to their magnitude, they change least when the input changes. By the
-           paper's criterion, zeroing these makes the reconstructed input differ most from the original.
+    prune: share in [0, 1) of the layer's R input features; the columns of the round(prune * R) features with the smallest scores
+           (`compute_scores`) are zeroed. Relative to their magnitude, these features change least when the input changes. By the
+           paper's criterion, zeroing their columns makes the reconstructed input differ most from the original.
     layer: name of the layer; "" for the last linear one.
     All other gradients and the network stay unchanged. A step costs about as much as R additional backward passes.
     Attackers leave columns that arrived as zeros out of the comparison with simulated gradients. If zeros of a gradient do not
@@ -57,7 +57,8 @@ def compute_scores(features: Tensor, x: Tensor) -> Tensor:
     """Return (R,) scores: the sum over the batch of |d r_i / d x| / |r_i| for features r (N, R) of x (N, *shape).
 
     Norms are over one example, and |r_i| counts as at least the machine epsilon. The features must carry the autograd graph from
-    x. With batch norm in training mode, the derivative is that of the sum of r_i over the batch.
+    x. With batch norm in training mode, r_i of one example depends on all examples; the sum of r_i over the batch is then
+    differentiated.
     """
     count, width = features.shape
     norms, per_pass = [], max(1, DERIVATIVES_PER_PASS // count)

@@ -110,7 +110,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
     Returns this defense, a `Defense`.
     ratio:          share in [0, 1) of the n coordinates that is left out, CPL's theta: the floor(ratio * n) smallest magnitudes,
-                    and all that equal the largest of these. CPL's code leaves out one more.
+                    and all others equal to the largest of these. CPL's code leaves out one more coordinate.
     threshold:      the threshold itself instead of `ratio`, in the update's units; not negative.
     error_feedback: keep what is not sent, and add it to the client's next update before the threshold is applied.
     Source: Wei et al. 2020, table 7.
@@ -134,7 +134,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
 
 def count_unpruned(ratio: float, count: int) -> int:
-    """Return how many of `count` coordinates `prune(ratio)` sends if no two magnitudes are equal; it sends at most so many."""
+    """Return the largest number of `count` coordinates that `prune(ratio)` sends: the exact number if all magnitudes differ."""
     return count - math.floor(compute_share(ratio, count))
 
 

@@ -31,8 +31,10 @@ class Kind(NamedTuple):
     codec:    name of the lossless packing that suits the defense's output. None stands for the packing of the inner defense or,
               if there is no inner defense, of the previous step of the chain.
     example:  arguments with which the defense changes the update of the tests: "0.5" stands for clip(0.5).
-    limit:    arguments with which it leaves that update unchanged, bit for bit; None if there are none.
-    random:   whether the example draws random numbers. unbiased: whether its mean over the draws is the update.
+    limit:    arguments with which the defense leaves the update of the tests unchanged, bit for bit; None if there are no such
+              arguments.
+    random:   whether the defense with the arguments `example` draws random numbers. unbiased: whether the mean of its result over
+              these draws is the update.
     """
 
     defense: Callable[..., Defense]
@@ -154,7 +156,7 @@ class DefenseSpec:
     def choose_codec(self, before: CodecName = "dense") -> CodecName:
         """Return the name of the lossless packing that suits the output of this chain.
 
-        before: name of the packing that suits the input of the chain; it is kept if no step asks for another one.
+        before: name of the packing that suits the input of the chain; returned if no step of the chain asks for another packing.
         """
         codec = before
         for step in self.steps:
@@ -168,7 +170,7 @@ def _nest(steps: tuple[Step, ...]) -> DefenseSpec:
     """Return a specification that is an argument of another one, such as clip(1) in masked(clip(1), ...).
 
     Raises ValueError if the nested specification, without the one around it, has more than `MAX_DEPTH` levels: functions that
-    walk through it recurse.
+    walk through a specification recurse.
     """
     spec = DefenseSpec(steps)
     if spec.depth > MAX_DEPTH:
@@ -181,5 +183,5 @@ def _choose_inner_codec(step: Step, before: CodecName) -> CodecName:
 
 
 def _build_arguments(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:
-    """Return the arguments of a step by name; those that are defenses, as in `masked`, are replaced by `build` of them."""
+    """Return the arguments of a step by name; an argument `d` that is a defense, as in `masked`, is replaced by `build(d)`."""
     return {key: build(value) if isinstance(value, DefenseSpec) else value for key, value in step.arguments}

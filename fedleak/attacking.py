@@ -35,7 +35,8 @@ def attack(
     that did not fail.
     name:    a name that the command `attacker list` prints, or `module:function`, which is imported.
     arguments: arguments of the attack, by name.
-    null:    withhold the gradient from the attack, to measure what it achieves without it (the baseline of a verdict).
+    null:    withhold the gradient from the attack, to measure what the attack achieves without the gradient (the baseline of a
+             verdict).
     out:     for a recording, a folder, in which each attack has a subfolder of reconstructions; by default `reconstructions`
              beside the recording. Cases that are finished there are not attacked again, and are part of the result.
     workers: for a recording, the number of processes; None for one per core if the work is large enough to need them.

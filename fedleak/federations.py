@@ -58,8 +58,8 @@ def run(
 def load(path: Path | str, *, code: Sequence[str] = ()) -> Recording:
     """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither, or the manifest is damaged.
 
-    code: names `module:function` of code that the recording or its truth names, such as a defense or a data set of your own. They
-          are imported. Code that a recording names is not imported unless you name it.
+    code: names `module:function` of code that the recording or its truth names, such as a defense or a data set of your own. The
+          code that you name here is imported; no other code that a recording names is.
     """
     folder = Path(path)
     for reference in code:

@@ -28,10 +28,10 @@ def can_draw() -> bool:
 def draw_grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, captions: Sequence[str] = ()) -> "Figure":
     """Draw rows of examples with one example per column; None leaves a gap.
 
-    rows: dict from the title of a row to its examples, (*shape) each. data: the shape decides whether they are images.
+    rows: dict from the title of a row to its examples, (*shape) each. data: the shape in it decides whether examples are images.
     captions: text below the columns.
-    Values are clamped to [0, 1], and NaN is drawn as 0. Images with three channels are drawn in colour, of others the first
-    channel is drawn in grey. Table rows are drawn as strips of grey. Raises ImportError without Matplotlib, and ValueError
+    Values are clamped to [0, 1], and NaN is drawn as 0. Images with three channels are drawn in colour; of other images, the
+    first channel is drawn in grey. Table rows are drawn as strips of grey. Raises ImportError without Matplotlib, and ValueError
     without examples.
     """
     try:

@@ -34,7 +34,8 @@ def observe(
 ) -> Observation:
     """Return an observation: the knowledge of a server that sent `model` to a client and received `gradient`. Both are copied.
 
-    loss:         'cross_entropy' (one logit per class) or 'logistic' (a single logit), or PyTorch's module or function for them.
+    loss:         'cross_entropy' (one logit per class) or 'logistic' (a single logit), or PyTorch's module or function for one of
+                  these losses.
     gradient:     dL/dw by parameter name, or in the order of `model.parameters()`, as `torch.autograd.grad` returns it.
     shape:        shape of one example: (C, H, W) for images, (F,) for table rows, with values in [0, 1].
     num_examples: batch size behind the gradient. The loss is the mean over the batch, or the sum if `loss` is a module with

@@ -49,7 +49,8 @@ class ScoreTable:
     def summaries(self) -> list[Summary]:
         """The summary of each attack, with a verdict on what leaked.
 
-        Its field `null` is the summary of the attack's null (the attack without the gradient), or None if that was not scored.
+        The field `null` of a summary is the summary of the attack's null (the attack without the gradient); None if the null was
+        not scored.
         """
         return summarise(self.rows)
 
@@ -64,7 +65,7 @@ class ScoreTable:
     def plot(self, *, most: int = figures.MAX_EXAMPLES) -> "Figure":
         """Draw the first `most` rows: the originals, and their reconstructions below them.
 
-        Rows of a null are left out for a recording, and drawn like others for observations in memory.
+        Rows of a null are left out for a recording, and drawn like other rows for observations in memory.
         """
         shown = [(row, pair) for row, pair in zip(self.rows, self._read_pairs(), strict=True) if not row.null or self.run is None]
         rows, pairs = zip(*shown[:most], strict=True) if shown else ((), ())
@@ -102,7 +103,7 @@ def score(
     x, y:   for observations in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording.
     truth:  for a recording, the folders in which its clients noted their true examples; by default the folder `truth` of the run.
 
-    Raises ValueError if x and y are missing or have wrong shapes for observations in memory; for a recording, if they are given,
+    Raises ValueError if x and y are missing or have wrong shapes for observations in memory; for a recording, if x or y is given,
     or if the folder of truth or the reconstructions are missing.
     """
     if isinstance(target, AttackResult) and target.run is None:

@@ -1,6 +1,6 @@
 """Lookup of what users name: registries, specification strings, and code named as `module:function`.
 
-It serves defenses, models, data sets, attacks and whatever else has names in an experiment.
+The registries hold defenses, models, data sets, attacks and whatever else has names in an experiment.
 """
 
 from defenses._registry.choice import Choice

@@ -28,8 +28,8 @@ class Step:
     def to_text(self, factory: Factory) -> str:
         """Return the step as text, such as "clip(4)", which `parse` can read.
 
-        The arguments of required positional parameters, and of the first positional one, are written without their names; all
-        others as name=value. factory: function whose parameters the arguments belong to.
+        The arguments of required positional parameters, and of the first positional parameter, are written without their names;
+        all other arguments as name=value. factory: function whose parameters the arguments belong to.
         """
         parameters = inspect.signature(factory).parameters
         free = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -124,8 +124,8 @@ TYPE_NAMES = {bool: "True or False", float: "a number", int: "a whole number", s
 def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) -> None:
     """Raise ValueError if an argument has another type than its annotation: 'no' is not a bool, and True is not a number.
 
-    Integers and floats are interchangeable here, so that functions that need whole numbers check that themselves. Only parameters
-    annotated as bool, int, float or str, or as one of them or None, are checked.
+    Integers and floats are interchangeable here, so that functions that need whole numbers must check for them. Only parameters
+    annotated as bool, int, float or str, or as one of these types or None, are checked.
     """
     parameters = inspect.signature(factory).parameters
     for key, value in arguments.items():

@@ -60,5 +60,5 @@ class Choice:
 
     @classmethod
     def _find_factory(cls, name: str) -> Callable[..., Any]:
-        """Return a function whose parameters are those that a specification with this name can set."""
+        """Return a function whose parameters are the arguments that a specification with this name can set."""
         return cls.registry[name]

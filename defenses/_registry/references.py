@@ -85,7 +85,7 @@ def is_admitted(reference: str) -> bool:
 def load_admitted(reference: str, group: str) -> Any:
     """Import and return the object `reference`, `module:function`, if the user has allowed (admitted) it.
 
-    Raises NotAdmitted if not, and ValueError if the import fails.
+    Raises NotAdmitted if the user has not allowed it, and ValueError if the import fails.
     group: name of the registry that asks for the code, for messages.
     """
     if not is_admitted(reference):

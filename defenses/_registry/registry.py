@@ -51,7 +51,7 @@ class Registry(Generic[T]):
         return self._check(loaded, where)
 
     def _check(self, loaded: Any, where: str) -> T:
-        """Return `loaded` if it has this registry's type; raise ValueError otherwise. where: its source, for the message."""
+        """Return `loaded` if it has this registry's type; else raise ValueError. where: source of `loaded`, for messages."""
         if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
             wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
             raise ValueError(f"{where} must be {wanted}, got {type(loaded).__name__}")
@@ -97,7 +97,7 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 def read_source(thing: Any) -> str:
     """Return the source that the docstring of `thing` cites, or "": the text after "Source:" to the end of its paragraph.
 
-    It is joined into one line, without a full stop at its end.
+    This text is joined into one line, without a full stop at its end.
     """
     _, marked, rest = (inspect.getdoc(thing) or "").partition("Source: ")
     return " ".join(rest.partition("\n\n")[0].split()).removesuffix(".") if marked else ""

@@ -1,6 +1,6 @@
 """Channels (the attacker's models) of the built-in defenses of updates, under the same names.
 
-They take the same arguments, with a channel in the place of an inner defense.
+A channel takes the arguments of its defense, with a channel in the place of an inner defense.
 """
 
 from defenses.channels.clip_and_noise import clip, clip_each, gaussian, laplace

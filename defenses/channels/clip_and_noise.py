@@ -1,4 +1,4 @@
-"""Channels of clipping, which clip the simulated update in the same way, and of noise, which leave the simulated update alone."""
+"""Channels of clipping, which clip the simulated update as clients do, and of noise, which leave the simulated update alone."""
 
 from torch import Tensor
 

@@ -55,9 +55,9 @@ def _compute_mean_magnitude(values: Tensor) -> Tensor:
 def uniform(bits: int, *, stochastic: bool = False) -> Channel:
     """Return the attacker's model of `uniform`: a simulated value that rounds to the received one becomes the received one.
 
-    The values that do so form the quantisation interval, whose centre is the received value. A simulated value outside of it
-    becomes the centre plus its signed distance to the interval. With stochastic rounding, the channel is that of `qsgd` with
-    norm="linf" instead.
+    The values that round to the received value form the quantisation interval, whose centre is the received value. A simulated
+    value outside of the interval becomes the centre plus its signed distance to the interval. With stochastic rounding, the
+    channel of `qsgd` with norm="linf" is returned instead.
     """
     levels = count_steps(bits)
     if stochastic:
@@ -85,7 +85,7 @@ def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
     """Return the attacker's model of `qsgd`: it cuts off simulated values at `kappa` times their tensor's norm.
 
-    It also estimates the noise power, the expected squared norm of the noise.
+    The model also estimates the noise power, the expected squared norm of the noise.
 
     The noise is the error of stochastic rounding. The distance between two neighbouring levels is inferred from the received
     values.
@@ -108,9 +108,9 @@ def _compute_rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
 
     A step is the distance between two neighbouring levels. A value at the fraction p between two levels adds p (1 - p) squared
     steps; for uniform p the mean is 1/6. Between level zero and level one most values are small, and the mean m of p is estimated
-    as the share of values there that were rounded up. The number of those rounded up is the number received at level one, minus
-    half the number received at level two, which estimates those rounded down to level one. The mean of p (1 - p) is then taken as
-    m (1 - m) / (1 + m), which is exact for uniform p (m = 1/2) and in the limit of small m.
+    as the share of these values that were rounded up. The number of values rounded up is the number received at level one, minus
+    the number rounded down to level one, which is estimated as half the number received at level two. The mean of p (1 - p) is
+    then taken as m (1 - m) / (1 + m), which is exact for uniform p (m = 1/2) and in the limit of small m.
     """
     if seen.numel() == 0:
         return seen.new_zeros(())

@@ -1,8 +1,8 @@
 """Channels of sparsifiers: of the simulated update, only the coordinates that the client sent remain.
 
-Coordinates received as nonzero count as sent. If a sparsifier sends a known number k of coordinates, and more than k are
-received as nonzero, because a later defense such as noise changed the zeros, only those with at least the k-th largest received
-magnitude count as sent.
+Coordinates received as nonzero count as sent; for `top_k`, zeros do too if fewer than k values are nonzero. If a sparsifier sends
+a known number k of coordinates, and more than k are received as nonzero, because a later defense such as noise changed the zeros,
+only those with at least the k-th largest received magnitude count as sent.
 """
 
 import math
@@ -35,8 +35,8 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Channel:
     """Return the attacker's model of `random_k`, which keeps of a simulated update those coordinates that the client sent.
 
-    They are multiplied by the client's factor n / k if `rescale` is set, with k = ceil(keep * n). A coordinate counts as sent if
-    its received value is not zero, and its received magnitude is at least the k-th largest.
+    The kept coordinates are multiplied by the client's factor n / k if `rescale` is set, with k = ceil(keep * n). A coordinate
+    counts as sent if its received value is not zero, and its received magnitude is at least the k-th largest.
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -71,7 +71,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Channel:
     """Return the attacker's model of `gradient_dropout`, which keeps of a simulated update the coordinates received as nonzero.
 
-    They are divided by 1 - p if `rescale` is set.
+    The kept coordinates are divided by 1 - p if `rescale` is set.
     """
     factor = 1 / (1 - p) if rescale else 1
     return Channel(

@@ -1,7 +1,7 @@
 """Simulation of residuals and momentum over all rounds of a client, and inference from the coordinates that were not sent.
 
 The attacker simulates what the client keeps back (the residual) for its candidate examples. For defenses that send the largest
-coordinates, the magnitude of an unsent coordinate is at most that of the smallest sent one.
+coordinates, the magnitude of an unsent coordinate is at most the smallest magnitude of a sent coordinate.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def learn_thresholds(seen: Update, sent: Mask, scope: Scope) -> dict[str, Tensor
     """Return for each tensor the smallest magnitude that was sent in it or, with scope "global", in the whole update.
 
     The result maps `THRESHOLD` + parameter name to a 0-d tensor, which is infinity if nothing was sent.
-    seen: the received update. sent: which of its coordinates were sent.
+    seen: the received update. sent: which coordinates of `seen` were sent.
     """
     each = {
         name: torch.where(sent[name], t.abs(), torch.inf).amin() if t.numel() else t.new_full((), torch.inf)
@@ -36,8 +36,9 @@ def follow_largest(*, error_feedback: bool) -> Follow:
     """Return the attacker's simulation of a round for a defense that sends the largest coordinates (`Channel.follow`).
 
     error_feedback: whether the client adds what it did not send (the residual) to its next update.
-    The expected update has the simulated values (update plus residual) of sent coordinates. For an unsent one, it has the amount
-    by which the simulated magnitude exceeds the smallest sent magnitude, with the simulated sign, or zero if it does not.
+    The expected update has the simulated values (update plus residual) of sent coordinates. For an unsent coordinate, it has the
+    amount by which the simulated magnitude exceeds the smallest sent magnitude, with the simulated sign; zero if the simulated
+    magnitude is not larger.
     """
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
@@ -84,7 +85,7 @@ def follow_dgc(
 
 
 def _expect_largest(values: Tensor, sent: Tensor, threshold: Tensor) -> Tensor:
-    """Return the simulated value of each sent coordinate; of others, its signed excess over the threshold, or 0 within it."""
+    """Return the simulated value of each sent coordinate; of an unsent one, its signed excess over the threshold, or 0."""
     return torch.where(sent, values, values - values.maximum(-threshold).minimum(threshold))
 
 

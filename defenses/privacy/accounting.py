@@ -1,7 +1,7 @@
 """Differential privacy of a defense: epsilon over rounds, and upper bounds on the success of reconstruction.
 
-They are computed from the noise multiplier: the scale of the noise (standard deviation of Gaussian noise) divided by the
-sensitivity, which is the largest norm of what the noise hides. Two relations between neighbouring inputs are used:
+Epsilon and these bounds are computed from the noise multiplier: the scale of the noise (standard deviation of Gaussian noise)
+divided by the sensitivity, which is the largest norm of what the noise hides. Two relations between neighbouring inputs are used:
 
 * replace-one: the hidden part is replaced by any other one, so that the message moves by at most twice the sensitivity.
   `compute_epsilon` and `compute_epsilon_drawn` use it. Batch sizes and numbers of clients do not change and may be public.
@@ -20,8 +20,9 @@ RENYI_ORDERS = (1.02, 1.05, *(1 + i / 10 for i in range(1, 10)), *(2 + i / 2 for
 SAMPLED_ORDERS = tuple(order for order in RENYI_ORDERS if order >= 2 and (order > 4 or order == int(order)))
 """Orders of Renyi divergence for sampled noise. Small fractional orders are left out, since their series may not converge."""
 MIN_MULTIPLIER, MAX_MULTIPLIER = 1e-3, 1e4
-"""Range of noise multipliers in which the formulas are numerically exact. Below it, the bound by Renyi divergence is used instead
-of the exact epsilon (2 % larger). Outside of it, amplification by sampling is ignored, since its effect is negligible."""
+"""Range of noise multipliers in which the formulas are numerically exact. Below this range, the bound by Renyi divergence is used
+instead of the exact epsilon (2 % larger). Outside of the range, amplification by sampling is ignored, since its effect is
+negligible."""
 
 
 # --- epsilon ---
@@ -32,9 +33,9 @@ def compute_epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
 
     The relation is replace-one: two runs are compared, in which the hidden part, such as one example, is replaced by another.
 
-    Gaussian noise: exact for all releases together (Balle & Wang 2018, theorem 8), unless the noise multiplier is extremely
-    small; then an upper bound. Laplace noise: an upper bound. It rests on the Renyi divergence, which is at most that of Gaussian
-    noise whose standard deviation is the Laplace noise's scale.
+    Gaussian noise: exact for all releases together (Balle & Wang 2018, theorem 8), or an upper bound if the noise multiplier /
+    sqrt(4 * times) is below `MIN_MULTIPLIER`. Laplace noise: an upper bound. It rests on the Renyi divergence of Laplace noise,
+    which is at most the Renyi divergence of Gaussian noise whose standard deviation is the scale of the Laplace noise.
     Raises ValueError if `delta` is not in (0, 1), or `times` is negative.
     """
     if _is_trivial(noise, delta, times):
@@ -53,7 +54,7 @@ def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int,
     The relation is replace-one: two runs are compared, in which one client is replaced by another. The result holds against an
     observer who sees only the sums: neither which clients were sampled nor their messages. The noise must be Gaussian, which is
     not checked. The result is the smaller of the epsilon without amplification by sampling and the epsilon of Wang,
-    Balle & Kasiviswanathan 2019, theorem 27. It is 0 for times=0, and infinite without noise.
+    Balle & Kasiviswanathan 2019, theorem 27. The result is 0 for times=0, and infinite without noise.
     Raises ValueError if `drawn` is not in 1 .. population, `delta` is not in (0, 1), or `times` is negative.
     """
     if not 0 < drawn <= population:
@@ -176,8 +177,8 @@ def bound_reconstruction_renyi(prior: float, mu: float) -> float:
     """Return an upper bound on the probability that a reconstruction succeeds, for noise with a bounded Renyi divergence.
 
     The divergence of order a between the messages and pure noise must be at most a * mu**2 / 2, as for Laplace noise. The bound
-    is exp(-(sqrt(-ln prior) - mu / sqrt(2))**2) for mu up to sqrt(-2 ln prior), and 1 for larger mu. Up to there, it is the
-    minimum over a > 1 of (prior * exp(a * mu**2 / 2))^((a - 1) / a).
+    is exp(-(sqrt(-ln prior) - mu / sqrt(2))**2) for mu up to sqrt(-2 ln prior), and 1 for larger mu. For mu up to sqrt(-2 ln
+    prior), it is the minimum over a > 1 of (prior * exp(a * mu**2 / 2))^((a - 1) / a).
     prior: success probability of the best guess without seeing any message; in (0, 1).
     mu:    sqrt(T) divided by the noise multiplier for T messages; not negative.
 
@@ -192,7 +193,8 @@ def compute_bound(noise: Noise, *, prior: float, times: int) -> float:
     """Return an upper bound on the probability that a reconstruction from `times` messages with `noise` succeeds.
 
     prior: success probability of the best guess without seeing any message, in (0, 1). For times=0 the bound is `prior`, up to
-    rounding; otherwise it is 1 without noise. Raises ValueError for a negative `times`.
+    rounding. For larger `times` without noise, the bound is 1. Raises ValueError for a negative `times`, and for a `prior` out of
+    range.
     """
     if times < 0:
         raise ValueError(f"times must not be negative, got {times}")

@@ -26,7 +26,7 @@ GUESS_COUNTS = (100, 300, 1000, 3000, 10_000)
 
 
 def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float = 1e-5) -> int:
-    """Return how many of `canaries` canaries the auditor should guess; it abstains from those that it is least sure of.
+    """Return how many of `canaries` canaries the auditor should guess; the auditor abstains from the least certain ones.
 
     A canary is a pair of examples, of which a client trains on one; the auditor guesses which.
     The number does not depend on which guesses are right, as the bounds require.
@@ -86,15 +86,15 @@ def bound_epsilon_of_independent_guesses(
     """Return a lower bound on epsilon from guesses about all canaries, for independent Gaussian noise per coordinate.
 
     A canary is a pair of examples, of which a coin chose the one that is trained on; the auditor guesses which.
-    The bound holds with a probability of at least `confidence`. With such noise, guesses about canaries with orthogonal gradients
-    are independent, and the number of right ones has a binomial distribution (Nasr et al. 2023, "Tight auditing of differentially
-    private machine learning", for Gaussian differential privacy). Far fewer canaries are needed than for
+    The bound holds with a probability of at least `confidence`. With independent noise, guesses about canaries with orthogonal
+    gradients are independent, and the number of right guesses has a binomial distribution (Nasr et al. 2023, "Tight auditing of
+    differentially private machine learning", for Gaussian differential privacy). Far fewer canaries are needed than for
     `bound_gaussian_epsilon`, which also holds if the guesses depend on each other.
 
     right, guesses: number of right guesses, and of all guesses, one for each canary. The result is 0 if at most half are right.
     overlap: mean over canaries of the sum of squared cosines with the gradients of the other canaries of the same message; 0 if
-             they are orthogonal. It increases the variance of `right` by the factor of `inflate_variance`; `right` and `guesses`
-             are divided by this factor (design effect, Kish 1965).
+             they are orthogonal. An `overlap` above 0 increases the variance of `right` by the factor of `inflate_variance`;
+             `right` and `guesses` are divided by this factor (design effect, Kish 1965).
     Raises ValueError if `right` is not in 0 .. guesses, `guesses` is less than 1, `overlap` is negative, or `delta` or
     `confidence` is not in (0, 1).
     """
@@ -135,8 +135,8 @@ def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confide
 
     Proof by contradiction: assume that this probability is at least 1 - confidence. For each number i from `right` down to 0, the
     recursion bounds from below two shares of all canaries: the expected share that is guessed right while at least i guesses are
-    right, and the expected share that is guessed wrong while at least i guesses are right. If the two sum to more than the share
-    of guessed canaries, the assumption is wrong.
+    right, and the expected share that is guessed wrong while at least i guesses are right. If these two shares sum to more than
+    the share of guessed canaries, the assumption is wrong.
     """
     if right == 0:
         return False

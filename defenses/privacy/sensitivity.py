@@ -1,7 +1,7 @@
 """Noise multiplier of a chain of defenses or a gradient rule: the scale of the noise divided by the sensitivity.
 
-The sensitivity is the largest norm of the vector that the noise hides: a client's update, or the gradient of one example. It
-is bounded by the steps before the noise, such as clipping.
+The sensitivity is the largest norm of the vector that the noise hides: a client's update, or the gradient of one example. The
+sensitivity is bounded by the steps before the noise, such as clipping.
 """
 
 import inspect
@@ -54,7 +54,8 @@ def report_no_rule(name: str) -> Noise:
 class _Sent(NamedTuple):
     """Properties of an update between two steps of a chain.
 
-    length: upper bound on its norm. noise: of the noises that the steps so far added, the one with the largest multiplier.
+    length: upper bound on the update's norm. noise: of the noises that the steps so far added, the one with the largest
+            multiplier.
     """
 
     length: float = math.inf
@@ -62,13 +63,13 @@ class _Sent(NamedTuple):
 
 
 def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
-    """Return the noise by which a chain of defenses hides one message of a client: of several noises, that of largest multiplier.
+    """Return the noise by which a chain of defenses hides one message of a client: of several, the one of largest multiplier.
 
     What is hidden is the client's whole update. The sensitivity of the noise is the bound on the update's norm after the steps
     before it. Steps after the noise are post-processing and cannot weaken it.
     Steps without an entry in `NORM_BOUNDS`, and steps with error feedback, remove the bound, so that noise after them hides
-    nothing until another step bounds the norm. For aliases of papers and `in_gradient_units`, this is applied to the steps that
-    they stand for. Noise whose scale depends on the data (`gaussian(snr_db=...)`), and noise on some tensors only (`masked`),
+    nothing until another step bounds the norm. For aliases of papers and `in_gradient_units`, the rules apply to the steps that
+    these stand for. Noise whose scale depends on the data (`gaussian(snr_db=...)`), and noise on some tensors only (`masked`),
     hides nothing either. If no noise hides the message, `Noise.why` gives the reason, such as a defense of another package whose
     noise is unknown.
 
@@ -85,7 +86,7 @@ def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
              `noise * max_norm` (Abadi et al. 2016).
     fed_cdp: one bounded and noisy sum per tensor (Wei et al. 2021), so that the multiplier is `noise / sqrt(tensors)`.
     Noise given by a signal-to-noise ratio depends on the data and hides nothing. The other rules of this project add no noise;
-    what the rules of other packages add is unknown, and the result says that it hides nothing.
+    the noise of rules of other packages is unknown and counts as hiding nothing.
     tensors: number of tensors in a gradient.
     """
     if rule.step is None:
@@ -156,7 +157,8 @@ NOISE_SCALES: dict[str, Callable[[StepArguments], tuple[Family, float | None]]] 
     "gaussian": lambda given: ("gaussian", given["std"]),
     "laplace": lambda given: ("laplace", given["scale"]),
 }
-"""Defenses that add noise: functions that return its family and its scale, or None if the scale depends on the data."""
+"""For each defense that adds noise, a function that maps the defense's arguments to the family and the scale of the noise. The
+scale is None if it depends on the data."""
 
 NORM_BOUNDS: dict[str, Callable[[float, StepArguments, int], float]] = {
     "clip": lambda length, given, tensors: min(length, given["max_norm"]),
@@ -169,4 +171,4 @@ NORM_BOUNDS: dict[str, Callable[[float, StepArguments, int], float]] = {
     "withhold": _keep_length,
 }
 """For each defense, a function that returns a bound on the norm of the update after it, given a bound on the norm before it, the
-defense's arguments, and the number of tensors of the update. It holds without error feedback, which adds a residual."""
+defense's arguments, and the number of tensors of the update. The bounds hold without error feedback, which adds a residual."""

@@ -44,8 +44,10 @@ class ClientSettings:
     model, data, training, defense, gradient, inputs: the public settings of the run, as in `Manifest`.
     private:   folder in which each client has a folder for its identity and state, see `find_folder`.
     truth:     one folder for all these clients, in which each writes a file of the indices of the examples that it used.
-    described: returns the description of the data set, which is written to `truth`; called only if `truth` has none yet.
-    holdings:  maps a partition number to all examples of the data set, and the indices of those that this client holds.
+    described: returns the description of the data set, which is written to `truth`; called only if `truth` has no description
+               yet.
+    holdings:  maps a partition number to all examples of the data set, and the indices of the examples that the client of this
+               partition holds.
     public:    returns the public examples that `inputs`, a defense of the training examples, mixes in, or None.
     secure:    settings of secure aggregation that all parties agreed on; None without secure aggregation.
     seed:      seed of the clients' identities, see `load_or_draw`. threads: intra-op threads of one client; None does not change
@@ -183,7 +185,8 @@ def _build(spec: str, data: DataSpec, device: str) -> nn.Module:
 def _build_model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
     """Return the network, which is cached in this process.
 
-    Its own weights stay the initial ones: `train` is passed the weights to start from, and does not change those of the network.
+    The network's own weights stay the initial ones: `train` does not change them, and gets the weights to start from as an
+    argument.
     """
     return _build(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
 

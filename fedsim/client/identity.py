@@ -30,7 +30,7 @@ class ClientIdentity:
         return hashlib.sha256(f"{self.secret}/{purpose}/{number}".encode()).digest()
 
     def make_generator(self, round: int, purpose: Literal["defense", "gradient", "inputs"] = "defense") -> torch.Generator:
-        """Return the generator for one round, seeded from the secret: otherwise the server could compute and subtract the noise.
+        """Return the generator for one round, seeded from the secret so that the server cannot compute and subtract the noise.
 
         purpose: what draws from the generator: the "defense" of the update, the computation of the "gradient", or the mixing of
                  examples ("inputs").
@@ -74,9 +74,9 @@ def _derive_identity(seed: str) -> ClientIdentity:
 def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> ClientIdentity:
     """Return the identity stored in the client's private folder; at the first use, draw and store it.
 
-    seed: the identity is derived from this number and the partition, so that a simulation can be repeated exactly; None draws it
-          from the operating system's random source. An identity that is stored already does not change. Like the secret, the
-          seed must not be known to the server.
+    seed: the identity is derived from this number and the partition, so that a simulation can be repeated exactly; None draws the
+          identity from the operating system's random source. An identity that is stored already does not change. Like the secret,
+          the seed must not be known to the server.
     """
     make_private(folder.parent)
     path = make_private(folder) / "identity.json"

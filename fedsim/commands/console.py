@@ -108,7 +108,7 @@ def show_progress_bar() -> Iterator[Progress]:
 
 
 def describe_progress(task: Task) -> str:
-    """Return the progress of a task as one line: how much of how much is done, its field `words`, and the elapsed time."""
+    """Return the progress of a task as one line: the amount done of the total, the task's field `words`, and the time."""
     done = "under way" if task.total is None else f"{task.completed:.4g} of {task.total:g}"
     words = task.fields.get("words", "")
     return f"{task.description}: {done}{', ' * bool(words)}{words}, after {timedelta(seconds=int(task.elapsed or 0))}"

@@ -25,7 +25,7 @@ from fedsim.recording.writer import Recorder, Reply
 
 IMPORTED_CLIENT = "imported"
 MAX_SIZE_RATIO = 4
-"""How many times as many bytes as the model's state dict a file may hold: twice for float64, and twice for unrelated tensors."""
+"""Largest size of a file relative to the model's state dict: a factor of 2 for float64, and another 2 for unrelated tensors."""
 SPARE_BYTES = 2**26
 
 
@@ -91,8 +91,8 @@ class ImportSettings(BaseModel):
 def import_recording(before: Path, after: Path, settings: ImportSettings, out: Path) -> None:
     """Write `out/recording` with one observation of a client that was sent the state dict `before` and sent back `after`.
 
-    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. If they hold float64, the update is
-    computed in float64 and stored in float32. Otherwise, both sets of weights are stored as they are.
+    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. If either file has a float64 tensor,
+    the update is computed in float64 and stored in float32. If none has, both sets of weights are stored as they are.
     Raises ValueError, or FileNotFoundError for a missing file, and writes nothing, if a file cannot be read or does not fit the
     model, if both files hold the same weights, or if `out` holds a recording already.
     """
@@ -136,8 +136,8 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
 def _make_payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
     """Return the weights that the client was sent, and the payload of its reply, as a recording stores them.
 
-    The payload is the returned weights. If any tensor is float64, it is instead the update (returned minus sent, in float32), and
-    the sent weights are returned in float32.
+    The payload is the returned weights. If any tensor is float64, the payload is instead the update (returned minus sent, in
+    float32), and the sent weights are returned in float32.
     """
     if not any(t.dtype is torch.float64 for t in (*sent.values(), *returned.values())):
         return sent, Payload(tensors=returned, codec="weights")
@@ -254,7 +254,7 @@ def _convert_kernel(kernel: Tensor, flattened: tuple[int, int, int] | None, name
 
 
 def _check(t: Tensor, expected: Tensor, name: str, path: Path) -> None:
-    """Raise ValueError if a tensor's shape or dtype differs from the model's, or it holds NaN or infinity.
+    """Raise ValueError if a tensor's shape or dtype differs from the model's, or the tensor holds NaN or infinity.
 
     float64 is accepted where the model has float32. expected: the model's tensor of this name. path: file, for messages.
     """

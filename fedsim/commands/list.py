@@ -1,6 +1,7 @@
 """Command `fedsim list`, which lists the names that an experiment can use, with their arguments.
 
-These are models, data sets, partitions, strategies, and four sorts of defenses: of updates, gradients, networks and inputs.
+The names are those of models, data sets, partitions, strategies, and four sorts of defenses: of updates, gradients, networks and
+inputs.
 """
 
 import inspect
@@ -41,7 +42,7 @@ def describe_names(kind: str) -> dict[str, dict[str, Any]]:
     """Return a dict from each name of a `kind` to a dict of texts: "summary", "arguments" (with defaults) and "reference".
 
     The reference is the cited publication. kind: one of `REGISTRY_KINDS`, such as "models" or "defenses". Raises ValueError for
-    any other.
+    any other `kind`.
     """
     if kind not in REGISTRY_KINDS:
         from defenses._registry import suggest_name

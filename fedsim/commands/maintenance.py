@@ -152,8 +152,8 @@ def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
 def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
     """Add an error to `damage` for each of `rows` (observations) whose true examples are not noted in the folder `truth`.
 
-    The error names the client's file in that folder, which has no entry for the round and attempt, or cannot be read. If the data
-    set is not described there, this is the only error. If the folder does not exist, nothing is checked.
+    The error names the client's file in that folder. The file has no entry for the round and attempt, or cannot be read. If the
+    folder does not describe the data set, that is the only error. If the folder does not exist, nothing is checked.
     """
     if not truth.is_dir():
         return
@@ -200,8 +200,8 @@ def _format_path(path: Path, folder: Path) -> str:
 def delete(folder: Path) -> Deleted:
     """Delete a run or a recording, with everything in its folder, and return how much was deleted.
 
-    The files that identify it are deleted last, so that an interrupted deletion can be repeated. Links are deleted, but not their
-    targets. Raises the errors of `identify_kind`, and then deletes nothing.
+    The files by which the run or recording is recognised are deleted last, so that an interrupted deletion can be repeated. Links
+    are deleted, but not their targets. Raises the errors of `identify_kind`, and then deletes nothing.
     """
     folder = Path(os.path.abspath(folder))
     kind = identify_kind(folder)
@@ -211,7 +211,7 @@ def delete(folder: Path) -> Deleted:
 
 
 def identify_kind(folder: Path) -> str:
-    """Return which kind of folder it is, "run" or "recording".
+    """Return the kind of `folder`: "run" or "recording".
 
     Raises ValueError if it is neither, or a link, or holds an entry that `fedsim` and `attacker` do not write there. Entries of
     its subfolders are not checked.

@@ -153,7 +153,7 @@ def federate(
     """Run a federation with a progress bar, unless the run in `folder` is already done.
 
     Returns the failure that the server of a deployment reported, such as missing updates; "" if there was none. With the engines
-    "ray" and "local" it is always "", since the caller can read the recording itself.
+    "ray" and "local" the result is always "", since the caller can read the recording itself.
     Raises ValueError or FileNotFoundError if the experiment cannot be run or `folder` holds another run, DiskFull if there is not
     enough disk space, EngineError if the federation fails, and EmptyRunError if no client answered.
     """

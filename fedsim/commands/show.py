@@ -77,7 +77,7 @@ def _summarise_clients(rows: "Iterable[Row]") -> list[dict[str, Any]]:
     client: name. rounds: number of recorded rounds in which the client was asked.
     complete: number of its updates in the recording, without those that are masked by secure aggregation.
     num_examples: smallest and largest number of distinct examples that one of its updates was trained on, see `Row.num_examples`;
-    [None, None] if it is known for no update.
+    [None, None] if this number is known for no update.
     """
     found: dict[str, list[Row]] = {}
     for row in rows:

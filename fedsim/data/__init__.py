@@ -119,7 +119,7 @@ def _load(name: str, arguments: str) -> Dataset:
 def describe(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dict that identifies a data set: name, arguments, content_hash and size (the number of training examples).
 
-    name, arguments: those that `load` got.
+    name, arguments: as they were passed to `load`.
 
     Clients store the dict with the indices of the examples that they used, so that scoring finds the same examples.
     """

@@ -21,9 +21,9 @@ ARRAY_NAMES = {
 def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Dataset:
     """Load images from NumPy archives with `images` (N, H, W[, C]), uint8 or numbers in [0, 1], and integer `labels` (N,).
 
-    train:     path of the archive with the training examples. They have C = 1 or 3 channels.
+    train:     path of the archive with the training examples, images of C = 1 or 3 channels.
     test:      path of an archive with the held-out examples: its arrays for testing or, if it has none, all its examples. Without
-               `test`, the arrays for testing in `train` are held out or, if it has none, every fifth example.
+               `test`, the arrays for testing in `train` are held out or, if `train` has none, every fifth example.
     mean, std: normalisation of the model's input, one value for all channels or one per channel.
 
     The arrays may also be named `train_images` and `train_labels`, and for testing `test_images` and `test_labels`; or `x_train`

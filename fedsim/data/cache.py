@@ -22,8 +22,8 @@ def fetch_once(name: str, root: str | None, part: str, fetch: Callable[[str], No
     """Return the cache folder, after downloading `part` into it unless it is there.
 
     name:  name of the data set, for messages. root: see `find_cache`. part: path below the cache folder.
-    fetch: function that downloads `part` into a given folder. It gets a temporary folder, from which the complete result is
-           moved.
+    fetch: function that downloads `part` into a given folder. This is a temporary folder, from which the complete result is moved
+           into the cache.
     Raises FileNotFoundError, with a message of one line, if the download fails or cannot be written.
     """
     folder = find_cache(root)

@@ -55,7 +55,7 @@ def write_part(folder: Path, data: Dataset, examples: Examples) -> None:
 def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
     """Write what the server knows about `data` to `folder`: specification, held-out examples, and sizes of the clients' parts.
 
-    sizes: number of examples of each client; they are written in ascending order.
+    sizes: number of examples of each client; these numbers are written in ascending order.
     """
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names, "sizes": sorted(map(int, sizes))}, data.test)
 

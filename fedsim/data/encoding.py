@@ -20,7 +20,7 @@ RANGE_SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Ranges and categories of a table's columns that are given, and the rows from which all others are computed.
+    """Given ranges and categories of a table's columns, and the rows from which all other ranges and categories are computed.
 
     file:        the table's file, for messages.
     ranges:      given ranges [low, high], keyed by column name; from public knowledge.
@@ -58,7 +58,8 @@ class KnownColumns:
     def find_source(self, columns: Iterable[str]) -> Literal["public", "held_out", "clients"]:
         """Return the source of the ranges and categories of `columns`.
 
-        If they have several sources, it is the one that reveals most about clients: "clients", then "held_out", then "public".
+        If the columns have several sources, the result is the source that reveals most about clients: "clients", then "held_out",
+        then "public".
         """
         if all(name in self.ranges or name in self.categories for name in columns):
             return "public"

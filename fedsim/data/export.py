@@ -68,13 +68,13 @@ def read_split(folder: Path) -> Experiment:
 
 
 def write_own_part(data: str, public: Path, folder: Path) -> int:
-    """Write a client's own data set as a folder of examples to train on, including its held-out ones; return their number.
+    """Write a client's own data set as a folder of examples to train on, held-out ones included; return the number of examples.
 
     data:   the data set, such as "npz:mine.npz" or "csv:mine.csv".
     public: folder that describes the data of all clients (shape, classes, column ranges), as `split` wrote it.
     folder: where to write; the data set "part:FOLDER" reads it.
     Classes that have names are renumbered as in the public description, matched by name.
-    Raises ValueError if the examples do not fit the public description, or if there are none.
+    Raises ValueError if the examples do not fit the public description, or if there are no examples.
     """
     facts = parts.public(str(public))
     own = parts.fit_to(parts.renumber_classes(datasets.load_text(data), facts), facts)

@@ -64,10 +64,10 @@ def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: 
     """Give each client examples of exactly `k` classes, drawn at random (like the shards of McMahan et al. 2017).
 
     Larger classes get more clients, approximately in proportion; the clients of a class share its examples at random in parts
-    whose sizes differ by at most one. If clients x k is less than the number of classes, the smallest classes are not used;
-    otherwise all examples are.
-    Returns a list with the indices (n,) of each client's examples. Raises ValueError if there are too few examples for so many
-    clients and classes.
+    whose sizes differ by at most one. If clients x k is less than the number of classes, the examples of the smallest classes are
+    not used. If it is at least the number of classes, all examples are used.
+    Returns a list with the indices (n,) of each client's examples. Raises ValueError if there are too few examples for this
+    number of clients and classes.
     """
     classes = _group_members(examples.labels)
     if not isinstance(k, int) or not 0 < k <= len(classes):
@@ -124,7 +124,7 @@ def _sort_parts(parts: list[list[int]]) -> list[Indices]:
 def _deal_classes(sizes: list[int], clients: int) -> list[int]:
     """Return how many clients each class gets if clients are assigned one by one to class 0, 1, ..., then 0 again, and so on.
 
-    sizes:   number of examples of each class. A class that has as many clients as examples gets no more.
+    sizes:   number of examples of each class. A class never gets more clients than it has examples.
     clients: number of clients, at most the sum of `sizes`.
     """
     holders = [0] * len(sizes)
@@ -188,8 +188,8 @@ def split(examples: Examples, clients: int, *, seed: int, name: str, **arguments
     """Split examples by the partition `name`; return a list with the indices (n,) of each client's examples.
 
     seed: seed of all random choices.
-    name: a key of `PARTITIONS`; `arguments` are those of this function besides examples, clients and rng.
-    With the built-in partitions, no example has two clients, and every client gets at least one.
+    name: a key of `PARTITIONS`; `arguments` are the arguments of the partition's function besides examples, clients and rng.
+    With the built-in partitions, no example has two clients, and every client gets at least one example.
     Raises ValueError if there are more clients than examples, or for invalid arguments of the partition.
     """
     if clients > len(examples):

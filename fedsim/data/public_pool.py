@@ -25,10 +25,10 @@ class _Images:
 def load_public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | None:
     """Return the public images that the defense `inputs` mixes in; None if it uses none.
 
-    They are the training images of the data set that the defense names. Indexing them with integers (n,) gives a tensor of
-    images.
-    Raises ValueError if their shape is not that of `data`, the clients' data, or if both data sets have the same training
-    examples.
+    The result is the training images of the data set that the defense names. Indexing the result with integers (n,) gives a
+    tensor of images.
+    Raises ValueError if the images have another shape than the examples of `data`, the clients' data, or if both data sets have
+    the same training examples.
     """
     mixing = inputs.build()
     if mixing is None or not mixing.public:

@@ -27,8 +27,8 @@ def photos(size: int = 32, scale: int | None = None) -> Dataset:
     """Load crops of eight colour photographs; the label is the photograph.
 
     size:  height and width of an example: 32, 64 or 128 pixels.
-    scale: size x scale is the width of a crop in the photograph, at most 128 pixels; it is averaged down by this factor. By
-           default 2 for 32 pixels, else 1.
+    scale: size x scale is the width of a crop in the photograph, at most 128 pixels; the crop is averaged down by the factor
+           `scale`. By default 2 for 32 pixels, else 1.
 
     Crops do not overlap. Approximately the left three quarters of a photograph are for training, and the rest is held out. Flat
     crops, whose standard deviation is below `MIN_CONTRAST` on the scale [0, 1], are left out.

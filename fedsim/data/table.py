@@ -42,8 +42,8 @@ def csv(
 
     A column is numeric if all its values are numbers. It is scaled to [0, 1] by its range, and values outside are clamped. A
     missing number (empty, ?, NA or nan) becomes the median of the rows of `ranges_from`, or the middle of a range in `ranges`.
-    Any other column is one-hot, with its categories in sorted order, or in the order given in `categories`. A missing value there
-    counts as the value `?`, and a value that is no category is all zeros.
+    Any other column is one-hot, with its categories in sorted order, or in the order given in `categories`. A missing value in a
+    one-hot column counts as the value `?`, and a value that is no category is all zeros.
     The partition `by_group` can use every column but label and split.
     Public, and in the manifest of a recording, are: names, kinds, ranges and categories of the input columns, the source of the
     ranges and categories, and the number of classes.

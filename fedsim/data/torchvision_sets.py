@@ -104,6 +104,6 @@ def _download(source: Callable[..., Any], folder: str) -> None:
 
 
 def _to_channels_first(images: Any) -> Array:
-    """Convert images (N, H, W) or (N, H, W, C) to an array (N, C, H, W); C is 1 for the former."""
+    """Convert images (N, H, W) or (N, H, W, C) to an array (N, C, H, W); C is 1 for images (N, H, W)."""
     pixels = np.asarray(images)
     return pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))

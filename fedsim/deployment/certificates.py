@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedsim.recording.files import make_private, write_bytes
 
 DEFAULT_HOST_NAMES = ("superlink", "localhost", "127.0.0.1", "::1")
-"""Names in every SuperLink's certificate: of its container and of its own machine."""
+"""Names in every SuperLink's certificate: the name of its container, and names by which its own machine reaches it."""
 MAX_VALID_DAYS = 825
 """Longest validity in days of a server's certificate that all systems accept."""
 
@@ -74,7 +74,7 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
     Existing certificates, with their keys, and an existing secret are kept. Delete `server.pem` to make a certificate for other
     hosts.
     Raises ValueError if `days` is not between 1 and 825, if the SuperLink's certificate must be signed and the authority's key is
-    missing, or if the authority's certificate is missing, but its key or a certificate that it signed is there.
+    missing, or if the authority's certificate is missing, but the authority's key or the SuperLink's certificate is there.
     """
     if not 0 < days <= MAX_VALID_DAYS:
         raise ValueError(f"days must be between 1 and {MAX_VALID_DAYS}, got {days}")
@@ -112,8 +112,8 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 def make_client(key: Path, public: Path) -> None:
     """Write a client's private key to `key`, and its public key, which the SuperLink gets, to `public`.
 
-    An existing private key is kept, and the public key is computed from it. Raises ValueError if it is not in OpenSSH's format,
-    has a password, or is not of an elliptic curve for ECDSA, the only kind that Flower accepts.
+    An existing private key is kept, and the public key is computed from it. Raises ValueError if an existing private key is not
+    in OpenSSH's format, has a password, or is not of an elliptic curve for ECDSA, the only kind that Flower accepts.
 
     New keys are on the curve P-384, like those made by `ssh-keygen -t ecdsa -b 384 -N ""`.
     """

@@ -53,8 +53,8 @@ def make_superlink_command(
     """Return the command of the SuperLink, Flower's relay between server and clients.
 
     host, port:   where the SuperLink listens.
-    database:     file in which it keeps runs and clients.
-    identity:     its TLS files; None for a SuperLink without TLS and keys.
+    database:     file in which the SuperLink keeps runs and clients.
+    identity:     TLS files of the SuperLink; None for a SuperLink without TLS and keys.
     control_from: networks, such as 10.0.0.0/8, that may send it Flower's commands (start a run, ...), besides its own machine.
     """
     admitted = [word for network in control_from for word in ("--control-from", network)]

@@ -269,8 +269,8 @@ def _find_cause(status: str, details: str, log: str) -> str:
     status:  Flower's status of the run.
     details: Flower's message with the status.
     log:     output of `flwr run`.
-    If neither `details` is such a message nor `log` contains an exception, the result is `SILENT_END_REASON` for the status
-    "finished:failed", and empty for any other status.
+    If `details` is not a message about the server's app and `log` contains no exception, the result is `SILENT_END_REASON` for
+    the status "finished:failed", and empty for any other status.
     """
     if details.startswith(SERVER_ERROR_PREFIX):
         return " ".join(details.removeprefix(SERVER_ERROR_PREFIX).split())

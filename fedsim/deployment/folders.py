@@ -74,7 +74,7 @@ class Layout:
         return self.root / "scores" / RUN_NAME
 
     def make_client_config(self, number: int, count: int, *, seed: int | None = None) -> dict[str, str | int]:
-        """Return Flower's node config of client `number` (from 0) of `count`, a dict, with the paths in its folder.
+        """Return Flower's node config of client `number` (from 0) of `count`, a dict, with paths in the client's folder.
 
         seed: the same for all clients, from which each derives its secrets (the seeds of its noise and of its order of examples),
               for reproducible runs; None for random secrets.

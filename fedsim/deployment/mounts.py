@@ -1,4 +1,4 @@
-"""Lists of the files that each party of a deployment sees, and a way to hide all others from processes on one machine."""
+"""Lists of the files that each party of a deployment sees, and a way to hide all other files from processes on one machine."""
 
 import os
 import shutil

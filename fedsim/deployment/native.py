@@ -20,7 +20,7 @@ from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes, find_free
 from fedsim.recording.files import make_private
 
 START_SECONDS = 120.0
-"""Time limit in seconds for a process to start; all of them load at once, possibly on one core."""
+"""Time limit in seconds for a process to start; all processes load at once, possibly on one core."""
 
 JOINED_LINE = "SuperNode ID:"
 """Line in a client's log after the SuperLink accepted it."""
@@ -152,7 +152,7 @@ class Native:
     def enrol(self) -> None:
         """Register the public keys of all clients, which are in the folder `keys` of `layout`, at the SuperLink.
 
-        Raises ValueError if there are none, and NotReached if the SuperLink does not register them.
+        Raises ValueError if there are no keys, and NotReached if the SuperLink does not register them.
         """
         from fedsim.deployment.flower_commands import enrol
 
@@ -204,8 +204,8 @@ class Native:
     def make_prefix(self, party: str) -> tuple[str, ...]:
         """Return the words to put before the command of a party.
 
-        They run it in its network (`Hosts.prefix`), set Flower's and the user's home folder and, if `isolated` is set, hide what
-        the party may not see of the deployment's folder.
+        These words run the command in the party's network (`Hosts.prefix`), set Flower's and the user's home folder and, if
+        `isolated` is set, hide what the party may not see of the deployment's folder.
         """
         home = make_private(self.home / party)
         own = ("env", f"FLWR_HOME={home}", f"HOME={home}")

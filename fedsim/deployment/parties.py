@@ -18,15 +18,15 @@ PARTY_NAMES = "superlink, server, or client-0, client-1, ..."
 def make_command(
     party: str, layout: Layout, superlink: str, *, bind: str = "127.0.0.1", secure: bool = True, control_from: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command that starts `party`: "superlink", "server", or "client-N" with N from 0. Creates folders that it needs.
+    """Return the command that starts `party`: "superlink", "server", or "client-N" with N from 0. Creates the party's folders.
 
     layout:       folders, whose paths the command contains.
     superlink:    address HOST:PORT of the SuperLink.
     bind:         address on which the SuperLink listens; for "superlink" only, otherwise ignored.
     secure:       whether to use TLS and keys.
     control_from: networks that may send Flower's commands to the SuperLink, besides its own machine; for "superlink" only.
-    Raises ValueError for an unknown party, a missing file that it needs, a port of the SuperLink that is in use, an invalid
-    network, or `control_from` for another party.
+    Raises ValueError for an unknown party, a missing file that the party needs, a port of the SuperLink that is in use, an
+    invalid network, or `control_from` for another party.
     """
     link, made = layout.make_link(superlink, secure=secure), layout.certificates
     port = int(superlink.rpartition(":")[2])

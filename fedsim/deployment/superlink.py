@@ -2,8 +2,8 @@
 
 Flower 1.41 serves everything on one port: the messages of clients, which have keys, and the commands of `flwr` (start a run, with
 code that server and clients execute; register a key), which need no password. Any client that reaches the port could run code on
-the server and on other clients. Here, commands are accepted only from this machine and from the networks that `--control-from`
-names, which may be repeated.
+the server and on other clients. Here, commands are accepted only from this machine and from the networks in the option
+`--control-from`, which may be repeated.
 """
 
 import sys
@@ -27,7 +27,7 @@ REFUSED_MESSAGE = b"Flower's control API is answered to the SuperLink's own mach
 
 
 class ControlGuard:
-    """ASGI middleware that answers Flower's control API, its commands, to this machine and `networks` only.
+    """ASGI middleware that lets only this machine and `networks` use Flower's control API, which serves Flower's commands.
 
     HTTP requests to the control API from elsewhere get status 403, and websockets to it are closed. Other paths are not guarded.
     """
@@ -54,7 +54,7 @@ class ControlGuard:
 
 
 def _is_control(path: str) -> bool:
-    """Return whether the path of a URL is `CONTROL_PATH` or below it; every path with ".." counts as such.
+    """Return whether the path of a URL is `CONTROL_PATH` or below it; true also for every path with "..".
 
     Upper case, repeated slashes and "." make no difference.
     """
@@ -96,7 +96,7 @@ def read_network(text: str) -> Network:
 def extend_heartbeats(database: Path, seconds: float) -> int:
     """Let the online clients and running tasks in a SuperLink's database stay valid for `seconds` from now without a heartbeat.
 
-    This is done before a SuperLink restarts. Otherwise, Flower would fail a task and take a client for lost 60 seconds after the
+    This is done before a SuperLink restarts. Without it, Flower would fail a task and take a client for lost 60 seconds after the
     last heartbeat, and count the time in which the SuperLink itself was down.
     Returns the number of running tasks; 0 if `database` does not exist or is not Flower's.
     """

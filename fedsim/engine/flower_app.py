@@ -3,7 +3,7 @@
 Keys of the run config, which the server's side chooses:
 
 experiment:              path of a TOML file, read on the machine of each party.
-settings:                the content of such a file, used instead of the path unless it is empty.
+settings:                the content of a TOML file; unless empty, it is used instead of the file at `experiment`.
 out:                     folder of the run on the server. Relative paths start in the folder of Flower's process.
 public:                  on the server, folder of public facts about the data, if the server does not have the data; otherwise
                          empty.

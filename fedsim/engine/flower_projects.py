@@ -31,7 +31,7 @@ def find_recorded(folder: Path) -> Path:
 
 
 def run_project(folder: Path, clients: int) -> None:
-    """Run the Flower app in `folder` with `clients` clients, one after the other, until it has finished. Its code is imported.
+    """Run the Flower app in `folder` with `clients` clients, one after the other, until it ends. The app's code is imported.
 
     Raises FileNotFoundError if the folder has no pyproject.toml, ValueError if that file names no Flower app or the app cannot be
     imported, and EngineError if the app fails while it runs.

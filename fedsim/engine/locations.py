@@ -29,10 +29,10 @@ class Places:
     def load_dataset(self) -> Dataset | None:
         """Return this party's data set; None if neither `data` nor `public` is set, so that it uses the experiment's data set.
 
-        With `public` only, as on a server, it has the public specification, no training examples, and held-out examples if they
-        are public. With `data` only, it is the client's own data set. With both, it is that data set with the public
-        specification and class names; ValueError is raised if it does not fit them. Its classes are not renumbered, since scoring
-        loads the same data set without the public description, and compares the labels.
+        With `public` only, as on a server, the result has the public specification, no training examples, and held-out examples
+        if they are public. With `data` only, the result is the client's own data set. With both, it is the client's own data set
+        with the public specification and class names; ValueError is raised if the data set does not fit them. Its classes are not
+        renumbered, since scoring loads the same data set without the public description, and compares the labels.
         """
         facts = None if self.public is None else datasets.load("public", path=str(self.public))
         if self.data is None:
@@ -45,7 +45,7 @@ class Places:
 
         own: the data set that `load_dataset` returned.
 
-        The client writes them to its truth folder, so that scoring can load the same examples.
+        The client writes this dict to its truth folder, so that scoring can load the same examples.
         """
         assert self.data is not None
         name, arguments = datasets.parse_text(self.data)

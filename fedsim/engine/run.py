@@ -117,8 +117,8 @@ class FederationRun:
     def check(self) -> None:
         """Raise an error, mostly ValueError, if data, network, loss, defenses, strategy, sizes and device do not suit each other.
 
-        Data, network and defenses are loaded and tried on at most two examples. This is done before a run, so that it does not
-        fail later.
+        Data, network and defenses are loaded and tried on at most two examples. This is done before a run, so that the run does
+        not fail later.
         """
         try:
             self._try_parts()
@@ -299,16 +299,17 @@ class FederationRun:
 def _has_begun(path: Path) -> bool:
     """Return whether `path`, a file or folder in the run's folder, shows that a run has begun.
 
-    All do except partial files (*.partial) left by a crash, and the folder `recording` if it is empty, as when it has just been
-    mounted.
+    All files and folders do except partial files (*.partial) left by a crash, and the folder `recording` if it is empty, as when
+    it has just been mounted.
     """
     return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
 
 
 def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first `count` training examples (n, *shape), or fewer if there are not so many, and their labels (n,).
+    """Return the first `count` training examples (n, *shape), or all if there are fewer, and their labels (n,).
 
-    They are for a trial step. If this party has no training examples, they are `count` examples of zeros with label 0.
+    The examples are for a trial step. If this party has no training examples, `count` examples of zeros with label 0 are
+    returned.
     """
     if len(data.train):
         return data.train[:count]

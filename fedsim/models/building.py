@@ -284,7 +284,8 @@ def _make_factory(function: Callable[..., Any]) -> ModelFactory:
 def _find_public_parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
     """Return which of shape and num_classes are names of parameters of a function, and whether it takes both by position.
 
-    The latter holds if it has no parameter of these names and at least two positional parameters without a default.
+    The function takes both by position if it has no parameter of these names and at least two positional parameters without a
+    default.
     """
     parameters = inspect.signature(function).parameters
     named = [key for key in ("shape", "num_classes") if key in parameters]

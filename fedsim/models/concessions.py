@@ -1,4 +1,4 @@
-"""Warnings for users of attacks on a network: what its batch norm, random numbers and imprint layers mean for their results.
+"""Warnings for users of attacks on a network: what batch norm, random numbers and imprint layers mean for the results.
 
 Also checks that the training mode is stated where it matters and that the loss suits the logits.
 """
@@ -34,8 +34,9 @@ WIDE_HEAD_WARNING = (
 def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return warnings for users of attacks on this network, a list of one text each; empty if there is nothing to say.
 
-    They state that the network has an imprint layer or a wide layer that a server has added; how attacks treat batch norm, if
-    there is any, in the mode of `training`, "train" or "eval"; and that clients draw random numbers (`list_unsimulated`).
+    The warnings state that the network has an imprint layer or a wide layer that a server has added; how attacks treat batch
+    norm, if there is any, in the mode of `training`, "train" or "eval"; and that clients draw random numbers
+    (`list_unsimulated`).
     """
     normed = _has_batch_norm(network)
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
@@ -61,10 +62,10 @@ def list_unsimulated(network: nn.Module, training: Training, data: DataSpec) -> 
 
 
 def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Training:
-    """Return the training settings with a mode, "train" or "eval": the one that they state, else "eval".
+    """Return the training settings with a mode, "train" or "eval": the mode that they state, else "eval".
 
-    Raises ValueError if none is stated and the network computes differently in both: it has batch norm or draws random numbers in
-    training mode.
+    Raises ValueError if none is stated and the network computes differently in the two modes: it has batch norm or draws random
+    numbers in training mode.
     """
     if training.mode != "unstated":
         return training

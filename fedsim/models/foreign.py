@@ -45,7 +45,7 @@ def take_tokens_as_floats(model: nn.Module) -> nn.Module:
 def convert_indices(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return the arguments of an embedding with the first, its indices, converted from floats to int64.
 
-    If it is not a tensor of floats, None is returned, which leaves the arguments unchanged.
+    If the first argument is not a tensor of floats, None is returned, which leaves the arguments unchanged.
     """
     if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
         return (given[0].long(), *given[1:])

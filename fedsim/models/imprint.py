@@ -2,8 +2,9 @@
 
 It is inserted before the first layer. All its neurons measure one linear statistic of the image; each reacts if the statistic
 exceeds its threshold. The thresholds are quantiles of the statistic's distribution, except the first, which every example
-exceeds. Two neighbouring neurons give the server the one example of a batch whose statistic lies between their thresholds, if no
-other does: it is the difference of the gradients of their weights, divided by that of their biases.
+exceeds. Two neighbouring neurons give the server the one example of a batch whose statistic lies between their thresholds, if the
+statistic of no other example does: the example is the difference of the gradients of the two neurons' weights, divided by the
+difference of the gradients of their biases.
 """
 
 import math

@@ -25,9 +25,9 @@ POOLINGS: Mapping[str, Callable[[], nn.Module] | None] = {
 }
 
 INITIAL_WEIGHTS = {"published": None, "uniform": True, "default": False}
-"""Dict from the argument `initial` to whether weights are drawn uniformly from (-0.5, 0.5), otherwise by PyTorch's default.
+"""Dict from the argument `initial` to how weights are drawn: True uniformly from (-0.5, 0.5), False by PyTorch's default.
 
-None stands for True with the activation sigmoid and False with any other.
+None stands for True with the activation sigmoid, and for False with any other activation.
 """
 
 
@@ -90,7 +90,7 @@ def lenet_dlg(
     The convolutions are 5x5, with strides 2, 2 and 1.
     channels:   number of channels of every convolution.
     activation: sigmoid, tanh, relu, or leaky_relu.
-    pooling:    none, max, or mean, the latter two instead of strides.
+    pooling:    none, max, or mean; max and mean replace the strides.
     initial:    distribution of the initial weights and biases: uniform from (-0.5, 0.5), default (PyTorch's), or published, which
                 is uniform for sigmoid and default for other activations.
     """
@@ -119,7 +119,7 @@ def lenet_cpl(
     strides 2, 2, 1 and 1.
     channels:   number of channels of every convolution.
     activation: sigmoid, tanh, relu, or leaky_relu.
-    pooling:    none, max, or mean, the latter two instead of strides.
+    pooling:    none, max, or mean; max and mean replace the strides.
     initial:    distribution of the initial weights and biases: uniform from (-0.5, 0.5), default (PyTorch's), or published, which
                 is uniform for sigmoid and default for other activations.
     """

@@ -24,8 +24,8 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def logistic(logits: Tensor, y: Tensor) -> Tensor:
     """Return the mean over N of log(1 + exp(-mu)), mu = (2y - 1) * logit, of logits (N, 1) with classes y (N,), 0 or 1.
 
-    If y holds class probabilities (N, 2), the term of an example is the mean of the terms of both classes, weighted with them.
-    Raises ValueError if there is more than one logit. Source: R-GAP (Zhu and Blaschko 2021), section 3.1.
+    If y holds class probabilities (N, 2), the term of an example is the mean of the terms of both classes, weighted with these
+    probabilities. Raises ValueError if there is more than one logit. Source: R-GAP (Zhu and Blaschko 2021), section 3.1.
     """
     if logits.shape[-1] != 1:
         raise ValueError(
@@ -54,7 +54,7 @@ def predict_classes(logits: Tensor) -> Tensor:
 
 
 def predict_probabilities(logits: Tensor) -> Tensor:
-    """Return class probabilities (N, K) from logits (N, K). A single logit (N, 1) is that of class 1, and gives (N, 2)."""
+    """Return class probabilities (N, K) from logits (N, K). A single logit (N, 1) is the logit of class 1 and gives (N, 2)."""
     if logits.shape[-1] != 1:
         return logits.softmax(dim=-1)
     return torch.cat([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=-1)

@@ -27,7 +27,7 @@ def cnn6_d(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 def fcn3(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """Return FCN3 of R-GAP: linear layers of 1000, 100 and then one output per class, or one for two classes.
 
-    LeakyReLU follows the first two layers. It takes images and table rows, which are flattened.
+    LeakyReLU follows the first two layers. The network takes images and table rows, which it flattens.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise((prod(shape), 1000, 100)):

@@ -1,6 +1,6 @@
 """The networks of ROG, an attack on obfuscated gradients (Yue et al. 2022).
 
-None has batch norm, and all have PyTorch's initialisation. The paper, "Gradient obfuscation gives a false sense of security",
+The networks have PyTorch's initialisation and no batch norm. The paper, "Gradient obfuscation gives a false sense of security",
 uses images of 128x128 pixels.
 """
 

@@ -11,14 +11,14 @@ from types import ModuleType
 from typing import Any
 
 OWN_PACKAGES = frozenset({"attacker", "defenses", "fedleak", "fedsim"})
-"""Packages of this project, whose code is identified by its version instead."""
+"""Packages of this project; the version of the project identifies their code."""
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def identify_code(function: Callable[..., Any]) -> str:
     """Return `module:name@digest` of a function or class from outside this project; "" for one of this project.
 
-    The digest, 16 hexadecimal digits, covers the files of its module and of the loaded modules that this one uses, directly or
+    The digest, 16 hexadecimal digits, covers the files of its module and of the loaded modules that this module uses, directly or
     indirectly, if they belong to the same package or lie outside Python's folders of installed packages. The code of a function
     typed at a prompt is not covered, since its module has no file. If `inspect` finds no module for the function, `?:name@` is
     returned, without a digest.

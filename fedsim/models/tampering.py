@@ -78,8 +78,8 @@ def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
     """Yield the signs of tampering in weights, given by parameter name, for the patterns of `inspect_model`.
 
     Only parameters of two or more dimensions whose names end in "weight" are inspected, each with its bias (the same name with
-    "bias") if `weights` has it; without biases, neurons that never react are not found. The last one of exactly two dimensions
-    is taken for the weight of the last linear layer.
+    "bias") if `weights` has it; without biases, neurons that never react are not found. The last of these parameters with exactly
+    two dimensions is taken for the weight of the last linear layer.
     """
     matrices = {name: w.detach() for name, w in weights.items() if name.endswith("weight") and w.ndim >= 2}
     for name in matrices:
@@ -135,8 +135,9 @@ def compute_parallel_share(weight: Tensor) -> float:
 def _compute_mirrored_share(weight: Tensor) -> float:
     """Return the share of rows that hold about the same values twice, once positive and once negative, up to a factor.
 
-    Half of the values of such a row are positive, and half negative. The ratio of the k-th largest of both in magnitude is nearly
-    the same for all k. With an odd number of values, the middle one is ignored. Only the first `MAX_ROWS` rows are examined.
+    Half of the values of such a row are positive, and half negative. The ratio of the k-th largest magnitude among the negative
+    values to the k-th largest positive value is nearly the same for all k. With an odd number of values, the middle one is
+    ignored. Only the first `MAX_ROWS` rows are examined.
     """
     rows = weight[:MAX_ROWS]
     half = rows.shape[1] // 2

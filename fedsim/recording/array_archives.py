@@ -30,8 +30,9 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
     """Return a dict from name to array of the arrays called `names` in a NumPy archive (.npz), by default of all.
 
     limit: largest size of these arrays in bytes, together, when unpacked.
-    Raises ValueError, naming the file, if it is no regular file or no such archive, lacks one of the arrays, or one is damaged,
-    too large, or of a type that is refused, such as objects. Raises FileNotFoundError if the file does not exist.
+    Raises ValueError, naming the file, if it is no regular file or no NumPy archive, lacks one of the arrays, or if one of the
+    arrays is damaged, too large, or of a type that is refused, such as objects. Raises FileNotFoundError if the file does not
+    exist.
     """
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
@@ -52,7 +53,7 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
 def read_names(path: Path) -> tuple[str, ...]:
     """Return the names of the arrays in a NumPy archive (.npz).
 
-    Raises ValueError, naming the file, if it is no regular file or no such archive, and FileNotFoundError if it does not exist.
+    Raises ValueError, naming the file, if it is no regular file or no NumPy archive, and FileNotFoundError if it does not exist.
     """
     try:
         with open_regular(path) as file, ZipFile(file) as archive:

@@ -11,8 +11,8 @@ COUNTER = "num_batches_tracked"
 """End of the name of batch norm's counter of the batches that it saw in training mode."""
 STATISTICS = ("running_mean", "running_var")
 MAX_DELTA_COSINE = 0.5
-"""Cosine of the weights before and after training below which, if they also became smaller, they are taken for changes alone.
-Training leaves it near 1, and changes are nearly orthogonal to the weights."""
+"""Cosine between the tensors that a client got and those that it returned, below which the returned ones are taken for changes
+instead of weights, if their norm is also smaller. Weights after training have a cosine near 1, and changes one near 0."""
 MAX_MOVE = 5.0
 """Largest change of a weight by Adam, relative to the sum of learning rates, that is taken for possible; 1 is usual."""
 MIN_MOVE = 0.05
@@ -27,7 +27,7 @@ def find_contradictions(
     """Return sentences on what a client returned and `training` cannot explain; empty if nothing was found.
 
     Five things are checked. (1) Batch norm's statistics must not change in mode "eval". (2) The returned tensors must be weights,
-    not changes of weights. If (1) or (2) fails, the others are not checked. (3) If one of the matrices and kernels that
+    not changes of weights. If (1) or (2) fails, the checks after it are left out. (3) If one of the matrices and kernels that
     `training.frozen` does not name changes, all of them must. (4) In mode "train", batch norm must have counted as many batches
     as the settings give. (5) With adam and adamw, the largest change of a weight must be possible.
     reported: number of examples that the client reported, if any.

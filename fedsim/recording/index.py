@@ -37,15 +37,16 @@ class Row:
     attempt:      1, and one more after each time that the run was resumed.
     status:       "complete" if an update came, "masked" if it is only contained in the secure sum, "failed" if the client sent an
                   error or a malformed message, "late" if it did not answer in time.
-    reason:       why the client failed or was late, also if it did so after its masked update came (status "masked"); else "".
+    reason:       why the client failed or was late, even if only after its masked update came (status "masked"); else "".
     num_examples: number of distinct examples behind the update; None if unknown. In a row from `make_row` it is still the number
                   that the client reported; `Recording.read_rows` replaces it.
     file:         path of the file with what the client sent, relative to the recording's folder. `file`, `sha256` and `codec`
-                  are None if nothing of it is stored.
+                  are None if nothing that the client sent is stored.
     bytes:        size of the reply on the wire.
     metrics:      numbers that the client reported, by name.
     received_at:  time at which the reply was recorded, in seconds since 1970.
-    reported:     number of examples that the client reported. It is None in a row from `make_row`, and in that of a secure sum.
+    reported:     number of examples that the client reported. It is None in a row from `make_row`, and in the row of a secure
+                  sum.
     """
 
     round: int

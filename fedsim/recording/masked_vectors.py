@@ -33,7 +33,7 @@ class Masked:
     mask_key, share_key: the client's public keys of the round, 32 bytes each, for masks and for the encryption of shares.
     sealed: size in bytes of each encrypted message with shares of the client's secrets. There is one message per neighbour; the
             neighbours of a client are the clients that keep shares of its secrets.
-    up, down: bytes sent by and to the client, by name of the exchange (`EXCHANGE_NAMES`); exchanges without any are left out.
+    up, down: bytes sent by and to the client, by name of the exchange (`EXCHANGE_NAMES`); exchanges without bytes are left out.
     """
 
     words: Tensor | None = None

@@ -125,7 +125,8 @@ class Observation:
     num_examples: number of distinct examples behind the update, derived from the client's report and the prescribed training
                   (`Training.count_examples`); for the secure sum, the total over its clients; None if unknown.
     model, data, training: the network, the data and the local training, with the learning rate of that round.
-    weights:      weights that the server sent, by name; if the client sends whole weights, converted to the type of these.
+    weights:      weights that the server sent, by name; if the client sends whole weights, converted to the type of the client's
+                  weights.
     payload:      the update as sent, in packed form.
     defenses:     defenses that clients apply to their updates. gradient, inputs: defenses that change how clients compute
                   gradients and prepare examples.
@@ -175,10 +176,10 @@ class Observation:
     def rounding(self) -> Mapping[str, Tensor]:
         """Return an estimate of the largest rounding error of each coordinate of `update`, by name.
 
-        It is empty unless clients send whole weights. They are then assumed to round them once per local step, each time by at
-        most half the gap between neighbouring floating point numbers, taken at the larger magnitude of the weight before and
-        after training. The estimate is the number of steps times this half gap. If `num_examples` is unknown, one step per epoch
-        is assumed.
+        It is empty unless clients send whole weights. The clients are then assumed to round their weights once per local step,
+        each time by at most half the gap between neighbouring floating point numbers, taken at the larger magnitude of the weight
+        before and after training. The estimate is the number of steps times this half gap. If `num_examples` is unknown, one step
+        per epoch is assumed.
         """
         if self.payload.codec != "weights":
             return {}

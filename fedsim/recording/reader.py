@@ -90,10 +90,10 @@ class Recording:
         """Return the rows of the index in the order of round and client.
 
         Their `reported` is the number of examples that the client reported, and `num_examples` what `Training.count_examples`
-        derives from it; the row of a secure sum keeps its own.
+        derives from it; the row of a secure sum is not changed.
         rounds, clients: return only rows of these rounds and of clients with these names; None or empty for all.
-        on_damage: function that is called with the error of each invalid row, which is then skipped; without it, the first one
-                   raises DamagedFile. An index that is missing, no database or out of order raises it in any case.
+        on_damage: function that is called with the error of each invalid row, which is then skipped; None raises the first error.
+                   An index that is missing, no database or out of order raises DamagedFile in any case.
         """
         chosen, values = [], []
         for column, wanted in (("round", self._limit_rounds(rounds) if rounds else None), ("client", clients)):
@@ -113,7 +113,7 @@ class Recording:
     def _replace_count(self, row: Row) -> Row:
         """Return the row with the reported number of examples in `reported`, and the number behind the update in `num_examples`.
 
-        `Training.count_examples` derives the latter, since a round may use only part of the client's examples. The row of a
+        `Training.count_examples` derives `num_examples`, since a round may use only part of the client's examples. The row of a
         secure sum is returned unchanged.
         """
         if row.client == SUM_CLIENT:
@@ -246,14 +246,14 @@ class Recording:
         """Yield the observations of clients that sent an update, and of secure sums, one by one, in order of round and client.
 
         Failed, late and masked replies are left out. rounds, clients: read only these; None or empty for all.
-        on_damage: function that is called with the error, which names the file, of each row or observation that cannot be read;
-                   the others follow. Without it, the first one raises DamagedFile.
+        on_damage: function that is called with the error, which names the file, of each row or observation that cannot be read,
+                   which is then skipped; None raises the first error, a DamagedFile.
         """
         rows = self.read_rows(rounds=rounds, clients=clients, on_damage=on_damage)
         return _read_undamaged((row for row in rows if row.status == "complete"), self.read_observation, on_damage)
 
     def read_sent(self, round: int) -> Sent:
-        """Return what the server sent in a round. Raises DamagedFile if it is not recorded, or its file is missing or damaged."""
+        """Return what the server sent. Raises DamagedFile if the round is not recorded, or its file is missing or damaged."""
         sent = self._sent(round)
         if isinstance(sent, DamagedFile):
             raise sent.with_traceback(None)
@@ -279,7 +279,7 @@ class Recording:
 
 
 def _read_undamaged(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | None) -> Iterator[R]:
-    """Yield `read(item)` of each item. Pass DamagedFile errors to `on_damage` and continue, or raise them if it is None."""
+    """Yield `read(item)` of each item. Pass a DamagedFile to `on_damage` and continue; raise it if `on_damage` is None."""
     for item in items:
         try:
             read_item = read(item)

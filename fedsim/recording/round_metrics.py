@@ -9,7 +9,7 @@ from fedsim.recording.safe_files import DamagedFile, shorten, to_printable
 
 METRICS_FILE = "metrics.jsonl"
 COUNT_KEYS = ("round", "clients", "missing")
-"""Keys of a row that hold whole numbers: the round, replies that came, and those that did not. Round 0 has no replies."""
+"""Keys of a row that hold whole numbers: the round, replies that came, and missing replies. Round 0 has no replies."""
 MEASURE_KEYS = ("loss", "accuracy")
 """Keys of a row that hold numbers, or null for NaN and infinity."""
 MAX_COUNT = 2**53

@@ -42,7 +42,7 @@ def check_run(folder: Path) -> None:
     """Raise the first error that `find_foreign` yields for a run, if it yields one: a DamagedFile that names path and reason.
 
     The reason also says what to do about a link, pipe, socket or device, or a folder that is too deep. If a folder cannot be
-    opened, it is the system's message, such as "Permission denied".
+    opened, the reason is the system's message, such as "Permission denied".
     """
     for error in find_foreign(folder):
         raise error

@@ -51,7 +51,7 @@ def to_printable(text: str) -> str:
 def name_errors(path: Path | str) -> Iterator[None]:
     """Set the file name of OSErrors raised within the `with` block to `path`, unless they name an absolute path.
 
-    Errors of descriptors name no file, and errors of functions with `dir_fd` only its last part.
+    Errors of descriptors name no file, and errors of functions with `dir_fd` name only the last part of the path.
     """
     try:
         yield
@@ -90,7 +90,7 @@ def open_file(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
 def open_folder(folder: Path, *, below: Path | None = None, make: bool = False) -> Iterator[int]:
     """Open `folder` as a descriptor, for functions that take `dir_fd`, within a `with` block.
 
-    below: folder below which links are not followed; `folder` or one above it, by default `folder`. It may be a link itself.
+    below: folder below which links are not followed; `folder` or one above it, by default `folder`. `below` itself may be a link.
     make:  whether to create `below`, `folder` and folders between them, if missing, with access for their owner only. Missing
            folders above `below` are created with usual permissions.
     Raises DamagedFile if a part of the path below `below` is a link or not a folder, ValueError if `folder` is not below `below`

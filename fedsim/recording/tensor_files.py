@@ -76,7 +76,7 @@ def _allocate(size: int) -> Tensor:
 
 
 def _make_header_buffer(length: bytes, size: int) -> bytearray:
-    """Return a buffer that begins with `length` and has as many further bytes (zeros) as `length` says that the header has.
+    """Return a buffer that begins with `length`, followed by zeros, one for each byte that the header has according to `length`.
 
     length: first 8 bytes of the file, a little-endian integer. size: number of bytes of the file.
     Raises ValueError if the header would be longer than `MAX_HEADER` or than the rest of the file.

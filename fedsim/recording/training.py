@@ -132,8 +132,8 @@ class Training:
         """Return the factor c of the weights in a round's first step, `weights -= r * (direction + c * weights)`.
 
         r is positive: the learning rate or, with Nesterov momentum, a multiple of it. For sgd, the direction is the gradient, and
-        c is `weight_decay`. For adamw, the direction is Adam's normalised gradient, and c is `weight_decay`. For adam, it is
-        Adam's normalisation of `gradient + weight_decay * weights`, so that c is 0.
+        c is `weight_decay`. For adamw, the direction is Adam's normalised gradient, and c is `weight_decay`. For adam, the
+        direction is Adam's normalisation of `gradient + weight_decay * weights`, so that c is 0.
         """
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 
@@ -182,10 +182,10 @@ class Training:
     def count_examples(self, reported: int | None) -> int | None:
         """Return the number of distinct examples behind an update, given the number that the client reports, if any.
 
-        It is the setting `examples`, if given, and otherwise None if nothing is reported. With `steps`, it is the reported
-        number, at most `steps * step_size`; if an epoch ends within the round, some examples may be used twice, so that the true
-        number is lower. With `epochs`, it is the reported number; with `drop_last` only the examples that fill whole batches
-        count, or all if they fill no batch.
+        If the setting `examples` is given, the result is this setting. If it is not given and nothing is reported, the result is
+        None. With `steps`, the result is the reported number, at most `steps * step_size`; if an epoch ends within the round,
+        some examples may be used twice, so that the true number is lower. With `epochs`, the result is the reported number; with
+        `drop_last` only the examples that fill whole batches count, or all if they fill no batch.
         """
         if self.examples is not None:
             return self.examples
@@ -199,7 +199,8 @@ class Training:
     def list_beliefs(self) -> list[str]:
         """Return sentences on what attacks assume about every update, to be confirmed by the user.
 
-        One states the number of examples, one the local steps (optimiser, learning rate, mode); those of `list_limits` follow.
+        One states the number of examples, one the local steps (optimiser, learning rate, mode); the sentences of `list_limits`
+        follow.
         """
         return [self._describe_amount(), self._describe_steps(), *self.list_limits()]
 

@@ -38,10 +38,10 @@ class Reply:
     status:  "complete" if it sent an update, "masked" if its masked update is in the round's sum of secure aggregation, "late" if
              an answer did not come in time, otherwise "failed": an error, a malformed message, or a sum that could not be
              computed.
-    reason:  why the client failed or was late. A client that did so after its masked update came has a reason, too, although its
-             status may be "masked". Otherwise empty.
-    payload: what the client sent: an encoded update or, with secure aggregation, a masked one with public keys. None if nothing
-             of that came, or if it is not to be recorded.
+    reason:  why the client failed or was late; otherwise empty. A client that failed or was late after its masked update came has
+             a reason, too, although its status may be "masked".
+    payload: what the client sent: an encoded update or, with secure aggregation, a masked one with public keys. None if none of
+             these came, or if they are not to be recorded.
     buffers: batch-norm statistics that the client sent with the update, by name.
     num_examples, metrics: number of examples and metrics that the client reported; for the sum, those of the whole round.
     bytes:   size of the reply's content in bytes.

@@ -5,15 +5,15 @@ Bell et al. 2020). A round has four exchanges between the server and its clients
 
 1. setup:   each client advertises two public keys, one for masks and one for encrypting shares.
 2. share:   each client splits two secrets into shares for its neighbours: the private key of the masks that it has in common with
-            each neighbour, and the seed of its own mask. It keeps a share of the seed itself.
+            each neighbour, and the seed of its own mask. The client keeps one share of this seed.
 3. collect: each client trains, applies its defense, quantises, and sends the result plus its own mask and, for each neighbour,
             plus or minus their common mask. The common masks cancel in the sum.
-4. unmask:  clients reveal shares of the seeds of clients whose vectors are in the sum, and of the keys of clients that dropped
-            out before they sent one, so that the server can remove the masks that remain.
+4. unmask:  clients reveal shares of the seeds of clients whose vectors are in the sum, and of the mask keys of clients that
+            dropped out before they sent a vector, so that the server can remove the masks that remain.
 
 Security against a server that follows the protocol: together with fewer than `threshold` clients it learns, of the updates of
-the other clients, nothing but their sum. If not all clients are neighbours, the others must also be connected with each other;
-fewer than `neighbours` clients that collude or drop out cannot disconnect them.
+the other clients, nothing but their sum. If not all clients are neighbours, these other clients must also be connected with each
+other; fewer than `neighbours` clients that collude or drop out cannot disconnect them.
 
 A server that breaks the protocol can read single updates: public keys are not authenticated, so that it can replace them by its
 own. Clients refuse only obvious deviations, such as too few neighbours or a request for both secrets of one client.

@@ -1,6 +1,6 @@
 """The cohort (set of clients) of a round that is repeated after a crash of the server.
 
-If it changed, the difference of the two sums would reveal the updates of the clients that are in one of them only.
+If the cohort changed, the difference of the two sums would reveal the updates of the clients that are in only one sum.
 """
 
 import os
@@ -39,7 +39,7 @@ class Cohorts:
     def is_admitted(self, round: int, member: str) -> bool:
         """Return whether the client `member` may take part in this round.
 
-        It may not if a cohort without it was stored for the same round before.
+        It may not if a cohort without this client was stored for the same round before.
         """
         return round != self._round or member in self._members
 

@@ -53,7 +53,7 @@ class Exchanges:
         self._numbers: dict[int, int] = {}  # numbers of members by node
 
     def run(self) -> SecureRound:
-        """Run the exchanges and return the outcome. If no sum can be computed, it holds the reason instead."""
+        """Run the exchanges and return the outcome, which holds the sum or, if no sum can be computed, the reason."""
         try:
             total = self._compute_total()
             clients = sum(seen.words is not None for seen in self._seen.values())

@@ -24,7 +24,7 @@ class SecureGrid(Around):
 
     The strategy receives equal replies from all clients in the sum: the weights that it sent plus the mean of the quantised
     updates, weighted by numbers of examples, with `num-examples` 1. Strategies that average get the right result. A client that
-    is not in the sum replies with an error, or not at all if it was late. If no sum can be computed, no client is in it.
+    is not in the sum replies with an error, or not at all if it was late; this holds for all clients if no sum can be computed.
 
     agreement: settings agreed with the clients, which read them from their own configuration.
     seed:      seed of the random graphs of neighbours, the clients that share masks.
@@ -81,7 +81,8 @@ class SecureGrid(Around):
 def make_replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
     """Return the replies to the messages `asked` (dict by node id).
 
-    A client in the sum gets a reply with the weights sent plus the mean update, any other an error, or none if it was late.
+    For a client in the sum, the reply holds the weights sent plus the mean update; for any other client, an error. A client that
+    was late has no reply.
     """
     answers = []
     plain: RecordDict | None = None

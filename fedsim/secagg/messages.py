@@ -78,8 +78,8 @@ def read_roster(content: RecordDict) -> Roster:
 def read_sealed(content: RecordDict) -> dict[int, bytes]:
     """Return the encrypted shares in a message, as a dict by the number of a client.
 
-    In a server's message it is the number of the client that sent the shares, in a client's answer that of the client that is to
-    receive them. The server numbers the clients of a round from 1.
+    In a server's message, this client sent the shares; in a client's answer, this client is to receive the shares. The server
+    numbers the clients of a round from 1.
     """
     return _read_by_member(_find_record(content), "peers", "sealed")
 

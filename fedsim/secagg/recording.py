@@ -22,8 +22,8 @@ class SecureRecording(RecordingStrategy):
 
     In each recorded round, every client that was asked has a row in the index. Its status is "masked" if its vector is in the
     sum, "late" if an answer did not come in time, and otherwise "failed". For a client that is selected for recording and sent
-    public keys, a file holds these, the masked vector if it came, and the sizes of its messages. If a sum was computed, it is
-    recorded as the reply of a client named "sum": the mean of the updates and the total number of examples.
+    public keys, a file holds these keys, the masked vector if it came, and the sizes of its messages. If a sum was computed, it
+    is recorded as the reply of a client named "sum": the mean of the updates and the total number of examples.
     """
 
     _outcome: SecureRound | None = None
@@ -76,7 +76,8 @@ class SecureRecording(RecordingStrategy):
 def count_clipped(revealed: Revealed) -> dict[str, int]:
     """Return two metrics of a round as a dict by name.
 
-    secagg_clipped: number of clipped coordinates over all clients. secagg_clipped_clients: number of clients with any clipped.
+    secagg_clipped: number of clipped coordinates over all clients. secagg_clipped_clients: number of clients with clipped
+                    coordinates.
     """
     return {"secagg_clipped": revealed.clipped, "secagg_clipped_clients": revealed.clipped_clients}
 

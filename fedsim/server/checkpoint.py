@@ -26,12 +26,12 @@ CHECKPOINT_FILE = "server.safetensors"
 class StrategyMemory:
     """The attributes of a strategy, and of the strategies that it wraps, as they are saved between two rounds.
 
-    values:  dict from the path of an attribute, such as "inner.name", to its value. For a number, text, None, or a list of them,
-             it is {"kind": "plain", "value": ...}; for arrays, {"kind": their container, "keys": keys of the arrays}, where the
-             container is "record" (of Flower), "array" (one NumPy array, with the key ""), "list" or "dict".
+    values:  dict from the path of an attribute, such as "inner.name", to its value. A number, text, None, or a list of these has
+             the entry {"kind": "plain", "value": ...}; arrays have {"kind": their container, "keys": keys of the arrays}, where
+             the container is "record" (of Flower), "array" (one NumPy array, with the key ""), "list" or "dict".
     tensors: dict from "path/key" of an array to the array.
-    unsaved: attributes of other types, which cannot be saved: texts with path and type. With any, a run cannot be resumed.
-             Functions and empty dicts, sets and tuples are left out everywhere.
+    unsaved: attributes of other types, which cannot be saved: texts with path and type. If there are any, a run cannot be
+             resumed. Functions and empty dicts, sets and tuples are left out everywhere.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ class EmptyRunError(RuntimeError):
 def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     """Check the run in `folder` after its last round, by its `metrics.jsonl` and its `recording`.
 
-    tell: called with one line if replies are missing but not all of them: how many, and why the first one is.
+    tell: called with one line if some replies, but not all, are missing: their number, and why the first one is missing.
     Raises EmptyRunError if no client answered in any round, or nothing was recorded.
     """
     rounds = [row for row in read_metrics(folder) if row["round"]]

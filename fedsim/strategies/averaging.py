@@ -16,9 +16,9 @@ from fedsim.strategies.wrapper import Wrapper
 class Averaging(Wrapper):
     """A strategy that lets `inner` aggregate only the parameters, averages buffers itself, and keeps the dtypes of all tensors.
 
-    Buffers are averaged with the clients' `num-examples` as weights; integers are rounded. They are hidden from `inner` because a
-    server optimiser such as FedAdam could make a variance negative. Dtypes are restored because some of Flower's strategies
-    convert float32 to float64.
+    Buffers are averaged with the clients' `num-examples` as weights; integers are rounded. Buffers are hidden from `inner`
+    because a server optimiser such as FedAdam could make a variance negative. Dtypes are restored because some of Flower's
+    strategies convert float32 to float64.
 
     buffers: names of the tensors that are buffers.
     """

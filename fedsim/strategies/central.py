@@ -1,7 +1,7 @@
 """Central differential privacy with Flower's strategies, which clip each update on the server and add noise to the mean.
 
-It protects against observers of the global model. It does not protect against the server, which sees and records every update
-before it is clipped.
+The noise protects against observers of the global model. It does not protect against the server, which sees and records every
+update before it is clipped.
 """
 
 import math
@@ -47,10 +47,10 @@ def clip_adaptively(
 
     drawn:                number of clients per round.
     noise_multiplier:     as in `clip_fixed`, for the mean and the number of clipped updates together: the mean gets more noise
-                          than there, so that both cost as much privacy as the mean alone in `clip_fixed`.
+                          than with `clip_fixed`, so that both together cost as much privacy as the mean alone with `clip_fixed`.
     clipping_norm:        norm of the first round; positive.
     clipped_quantile:     target share, in [0, 1], of updates that are clipped (in the paper, the quantile is the share of updates
-                          that are not).
+                          that are not clipped).
     norm_learning_rate:   positive; each round multiplies the norm by exp(norm_learning_rate * (clipped share - target share)),
                           with noise on the clipped share.
     clipped_count_stddev: standard deviation of the noise on the number of clipped updates; by default drawn / 20.
@@ -115,12 +115,12 @@ class Central(Wrapper):
         return self._complete(aggregated, norm, len(answered)), metrics
 
     def _complete(self, aggregated: ArrayRecord | None, norm: float, answered: int) -> ArrayRecord | None:
-        """Return `aggregated` with the noise added that it lacks for the clipping norm `norm`; None if it is None.
+        """Return `aggregated` plus the noise that it lacks for the clipping norm `norm`; None if `aggregated` is None.
 
         norm: clipping norm of this round's updates. answered: number of aggregated clients.
         With an adaptive norm, Flower updates the norm before it draws the noise, so that the noise has the standard deviation for
-        the next round's norm. If that norm is smaller than `norm`, independent noise is added so that the variances sum to the
-        one for `norm`. If it is larger, the excess noise stays.
+        the next round's norm. If the next norm is smaller than `norm`, independent noise is added so that the variances sum to
+        the variance for `norm`. If the next norm is larger, the excess noise stays.
         """
         wrapped: Any = self.inner
         missing = norm**2 - wrapped.clipping_norm**2

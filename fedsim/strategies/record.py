@@ -44,15 +44,15 @@ def record(
 
     What the strategy computes does not change.
 
-    strategy: the outermost strategy, if one wraps another. If it clips or adds noise, updates are recorded before that. One of
-              the older flwr.server.strategy is recorded as well, for clients of type NumPyClient that send their weights as a
-              list in the order of the state dict, with or without buffers.
+    strategy: the outermost strategy, if one wraps another. If it clips or adds noise, updates are recorded before that. A
+              strategy of the older module flwr.server.strategy is recorded as well, for clients of type NumPyClient that send
+              their weights as a list in the order of the state dict, with or without buffers.
     out:      folder of the run, in which the recording is written. A relative path starts in the working directory of this
               process. With `flwr run`, that is the folder in which the local SuperLink was started. The SuperLink keeps running,
               so that a later `flwr run` from another folder still records in the first one. The full path is logged.
     model:    name of a model of this project, or `module:function` of the app, where the function takes no argument or
               (shape, num_classes). Its state dict must have the names that the server sends; the server need not send buffers.
-    training: how the clients train, which attacks rely on. It is not sent to them.
+    training: how the clients train, which attacks rely on. These settings are not sent to the clients.
     data:     shape, number of classes and normalisation of the clients' examples.
     defense:  how the clients change their updates before they send them, such as "gaussian(std=0.01)", if they use
               `fedsim.client.update_mod`; "" if they do not.

@@ -43,7 +43,7 @@ class ReplyReader:
     def read(self, message: Message) -> Reply:
         """Return the reply that `message` holds, and replace a packed update in the message by whole weights, for the strategy.
 
-        Unless `foreign` is set, the message also loses its metrics but the number of examples. For an error or a malformed
+        Unless `foreign` is set, the message also loses all its metrics except the number of examples. For an error or a malformed
         message, a reply with status "failed" is returned.
         """
         node = str(message.metadata.src_node_id)
@@ -104,7 +104,7 @@ class ReplyReader:
         return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
     def _check_names(self, update: Iterable[str]) -> None:
-        """Raise ValueError if a tensor name in a client's update is that of a buffer."""
+        """Raise ValueError if a tensor in a client's update has the name of a buffer."""
         if mixed := sorted(self.buffers.intersection(update)):
             raise ValueError(
                 f"{mixed[0]!r} is a buffer, but the client sent it as part of the update; add {mixed[0].rpartition('.')[2]!r} to "

@@ -28,8 +28,8 @@ class Cursor:
 def choose_versions(mine: BatchIndices, canaries: int, coins: BatchIndices) -> tuple[BatchIndices, list[tuple[int, int]]]:
     """Return the indices of the examples that a client trains on, and its canary pairs, of which it uses one example each.
 
-    Canary pairs serve an audit: from what the server saw, it guesses which example of each pair was used. Pair i consists of
-    `mine[2 * i]` and `mine[2 * i + 1]`, and coin i decides which of the two is used; the other one never is.
+    Canary pairs serve an audit: from what the server saw, the audit guesses which example of each pair was used. Pair i consists
+    of `mine[2 * i]` and `mine[2 * i + 1]`, and coin i decides which of the two is used; the other one is never used.
 
     mine: data set indices of the client's examples. canaries: number of pairs. coins: random 0 or 1, one per pair; 0 chooses the
     first example. The returned indices begin with the chosen examples; then come those that are in no pair. Raises ValueError if
@@ -47,8 +47,8 @@ def draw_batches(
 ) -> tuple[list[BatchIndices], Cursor]:
     """Return the batches of one round, as positions (0 .. size - 1) among the client's examples, and the cursor after the round.
 
-    cursor: the one that the round before returned. size: number of the client's examples. order: maps the number of an epoch,
-    from 0, to the positions (size,) in the order in which this epoch uses them.
+    cursor: the cursor after the round before. size: number of the client's examples. order: maps the number of an epoch, from 0,
+    to the positions (size,) in the order in which this epoch uses them.
     Raises ValueError if `training.drop_last` is set and `size` examples do not fill one batch.
     """
     if training.drop_last and size < training.batch_size:

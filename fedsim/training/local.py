@@ -191,9 +191,9 @@ def evaluate(
     The model is in evaluation mode, but batch norm uses the statistics of the held-out examples themselves if clients train in
     mode "train" and do not share statistics (`training.buffers`).
 
-    buffers: global batch-norm statistics, used otherwise; empty for the model's own.
+    buffers: global batch-norm statistics, used unless batch norm uses the statistics of the examples; empty for the model's own.
     chunk:   largest number of examples that are evaluated at once, in parts of about equal size. If batch norm uses the
-             statistics of the examples, these are those of each part, so that the result depends on `chunk`.
+             statistics of the examples, they are computed for each part, so that the result depends on `chunk`.
     """
     model.eval()
     if training.mode == "train" and training.buffers != "shared":

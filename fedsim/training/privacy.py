@@ -39,7 +39,7 @@ class Accounts:
     """Noise, numbers of examples and settings from which the privacy of a federation is computed.
 
     client:   noise that a client adds to its update, relative to the largest norm of the update.
-    example:  noise that it adds to its gradients, relative to the largest norm of one example's gradient.
+    example:  noise that a client adds to its gradients, relative to the largest norm of one example's gradient.
     training: local training of the clients, which says how often an example is used.
     size:     number of examples of the smallest client, which uses each of its examples most often over the whole run.
     others:   numbers of examples of the other clients. In one round, such a client may use an example twice although the smallest
@@ -171,8 +171,8 @@ def count_uses(training: Training, size: int, first: int, last: int) -> int:
     """Return an upper bound on the number of optimiser steps in rounds `first` to `last` that use the same example of a client.
 
     size: number of the client's examples. first, last: rounds from 1; both are included.
-    It is the number of epochs that these rounds touch, since an epoch uses an example at most once. With `steps`, epochs continue
-    across rounds; with `epochs`, each round begins with a new epoch.
+    The bound is the number of epochs that these rounds touch, since an epoch uses an example at most once. With `steps`, epochs
+    continue across rounds; with `epochs`, each round begins with a new epoch.
     """
     if training.steps is None:
         return (training.epochs or 1) * (last - first + 1)

@@ -32,8 +32,8 @@ class Palette(NamedTuple):
 def find_palette(bits: Bits, most: int | None = None) -> Palette | None:
     """Return the palette of `bits` (N,), or None if they have more than `most` distinct values, or most likely nearly all differ.
 
-    The latter is judged by a sample, and only for large N. None is also returned for N = 0. Entries are looked up by a hash and
-    then compared, which is faster than sorting them all.
+    Whether nearly all values differ is judged by a sample, and only for large N. None is also returned for N = 0. Entries are
+    looked up by a hash and then compared, which is faster than sorting them all.
     """
     most = len(bits) if most is None else most
     sample = bits[:: max(1, len(bits) // SAMPLE_SIZE)]
@@ -64,7 +64,7 @@ def _find_distinct(bits: Bits) -> Bits:
 def _look_up_by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
     """Return the presumed index in `values` of each entry, by multiplicative hashing (Knuth, vol. 3, 6.4).
 
-    It is wrong for entries that are not in `values`, and for some whose hash is that of another value.
+    The index is wrong for entries that are not in `values`, and for some entries whose hash equals the hash of another value.
     """
     kind, width = bits.dtype.type, 8 * bits.itemsize
     places = np.zeros(1 << min(width, compute_width(len(values)) + 6), np.min_scalar_type(len(values) - 1))

@@ -49,7 +49,7 @@ def pack(positions: Positions, size: int) -> dict[str, Tensor]:
 def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
     """Return the positions that `pack` encoded, as int64.
 
-    Raises ValueError unless there is at least one, they strictly ascend, and all are below `size`.
+    Raises ValueError unless there is at least one position, the positions strictly ascend, and all are below `size`.
     """
     if "index" in parts:
         found = parts["index"].numpy()

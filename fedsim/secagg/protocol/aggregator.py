@@ -18,7 +18,7 @@ class Lost(RuntimeError):
 
 
 class Roster(NamedTuple):
-    """What the server tells a client of the graph: its own number, and a dict from its neighbours' numbers to their keys."""
+    """What the server tells a client of the graph: its own number, and a dict from each neighbour's number to its keys."""
 
     number: int
     peers: dict[int, Publics]

@@ -8,7 +8,7 @@ Graph = Mapping[int, frozenset[int]]
 
 
 def draw_graph(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
-    """Return a random graph, a dict from each member to its neighbours: `neighbours` of them, or all others if there are no more.
+    """Return a random graph, a dict from each member to its neighbours: `neighbours` other members, or all if there are fewer.
 
     Members are arranged in a circle in random order, and each is linked to the nearest on both sides (Harary graph; Bell et al.
     2020, 3.1). Raises ValueError unless `neighbours` is even and at least 2.

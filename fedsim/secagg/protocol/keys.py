@@ -55,7 +55,7 @@ def seal(key: bytes, text: bytes, about: str, draw: Draw) -> bytes:
     """Return a 12-byte nonce followed by `text` in encrypted form (ChaCha20-Poly1305).
 
     key: 32 bytes. about: description of the message, which is authenticated but not part of the result; the receiver must give
-    the same to `unseal`. draw: returns random bytes for the nonce.
+    the same description to `unseal`. draw: returns random bytes for the nonce.
     """
     nonce = draw(NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, about.encode())

@@ -29,7 +29,7 @@ def subtract_mask(words: Words, seed: bytes) -> None:
 
 
 def _iterate_stream(words: Words, seed: bytes) -> Iterator[tuple[Words, Words]]:
-    """Yield pairs: the next view of at most `CHUNK_WORDS` of `words`, and as many words of the key stream of `seed`.
+    """Yield pairs: the next view of at most `CHUNK_WORDS` of `words`, and the same number of words of the key stream of `seed`.
 
     The key words are valid only until the next pair, since their memory is used again.
     """

@@ -22,8 +22,8 @@ class Publics(NamedTuple):
 class Shares(NamedTuple):
     """The shares that a client holds of the two secrets of one member (a client of the round, possibly itself).
 
-    key: share of the member's private mask key, from which the masks follow that it has in common with its neighbours; empty in
-    the entry of the client itself. seed: share of the seed of the member's own mask.
+    key: share of the member's private mask key, from which the masks follow that the member has in common with its neighbours;
+    empty in the entry of the client itself. seed: share of the seed of the member's own mask.
     """
 
     key: bytes
@@ -49,7 +49,8 @@ class Participant:
     secrets.
 
     context:   name of the round and of the attempt at it, such as "round 3, attempt 1"; keys differ between contexts.
-    threshold: number of shares that determine a secret. The client refuses an exchange in which it and its peers are fewer.
+    threshold: number of shares that determine a secret. The client refuses an exchange in which it and its peers together are
+               fewer than this number.
     done:      the exchange that it answered last, one of `STAGES`.
     mask_key, share_key: private keys. seed: seed of its own mask. number: its own number. After "unmask" all are empty or 0.
     peers:     dict from a peer's number to its public keys.
@@ -136,9 +137,9 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
 def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
     """Mask `words`, uint32 (N,), in place, and return the new state and the same array.
 
-    Modulo 2^32, it adds the client's own mask and, for each peer that sent it shares, their common mask, which is subtracted
-    instead if the peer has the smaller number. Raises ValueError unless "share" was the client's last exchange: two vectors under
-    the same masks would reveal their difference.
+    Modulo 2^32, the client's own mask is added and, for each peer that sent this client shares, the mask that the two have in
+    common. If the peer has the smaller number, the common mask is subtracted instead. Raises ValueError unless "share" was the
+    client's last exchange: two vectors under the same masks would reveal their difference.
     """
     _check_stage("share", "collect", me)
     add_mask(words, me.seed)
@@ -176,7 +177,7 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
 
 
 def derive_pairwise_seed(private: bytes, public: bytes, context: str) -> bytes:
-    """Return the seed of the mask that two members have in common, from the private mask key of one and the other's public one.
+    """Return the seed of the mask that two members have in common, from one's private and the other's public mask key.
 
     context: name of the round and of the attempt at it; the seed differs between contexts.
     """
@@ -185,7 +186,7 @@ def derive_pairwise_seed(private: bytes, public: bytes, context: str) -> bytes:
 
 
 def _derive_channel_key(me: Participant, peer: int, *, outward: bool) -> bytes:
-    """Return the key that encrypts shares sent to `peer` if `outward` is true, or else those received from it."""
+    """Return the key that encrypts shares sent to `peer` if `outward` is true, else the key of shares that `peer` sent."""
     ends = [me.publics.share.hex(), me.peers[peer].share.hex()]
     return agree(me.share_key, me.peers[peer].share, "share", "/".join((me.context, *(ends if outward else ends[::-1]))))
 

@@ -101,7 +101,7 @@ class Quantiser:
         """Return what the sum of the encoded updates of `clients` clients reveals, such as their weighted mean.
 
         total: sum of the encoded updates, uint32. shapes: shapes of the weights by name.
-        Raises ValueError if the total weight or the number of clients with clipped coordinates is impossible for that many
+        Raises ValueError if the total weight or the number of clients with clipped coordinates is impossible for this number of
         clients.
         """
         num_examples, clipped, clipped_clients = map(int, total[:HEADER_WORDS])
