@@ -11,7 +11,8 @@ Linking finds out which examples of different rounds are the same image.
     fedavg    local training treated as one step on one batch, compared with its simulation, for 1, 2, 4 and 8 local steps on 8
               images (figure 8)
     clients   clients with 12 images and two epochs each on CPL's LeNet, in batches of 1 (24 rounds), or of 4 in the second epoch
-              (15 rounds): one search over all rounds, with closed forms tried before it, and for batches of 1 also without
+              (15 rounds): one search over all rounds, with closed forms tried before it, and for batches of 1 also
+              without closed forms
     beyond    three options that AGIC lacks (support/agic/beyond.py), on CPL's LeNet
 
 Images are CIFAR-10 and CIFAR-100 from --data, or embedded photographs. Narrow networks and short runs hide or reverse the effect
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare equal weights of all layers with AGIC's, which grow with depth, by the PSNR of searches on single images."""
+    """Compare equal weights of all layers with AGIC's weights that grow with depth, by the PSNR of searches on single images."""
     count, steps = (1, 3) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
     found, of = load_images(asked, "cifar10", count), _make_client(asked, "cifar10", count)
     cases = [of.make_case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
@@ -174,8 +175,8 @@ def _make_client(asked: Options, name: str, batch: int, steps: int = 1) -> Local
 def _measure_router(asked: Options, cases: Sequence[Case]) -> ResultRow:
     """Return one row on the closed forms that the attack `exact` tries before a search, run here without the search.
 
-    For the first case, it holds the name of the closed form that gave the answer and its mean confidence, or why none applies.
-    CPU time is that of all cases.
+    For the first case, the row holds the name of the closed form that gave the answer and the mean confidence of this answer, or
+    why no closed form applies. The CPU time is the sum over all cases.
     """
     with measure_cpu() as clock:
         try:

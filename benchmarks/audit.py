@@ -5,6 +5,7 @@
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
     canaries   lower bounds on epsilon from guesses which of two canaries (test examples) a client used, beside the accountant's
+               epsilon
     sound      twelve federations without a fault, each with a defense that does what it declares (--quick: three): no check may
                report a finding that is graded serious or worse
 

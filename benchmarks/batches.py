@@ -3,15 +3,16 @@
 The network is an MLP with one hidden layer with ReLU on CIFAR-10. The attack `exact` runs its closed form for a first linear
 layer, without a search. Where a client uses the same images in several `rounds`, the attack is `spans`. The column `exact` is the
 share of images recovered above 60 dB, `certified` the number of answers with a confidence above 0.9, and `false_certificates` the
-number of these at 60 dB or below. `null` is the share that grey images recover. `steps` is the number of local steps of FedAvg,
-each on its own batch. Rows with different values of `draw` have different images and different initial weights.
+number of certified answers with a PSNR of at most 60 dB. `null` is the value of `exact` for the attack's null, which answers with
+grey images. `steps` is the number of local steps of FedAvg, each on its own batch. Rows with different values of `draw` have
+different images and different initial weights.
 
 Table `cocktail`: what `cocktail_party` separates, without (`refine` false) and with the zeros of ReLU, as mean and median PSNR of
 the images of a batch (a PSNR above 100 dB counts as 100), the shares of images with a higher PSNR than grey (`above_null`), above
 20 dB and above 60 dB (`exact`). No answer is assigned to two images. `null` is here the mean PSNR of grey images.
 
 Table `learned`: mean PSNR of `learning_to_invert` and of `inverting_gradients`, which both know the defense, on batches of one to
-four images behind an untrained LeNet, beside that of their nulls (support/learned_inversion.py).
+four images behind an untrained LeNet, beside the mean PSNR of their nulls (support/learned_inversion.py).
 """
 
 import tempfile

@@ -7,9 +7,9 @@
     give_up      how many searches that would succeed if they ran to their end are given up early by the default rule
     nulls        whether the result of any attack's null depends on the update, which it must not read
 
-Images of --data are of the report part, which was not used to choose settings; embedded images were.
-Without a table it runs all of them. aims: ece (expected calibration error) at most 0.05 on the worst route, coverage 0.92 to
-0.98, false_no_leak and false_leak at most 0.05, stopped_wrongly (share of successful searches that the rule gives up) at most
+Images of --data are of the report part, which was not used to choose settings; embedded images were used for that.
+Without the name of a table, all tables run. aims: ece (expected calibration error) at most 0.05 on the worst route, coverage 0.92
+to 0.98, false_no_leak and false_leak at most 0.05, stopped_wrongly (share of successful searches that the rule gives up) at most
 0.02, null_reads_gradient 0.
 """
 

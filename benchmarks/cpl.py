@@ -11,8 +11,8 @@ rows of tables through a perceptron. asr_c is the share of examples whose conten
 0.009; rows: continuous attributes within 5 % of their range, all others right), asr_l the share of right labels; ssim, mse and
 iterations are means over the examples with recovered content. Iterations (of L-BFGS: outer steps) count until the attack's loss
 is at most 1e-4; the loss of CPL and DLG is the squared distance between the gradients (D in the paper). cpu_seconds is for one
-example, on one thread. `router` tries closed forms first, and continues from their answer with the same search where they are not
-exact.
+example, on one thread. `router` tries closed forms first and, where their answer is not exact, continues from it with the search
+of `cpl`.
 Some attacks are not in the paper: `router`, `features` (a closed form), `cpl wolfe` (L-BFGS with a line search), `cpl tuned` (our
 preset), `cpl tv` (with a total-variation prior), `cpl, defense known` (models the defense), and `cpl simulated` (simulates the
 local steps one by one). On a CPU, tables have fewer data sets, images and columns than with `--device cuda`. `--quick` is a few

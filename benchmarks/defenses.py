@@ -1,14 +1,14 @@
 """Cost and effect of each defense at three strengths: accuracy, bytes and epsilon of a federation, and the success of attacks.
 
-Each row is one federation (support/defenses/federation.py), which trains with the defense. Bytes are those of its first round;
-epsilon is over all rounds. The recorded updates, of one step on one example each, are attacked without and with knowledge of the
-defense. Every attack is listed with its null on the same cases. The last columns are the attack with the highest mean PSNR in the
-row, and its verdict against the null with the highest mean PSNR. With secure aggregation, sums over 2, 4, 6 and 8 clients are
-attacked instead; with MixUp, batches of two.
+Each row is one federation (support/defenses/federation.py), which trains with the defense. Bytes are counted in the first
+round; epsilon is over all rounds. The recorded updates, of one step on one example each, are attacked without and with knowledge
+of the defense. Every attack is listed with its null on the same cases. The last columns are the attack with the highest mean PSNR
+in the row, and its verdict against the null with the highest mean PSNR. With secure aggregation, sums over 2, 4, 6 and 8 clients
+are attacked instead; with MixUp, batches of two.
 
 The expected change of the PSNR from no defense to the strongest setting is declared in support/defenses/grid.py, for CPL and
 Inverting Gradients with and without knowledge of the defense. `as_declared` is the share of these measured changes that agree
-with the declared one, by equivalence tests with a margin (support/defenses/outcomes.py).
+with the declared change, by equivalence tests with a margin (support/defenses/outcomes.py).
 
 Many clipping norms and noise levels are multiples of the size of undefended updates. Results are stored in runs/benchmarks as
 soon as they are measured, and later runs reuse them. `--fresh` deletes all stored results first. `--kept` prints stored results
@@ -90,9 +90,9 @@ class Bench:
         self.kept = Kept(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in asked.flags)
 
     def measure(self, job: FederationJob) -> Measured:
-        """Return the result of a job: the stored one or, if there is none, that of running its federation and the attacks on it.
+        """Return the stored result of a job; without one, run its federation and the attacks on it, and store the result.
 
-        Raises NotMeasured if there is none and `--kept` is given.
+        Raises NotMeasured if no result is stored and `--kept` is given.
         """
         experiment = self._make_experiment(job)
         spec = list_attacks(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measured, Measured]]:
-    """Yield each job with two results: that of the same federation without a defense, and that of the job.
+    """Yield each job with two results: first of the same federation without a defense, then of the job itself.
 
     With `--kept`, a job is skipped if one of the two results is not stored.
     """
@@ -216,7 +216,7 @@ def _shorten(value: str) -> str:
 
 
 def _format_beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None:
-    """Return the mean PSNR in dB of an attack, with that of its null in parentheses, for one column; None if there is none.
+    """Return a column's text: the mean PSNR in dB of an attack, with its null's in parentheses; None if one was not measured.
 
     attacked: dict from the name of an attack to its scores. column: name of the attack. For "X ignoring", the attack X is taken
     if there is no "X ignoring", as without a defense or for secure sums.
@@ -240,8 +240,8 @@ def _format_verdict(verdict: Verdict) -> str:
 def _check_declarations(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
     """Yield a row for each of CPL and Inverting Gradients, ignoring and knowing the defense.
 
-    It holds the PSNR at the strongest setting minus that without a defense, paired by example, with a 95 % interval. It also
-    holds the declared change, and whether the measured one agrees with it.
+    The row holds the PSNR at the strongest setting minus the PSNR without a defense, paired by example, as a mean over cases with
+    a 95 % interval. It also holds the declared change, and whether the measured change agrees with it.
     """
     for (attack, knows), declared in zip(DECLARED_PAIRS, entry.declared, strict=True):
         label = f"{attack} {'knowing' if knows else 'ignoring'}"

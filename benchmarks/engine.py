@@ -3,8 +3,8 @@
 Speed is the number of iterations of all reconstructions per CPU-second, without the first iteration and the cost before it. On
 DLG's LeNet, 1, 8 and 64 images are reconstructed with the squared distance and Adam; on ResNet20-4, 1 and 8 images by Inverting
 Gradients (cosine distance, total variation, signed Adam in a box). The plain loop is eager PyTorch with a double backward pass.
-It and breaching reconstruct one image after the other. Ours, breaching and the plain loop run alternately, and ratios are medians
-over the repetitions.
+The plain loop and breaching reconstruct one image after the other. Our search, breaching and the plain loop run alternately, and
+ratios are medians over the repetitions.
 
 breaching is not a dependency of this project, and needs older packages. Install it in a separate folder:
     pip install --target FOLDER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 pyyaml datasets
@@ -18,11 +18,11 @@ divided by 10 at 3/8, 5/8 and 7/8), number of iterations (100), given labels and
 return the iterate with the smallest loss; neither sees the original images. They differ in two ways: breaching's total variation
 includes the differences to zeros beyond two edges, and ours reconstructs all images in one batch. `resnet_equal_time` is the
 ratio of our CPU time to breaching's, and `resnet_equal_quality_db` the mean difference in PSNR (ours minus breaching's) with its
-95 % interval over images. A separate row adds AGIC's layer weights, which breaching does not have; `layer_weights_db` is their
-gain.
+95 % interval over images. A separate row adds AGIC's layer weights, which breaching does not have; `layer_weights_db` is the
+mean gain in PSNR by these weights.
 
 On LeNet our search is compiled by PyTorch, and `eager` is the same search without compilation. On ResNet20-4, `bfloat16` is the
-search with large convolutions in that precision, if the processor supports it. Rows state the cost of compilation, and the number
+search with large convolutions in bfloat16, if the processor supports it. Rows state the cost of compilation, and the number
 of iterations after which it pays. `--quick` measures a few iterations once, and compilation only for one reconstruction at a
 time.
 
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRow, asked: Options) -> list[ResultRow]:
-    """Return one row of times for each number of images, and add their ratios to `summary`."""
+    """Return one row of times for each number of images, and add the ratios of other programs' times to ours to `summary`."""
     cases, rows = [case for case, _ in _make_cases(setting.network, max(setting.counts), asked)], []
     for count, (quick, whole) in setting.counts.items():
         own = replace(setting, compiles=setting.compiles and (not asked.quick or count == min(setting.counts)))
@@ -227,7 +227,7 @@ def _compute_cosine_distance(found: Sequence[Tensor], target: Sequence[Tensor]) 
 def _run_breaching(
     setting: EngineSetting, cases: Sequence[Case], steps: int, *, tv: float | None = None, start: Tensor | None = None
 ) -> list[Tensor]:
-    """Return breaching's reconstructions of the cases, in [0, 1]. It is given the labels, which saves it work.
+    """Return breaching's reconstructions of the cases, in [0, 1]. breaching is given the labels, which saves it work.
 
     tv: weight of the total variation. None stands for the weight of breaching's configuration if the distance is the cosine
     distance, and for 0 if it is the squared distance.
@@ -275,11 +275,11 @@ def _read_label(case: Case) -> Tensor:
 
 
 def _measure_equal_settings(has_breaching: bool, asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Reconstruct the same images by breaching and by ours with equal settings, and by ours also with layer weights.
+    """Reconstruct the same images by breaching and by our search with equal settings, and by our search also with layer weights.
 
-    Returns one row each, with PSNR and CPU-seconds, and a summary: the ratio of our CPU time to breaching's, and with intervals
-    the mean PSNR of ours minus that of breaching, and of ours with layer weights minus that without. Without breaching, its row
-    and the comparisons with it are left out.
+    Returns one row each, with PSNR and CPU-seconds, and a summary. The summary holds the ratio of our CPU time to breaching's
+    and, with intervals, two mean differences of PSNR: ours minus breaching's, and ours with layer weights minus ours without.
+    If breaching is not installed, its row and the comparisons with it are left out.
     """
     count, steps = (2, 2) if asked.quick else (QUALITY_IMAGES, QUALITY_STEPS)
     pairs = _make_cases("resnet20_4", count, asked)
@@ -326,7 +326,7 @@ def _draw_start(data: DataSpec, seed: int) -> Tensor:
 
 
 def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
-    """Return our Inverting Gradients with the settings that breaching gets, and the same start."""
+    """Return our Inverting Gradients with the settings and the start that breaching gets."""
     return GradientMatching(
         name="engine",
         objective=Objective(distance=cosine),

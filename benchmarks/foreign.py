@@ -1,9 +1,9 @@
 """Tests with networks by other authors: each is imported, attacked and reported on, and its gradients are compared with PyTorch.
 
 The networks (support/foreign/networks.py) are of plain PyTorch and torchvision. For each, a step of SGD on one random example
-is imported from two state dicts, three attacks run a few iterations beside their nulls, and after each the report is written, all
-of it by the commands that users call. `attacked` is the share of (network, attack) pairs for which all of this ran without an
-error.
+is imported from two state dicts, three attacks run a few iterations beside their nulls, and after each attack the report is
+written. Import, attacks and reports use the commands that users call. `attacked` is the share of (network, attack) pairs for
+which import, attack and report ran without an error.
 
 `gradient_error` is the largest relative error, over networks, of the gradient that attacks compare with the observed one. The
 reference is `torch.autograd.grad` through a copy of the network in evaluation mode, three examples, float64. The largest error
@@ -14,9 +14,10 @@ reconstructions (`at_once`), one by one with torch.func, or with plain PyTorch.
 of the reconstruction of one client's image minus that of the null, in dB. It is only measured if no table or network is selected.
 
 `seconds` is the CPU time of a network's import, attacks, nulls and reports. The tables are `small` and `torchvision`; without
-one, both. `--quick` is the first without its largest network. The name of one network selects it alone. Each row is also written
-to standard error when it is done, so that after an interruption the networks that are left can be run by name. The table
-`quickstart` has the app alone, with the template's settings and with one step on one example (support/foreign/quickstart.py).
+the name of a table, both run. `--quick` runs `small` without its largest network. The name of one network selects it alone. Each
+row is also written to standard error when it is done, so that after an interruption the networks that are left can be run by
+name. The table `quickstart` has the app alone, with the template's settings and with one step on one example
+(support/foreign/quickstart.py).
 """
 
 import copy

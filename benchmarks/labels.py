@@ -139,7 +139,7 @@ def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, 
 def _draw_labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Generator) -> np.ndarray:
     """Draw labels (count,) with as few duplicates as possible.
 
-    duplicates: whether to draw them instead from at most count / 2 classes (at least one), and at most half of all.
+    duplicates: whether to draw them instead from at most count / 2 classes (at least one), and at most half of all classes.
     """
     classes = victim.data.data.num_classes
     if duplicates:
@@ -167,7 +167,7 @@ def _observe_client(
 
 
 def _read(rule: LabelRule, observation: Observation, seed: int) -> Tensor | None:
-    """Return the labels (N,) that a rule infers, or None if it does not apply."""
+    """Return the labels (N,) that a rule infers, or None if the rule does not apply."""
     model = build_network(observation)
     seen = ObservedGradients([observation], model=model, device="cpu")
     try:

@@ -108,7 +108,7 @@ def _make_row(network: str, attack: str, found: Found) -> dict[str, Any]:
 
 
 def _compute_ratio(ours: Sequence[Found], searches: Sequence[Found]) -> float | None:
-    """Return the CPU time per recovered image of the search relative to the closed form; None if one of them recovered none."""
+    """Return the search's CPU time per recovered image divided by the closed form's; None if either recovered no image."""
     sides = [(sum(sum(one.seconds) for one in side), sum(int(one.recovered.sum()) for one in side)) for side in (searches, ours)]
     if not all(recovered for _, recovered in sides):
         return None

@@ -5,10 +5,10 @@ A client holds two batches of 1, 4 or 16 images
 and trains on them for one epoch of SGD with momentum 0.9. Its update is attacked by Inverting Gradients, and by the same search
 without the update, its null. `above_null_db` is the mean difference in PSNR over examples, `interval_db` half the width of its
 95 % interval; an interval that covers 0 shows no leak. Closed forms are also tried on the update: `closed_form` is the name of
-the one that gives an answer, or the reason why none applies. A search whose loss hardly falls is given up after 6 to 45 of
-`most_iterations`, its maximum number of iterations. It is also stopped by a limit of CPU-seconds; `ended` names what ended it.
-cpu_seconds are those of the search and its null together, on one thread. The networks are torchvision's, untrained, in evaluation
-mode.
+the closed form that gives an answer, or the reason why none applies. A search whose loss hardly falls is given up after 6 to 45
+of `most_iterations`, its maximum number of iterations. A search is also stopped by a limit of CPU-seconds; `ended` names what
+ended the search. cpu_seconds are those of the search and its null together, on one thread. The networks are torchvision's,
+untrained, in evaluation mode.
 
 Images are ImageNet's of the report part if --data has them, else embedded photographs, resized where they have another size.
 `--quick` makes two iterations at 32 pixels for one batch of 2 images, which only checks that everything runs.

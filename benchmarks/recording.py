@@ -46,8 +46,8 @@ NUM_CLIENTS, LOCAL_STEPS, BATCH_SIZE = 10, 2, 16
 def write_images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
     """Write `needed` images for training and `held_out` images for tests to files in `folder`.
 
-    They are different CIFAR-10 images or, without CIFAR-10 in --data, embedded photographs. Photographs repeat if there are too
-    few, so that one may be both in the training images and in the held-out ones.
+    All are different CIFAR-10 images or, without CIFAR-10 in --data, embedded photographs. Photographs repeat if there are too
+    few, so that a photograph may be both in the training images and in the held-out images.
     Returns the name of these data for an experiment, "npz:TRAIN,TEST".
     """
     drawn = splits.load_images(asked, "cifar10", needed + held_out)
@@ -80,8 +80,8 @@ def run_recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[]
 def run_plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
     """Run the same federation as `run_recorded` in plain Flower, without recording, for comparison.
 
-    The numbers of clients, rounds, steps and examples are equal. It is FedAvg, with clients that use a torch optimiser and send a
-    state dict.
+    The numbers of clients, rounds, steps and examples are equal. The strategy is FedAvg, with clients that use a torch optimiser
+    and send a state dict.
     done: called after the evaluation of the initial weights, and after each round.
     """
     e = make_experiment(data, rounds, seed)
@@ -131,9 +131,9 @@ RUN_FUNCTIONS = {"plain": run_plain, "recorded": run_recorded}
 def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) -> None:
     """Run a federation in a child process, pausing after the evaluation of the initial weights and after each round.
 
-    way: key of `RUN_FUNCTIONS`. turn: connection to the parent process. Before each pause, the wall time and CPU time since the
-    last one in seconds and the peak memory of the process so far in MB are sent through it; the run goes on when the parent
-    answers.
+    way: key of `RUN_FUNCTIONS`. turn: connection to the parent process. Before each pause, three numbers are sent through `turn`:
+    the wall time and the CPU time since the end of the previous pause in seconds, and the process's peak memory so far in MB,
+    which is at least the parent's memory at the start. The run goes on when the parent answers.
     """
     torch.set_num_threads(1)
     clock = [time.perf_counter(), time.process_time()]

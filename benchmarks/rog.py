@@ -10,9 +10,10 @@ columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
     weights    train the enhancer that the project ships
     esrgan     port the x4 network of the npm package @upscalerjs/esrgan-medium, which `unseen` then measures, too
-    train      train the generator, the denoiser and the autoencoder of the tables `priors` and `batch32`, unless that was done
+    train      train the generator, the denoiser and the autoencoder of the tables `priors` and `batch32`, unless their
+               files exist
     priors     one step on CIFAR-10 images, labels inferred: searches with learned priors beside pixels, each with its null
-    batch32    the same for a batch of 32 images and ROG's ResNet-18
+    batch32    the searches of `priors` on a batch of 32 images, on ROG's ResNet-18
     tradeoff   figure 9: accuracy of a federation of 100 clients beside LPIPS of two attacks for each defense, with a picture
 """
 
@@ -50,7 +51,7 @@ TABLES = (
     "batch32",
     "tradeoff",
 )
-"""The first word of each column's name, and the other tables."""
+"""Names that select what runs: the first word of each column's name, and the tables that are no columns."""
 RATIO_STEPS = (10, 20, 30, 40, 60)
 """Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
 
@@ -147,8 +148,8 @@ def measure_columns(asked: Options) -> TableAndSummary:
 class ColumnResult:
     """The rows of one column, and how ROG followed by the enhancer compares with two attacks (by LPIPS, or PSNR without LPIPS).
 
-    better_than_pixels: whether it is better than ROG's search in pixels, both alone and followed by the enhancer.
-    not_worse_than_ig:  whether it is at least as good as Inverting Gradients, both alone and followed by the enhancer.
+    better_than_pixels: whether it is better than ROG's search in pixels without the enhancer, and than the same search with it.
+    not_worse_than_ig:  whether it is at least as good as Inverting Gradients without the enhancer, and as the same with it.
     """
 
     rows: list[ResultRow]
@@ -157,7 +158,7 @@ class ColumnResult:
 
 
 def measure_column(tools: ColumnTools, column: DefendedColumn) -> ColumnResult:
-    """Attack one column with ROG, its search in pixels, and Inverting Gradients, and with the nulls of the first and the last."""
+    """Attack one column with ROG, its search in pixels, Inverting Gradients, and the nulls of ROG and of Inverting Gradients."""
     case = make_case(tools, column)
     attacks = make_attacks(tools.scale)
     attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients")}
@@ -205,10 +206,11 @@ def make_attacks(scale: Scale) -> dict[str, GradientMatching]:
 def measure_iterations(tools: ColumnTools) -> ResultRow:
     """Return how many iterations ROG needs for the score of Inverting Gradients in the first column, which has no defense.
 
-    Each value is the smallest such number, of those tried (`RATIO_STEPS` and the default), divided by the number of iterations of
-    Inverting Gradients; None if none of them suffices.
-    iterations_ratio: to reach its PSNR, both without the enhancer. iterations_ratio_lpips: for a lower LPIPS (a higher PSNR where
-    there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: the same, both followed by the enhancer.
+    Each ratio is the smallest number of iterations that suffices, of those tried (`RATIO_STEPS` and the default), divided by the
+    number of iterations of Inverting Gradients; None if none of them suffices.
+    iterations_ratio: for at least the PSNR of Inverting Gradients, both without the enhancer. iterations_ratio_lpips: for a lower
+    LPIPS (a higher PSNR where there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: for a lower LPIPS
+    likewise, both followed by the enhancer.
     """
     case, attacks = make_case(tools, COLUMNS[0]), make_attacks(tools.scale)
     own = attacks["Inverting Gradients"]

@@ -8,13 +8,14 @@ shared images is counted exactly. `intersections` is the share of images recover
 B. `certain_and_wrong` counts answers with a confidence above 0.9 that are not recovered.
 
 `cohorts`: secure sums over cohorts that change from round to round; the server knows the sum and who took part. `isolated` is the
-share of clients for which the span of their own images was separated from that of the others, `exact` the share of images above
-60 dB, `exact_with_owner` the share that is also assigned to the right client. Counter-measures stand beside it: fixed groups of
-clients that are never summed with others, a layer with fewer neurons than a sum has images, noise, and rounding as in our secure
-aggregation and in Flower's. In SRATTA's configuration an implementation of SRATTA attacks the same sums.
+share of clients for which the span of their own images was separated from the span of the others' images, `exact` the share of
+images above 60 dB, `exact_with_owner` the share of images that are also assigned to the right client. Counter-measures are rows
+of the same table: fixed groups of clients that are never summed with others, a layer with fewer neurons than a sum has images,
+noise, and rounding as in our secure aggregation and in Flower's. In SRATTA's configuration an implementation of SRATTA attacks
+the same sums.
 
-`isolation`: the same secure sums with four local steps, client by client: the rounds in which it takes part, and after how many
-recorded rounds its span is isolated. With `--picture` it is drawn into `docs/cohorts.png`.
+`isolation`: the same secure sums with four local steps, client by client: the rounds in which the client takes part, and
+after how many recorded rounds its span is isolated. With `--picture` the table is drawn into `docs/cohorts.png`.
 
 `disaggregation`: secure sums over random cohorts of a LeNet's clients, each with one image, which are solved for the updates of
 single clients at several learning rates.
@@ -26,8 +27,8 @@ examples that they share.
 PSNR of the uncompressed reconstruction of one round minus that of the attack. `stochastic`: stochastic signs and
 QSGD, and the gain in PSNR of the largest number of rounds over one round.
 
-`private`: clipped updates with Gaussian noise. An attacker who knows that the image is one of 100 names the most likely one, and
-the accountant bounds how often that is right.
+`private`: clipped updates with Gaussian noise. An attacker who knows that the image is one of 100 names the most likely image,
+and the accountant bounds how often this image is the right one.
 
 `convolution`: a LeNet and batches of 4 over five epochs of two rounds, whose examples the attack links by itself. Ten rounds
 together stand against the best single round of each image. `link_rate` is the share of pairs (one image used in two rounds) that
@@ -44,16 +45,16 @@ is the share of the client's examples among them. `named_null` is this share for
 the other clients, 20 of whose examples are candidates. Each of these examples is compared with 99 candidates that are examples of
 no client; `first_of_100` is the share of the examples that score higher than all 99. Its null is 1 %. `last_round_alone` is this
 share if only the last round is used, and `by_another_client` (a control) if the scores are those of another client's updates.
-`bound` is the upper bound by differential privacy on it. `read` is the number of rounds that the attacker uses.
-`certain` and `certain_and_wrong` count candidates of all clients with a confidence of at least 0.9. With `--picture` it is drawn
-into `docs/membership.png`.
+`bound` is the upper bound by differential privacy on `first_of_100`. `read` is the number of rounds that the attacker uses.
+`certain` counts pairs of a client and a candidate with a confidence of at least 0.9, `certain_and_wrong` those of them in which
+the candidate is not the client's. With `--picture` the table is drawn into `docs/membership.png`.
 
 `pool`: the same federations, and an attacker who has 20 of a client's 128 images among all others of CIFAR-10 at hand.
-`rank_first` is the share of these 20 that score higher than all `rivals`, images that no client has; `in_best_percent` of those
-that score higher than 99 % of them.
+`rank_first` is the share of these 20 that score higher than all `rivals`, images that no client has; `in_best_percent` is the
+share of these 20 that score higher than 99 % of the rivals.
 
 `growth`: the share of exact images (above 60 dB) after growing numbers of recorded rounds, one line per federation; with
-`--picture` it is drawn into `docs/rounds.png`.
+`--picture` the shares are drawn into `docs/rounds.png`.
 
 A table's name runs that table alone.
 """
@@ -165,7 +166,7 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
 def run_isolation_table(asked: Options) -> TableAndSummary:
     """Return the table of isolated clients, and its summary: after how many rounds half of the clients and all are isolated.
 
-    A number is None if fewer clients are isolated after all rounds. With `--picture` the table is drawn as well.
+    A number of rounds is None if fewer clients are isolated after all rounds. With `--picture` the table is drawn as well.
     """
     rows = make_isolation_rows(asked)
     if "picture" in asked.flags:
@@ -200,7 +201,8 @@ def run_anonymous_table(asked: Options) -> TableAndSummary:
 def run_feedback_table(asked: Options) -> TableAndSummary:
     """Return the table of error feedback and DGC, and a summary of the gaps in dB.
 
-    A gap is the PSNR of the reconstruction from one uncompressed round minus that from the largest number of compressed ones.
+    A gap is the PSNR of the reconstruction from one uncompressed round minus the PSNR of the reconstruction from the largest
+    number of compressed rounds.
     """
     rows = make_accumulated_rows(asked, FEEDBACK_ROWS)
     last = {row["defense"]: row for row in rows}
@@ -218,7 +220,7 @@ def run_feedback_table(asked: Options) -> TableAndSummary:
 def run_stochastic_table(asked: Options) -> TableAndSummary:
     """Return the table of stochastic signs and QSGD, and a summary with one gain in dB for each defense.
 
-    A gain is the PSNR of the reconstruction from the largest number of rounds minus that from one round.
+    A gain is the PSNR of the reconstruction from the largest number of rounds minus the PSNR from a single round.
     """
     rows = make_accumulated_rows(asked, STOCHASTIC_ROWS)
     first = {row["defense"]: row["psnr"] for row in reversed(rows)}
@@ -246,7 +248,7 @@ def run_private_table(asked: Options) -> TableAndSummary:
 def run_convolution_table(asked: Options) -> TableAndSummary:
     """Return the table of a convolutional network in batches of 4, and its summary.
 
-    conv_gain_db: mean PSNR of an attack on all rounds minus that of the best single round of each image, in dB.
+    conv_gain_db: mean PSNR of an attack on all rounds minus the mean PSNR of each image's best single round, in dB.
     link_rate:    mean share, over many clients, of pairs (one image used in two rounds) that linking claims to be the same image.
     wrong_links:  mean share of links that join different images.
     """
@@ -263,7 +265,7 @@ def run_convolution_table(asked: Options) -> TableAndSummary:
 
 
 def run_scale_table(asked: Options) -> TableAndSummary:
-    """Return the table of growing recordings, and its summary: the ratio of the last row's costs to those of the first.
+    """Return the table of growing recordings, and its summary: the ratio of the last row's costs to the first row's.
 
     pairs_growth: ratio of the numbers of pairs of rounds of a client.
     spans_growth, linking_growth, spans_memory_growth, linking_memory_growth: ratios of CPU-seconds and of peak memory.

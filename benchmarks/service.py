@@ -95,7 +95,7 @@ def list_paths(service: ServiceProcess) -> list[str]:
 
 
 def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
-    """Return latencies of reads in ms during an attack, one row per load: 200 reads a second, and as many as 4 clients can.
+    """Return latencies of reads in ms during an attack, one row per load: 200 reads a second, and as many as 4 clients can send.
 
     seconds: duration of each load. The attack is still running afterwards.
     """
@@ -114,9 +114,9 @@ def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any
 
 
 def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
-    """Measure the growth of the service's resident memory over `requests` requests, after a tenth as many to warm up.
+    """Measure the growth of the service's resident memory over `requests` requests, after `requests` / 10 to warm up.
 
-    `growth` is the memory at the end divided by that after the warm-up, without worker processes.
+    `growth` is the memory at the end divided by the memory after the warm-up, without worker processes.
     """
     paths = list_paths(service)
     sizes, count = [], 0

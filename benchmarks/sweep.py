@@ -1,8 +1,8 @@
-"""Resumption of sweeps: whether one that is killed three times gives the same table as one that is never interrupted.
+"""Resumption of sweeps: whether a sweep that is killed three times gives the same table as one that is never interrupted.
 
 The grid compares twelve defenses, and no defense, by six attacks on the embedded digits: three clients, one round, updates of one
 example. A first sweep runs to its end. A second sweep starts in an empty folder. Three times it runs for a quarter of the first
-one's time and is killed (SIGKILL, with its workers); then it is continued to its end. Both write sweep.csv.
+sweep's time and is killed (SIGKILL, with its workers); then it is continued to its end. Both write sweep.csv.
 
 `cpu_seconds` is the CPU time of a sweep with its workers, except workers that were killed. `kills` is how often the sweep was
 killed, `finished` how many federations were finished at each kill. `--quick` takes three defenses and two attacks.
@@ -109,7 +109,7 @@ def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow
     out: folder of the results; a sweep that was begun there is continued.
     kill_after: seconds after which the sweep and its workers are killed; None lets it run to its end. The CPU time of workers
                 that are killed is not known, and is left out.
-    Raises RuntimeError if the sweep fails by itself, or exits before it is killed.
+    Raises RuntimeError if the sweep fails by itself, or exits before `kill_after`.
     """
     started, before = monotonic(), _measure_children()
     code = "from attacker.cli import main; main()"

@@ -9,9 +9,9 @@ labels. All networks are untrained. Each attack has the network that it needs:
 - `inverting_gradients` and `cpl`: CPL's LeNet with tanh. `cocktail_party` and `exact`: a linear layer of width 512.
 - `robbing_the_fed`: the imprint layer of a malicious server.
 
-Columns with the name of an attack: mean root mean squared error of the images in [0, 1]. `rmse`: of the `strongest` attack.
-`rmse_papers`: of the strongest of the paper's four, `feature_reconstruction`, `inverting_gradients`, `cocktail_party` and
-`robbing_the_fed`. `null`: the smallest error of the attacks without the update. `lpips`, `lpips_inverting`: of
+Columns with the name of an attack: mean root mean squared error of the images in [0, 1]. `rmse`: error of the `strongest` attack.
+`rmse_papers`: error of the strongest of the paper's four, `feature_reconstruction`, `inverting_gradients`, `cocktail_party` and
+`robbing_the_fed`. `null`: the smallest error of the attacks' nulls, which lack the update. `lpips`, `lpips_inverting`: LPIPS of
 `feature_reconstruction` and `inverting_gradients`, with AlexNet, if DIR/lpips of --data has its weights; table 3 of the paper has
 0.14 and 0.41 for batches of 16, 0.15 and 0.45 for 32. `loss`, `accuracy`: mean loss of the last tenth of the steps of a training
 with the defense, and accuracy on held-out images. Four columns are from the paper's tables 4 and 5, on a ResNet-18: the smallest
@@ -63,7 +63,8 @@ def main() -> None:
 def make_feature_rows(asked: Options) -> list[ResultRow]:
     """Return the rows of the table of features: one for each defense on batches whose labels all differ.
 
-    The last row is without a defense, on batches that may repeat labels. With --quick, only the first defense and it have a row.
+    The last row is without a defense, on batches that may repeat labels. With --quick, only the first defense and this last row
+    remain.
     """
     chosen = FEATURE_DEFENSES[:1] if asked.quick else (*FEATURE_DEFENSES, *PER_TENSOR)
     return [make_feature_row(asked, defense) for defense in chosen] + [make_feature_row(asked, "none", distinct=False)]

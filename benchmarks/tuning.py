@@ -128,8 +128,8 @@ def measure_beliefs(asked: Options) -> TableAndSummary:
 def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int = 0) -> list[Images]:
     """Return, for each data set in `names`, `count` images of its tuning part, after the first `skip` of the part.
 
-    A data set without a file in the folder --data is replaced by an embedded one. All other images are added to `tuned.json`,
-    except with --quick.
+    A data set without a file in the folder --data is replaced by an embedded data set. Images that are not embedded are added to
+    `tuned.json`, except with --quick.
     """
     chosen = [load_images(asked, name, count, part="tuning", skip=skip) for name in names]
     if not asked.quick:
@@ -143,8 +143,8 @@ def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int =
 def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
     """Run an attack on the cases of `originals`, and return columns of a table as a dict.
 
-    They are the numbers of images and of batches, the share of images recovered, the median of their mean squared errors, and the
-    CPU-seconds per image. An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
+    The columns are the numbers of images and of batches, the share of images recovered, the median of their mean squared errors,
+    and the CPU-seconds per image. An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
     """
     answers, seconds = run_attack(attack, originals.cases, asked)
     guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])

@@ -38,7 +38,7 @@ def run_attack(
 def describe_settings(attack: GradientMatching | ClosedForm) -> str:
     """Return the settings of an attack as text for its row, such as optimiser, distance, iterations and starts of a search.
 
-    For closed forms, it is their names, and the settings of the search that follows.
+    For closed forms, the text has their names, and the settings of the search that follows, if any.
     """
     if isinstance(attack, ClosedForm):
         routes = f"closed forms {', '.join(attack.routes)}"
@@ -102,9 +102,10 @@ def make_row(
 
 
 def count_iterations(found: Reconstruction) -> int:
-    """Return the iterations of all starts, but of the kept one only those until its loss was at most 1e-4.
+    """Return the sum over starts of the number of iterations, where the kept start counts until its loss is at most 1e-4.
 
-    1e-4 is `PAPER_TOLERANCE`. If the loss never was that small, all iterations count. Closed forms have 0.
+    1e-4 is `PAPER_TOLERANCE`. If the loss of the kept start never was that small, all its iterations count. For closed forms, the
+    result is 0.
     """
     if not found.iterations:
         return 0

@@ -67,8 +67,9 @@ def list_batch_settings(*, quick: bool) -> list[LargeBatch]:
 def make_batch_row(asked: Options, setting: LargeBatch, part: Part = "report") -> ResultRow:
     """Return one row. Its column `exact` is the share of images recovered with a PSNR above `EXACT_DB`.
 
-    null: the same share for grey images. certified: number of answers with a confidence above `CERTAIN`. false_certificates:
-    number of these without such a PSNR. part: split of the data that the images are from.
+    null: this share for the attack's null, which answers with grey images. certified: number of answers with a confidence above
+    `CERTAIN`. false_certificates: number of certified answers whose PSNR to every image is at most `EXACT_DB`. part: split of the
+    data that the images are from.
     """
     count, seed = setting.batch * setting.steps, asked.seed + setting.draw
     images = load_images(asked, "cifar10", count, part=part, skip=setting.draw * count)
@@ -113,9 +114,9 @@ def _make_case(network: RecordedNetwork, batches: list[tuple[Tensor, Tensor]], s
 
 
 def _attack(case: Case, asked: Options, *, null: bool) -> Reconstruction | None:
-    """Return the answer of an attack, or of its null; None if it does not apply.
+    """Return the answer of an attack, or of its null; None if the attack does not apply.
 
-    One round is attacked by `exact` with its closed form for a first linear layer, several by `spans`.
+    One round is attacked by `exact` with its closed form for a first linear layer, several rounds are attacked by `spans`.
     """
     name = "exact" if len(case.observations) == 1 else "spans"
     arguments = {"fallback": "none", "route": "linear"} if name == "exact" else {}

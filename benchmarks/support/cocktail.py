@@ -57,7 +57,7 @@ def make_separated_row(asked: Options, setting: SeparatedBatch, part: Part = "re
     """Attack one batch, and return a row on the PSNR of its images, each compared with the one answer assigned to it.
 
     Columns psnr and median_psnr: mean and median over the images. null: mean PSNR of the null, the same attack without the
-    update. above_null, above_20, exact: shares of images with a PSNR above that of the null for this image, above 20 dB, and
+    update. above_null, above_20, exact: shares of images with a PSNR above the null's PSNR for the same image, above 20 dB, and
     above `EXACT_DB`. part: part of the data set that the batch is from.
     """
     images = load_images(asked, "cifar10", setting.batch, part=part, skip=setting.skip)
@@ -99,7 +99,7 @@ def _attack(case: Case, arguments: dict[str, Any], asked: Options, *, null: bool
 def measure_assigned(found: Tensor, x: Tensor) -> Tensor:
     """Return the PSNR (N,) of each original to the answer assigned to it, at most 100 dB; 0 for an original without an answer.
 
-    No answer is assigned to two originals. Of all assignments, the one with the largest sum of these values is taken.
+    No answer is assigned to two originals. Of all assignments, the one with the largest sum of these PSNR values is taken.
     found: answers (M, *shape). x: originals (N, *shape).
     """
     pairs = torch.stack([psnr(one.expand_as(x), x) for one in found])

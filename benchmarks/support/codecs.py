@@ -1,8 +1,8 @@
 """Codecs on an update of ResNet-18: bytes in Flower's messages relative to the dense codec, and time to pack and to unpack.
 
-The update is that of one step on CIFAR-10 images or, without --data, embedded photographs, changed by the defense for which the
-codec is intended. Bytes are those of Flower's record, with the names and headers of all arrays. `encode_seconds` and
-`decode_seconds` are CPU time of one thread, `seconds` is that of both together; each is the median of several turns. `--quick`
+The update is made by one step on CIFAR-10 images or, without --data, embedded photographs, changed by the defense for which the
+codec is intended. Bytes are counted in Flower's record, with the names and headers of all arrays. `encode_seconds` and
+`decode_seconds` are CPU time of one thread, `seconds` is their sum in one turn; each is the median of several turns. `--quick`
 takes a smaller batch and one turn.
 """
 

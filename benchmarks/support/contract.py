@@ -41,7 +41,7 @@ class Options:
 
 
 def parse_options(description: str, *, tables: Sequence[str] = (), flags: Sequence[str] = ()) -> Options:
-    """Parse the command line of a benchmark, and return its options. A mistake in it ends the program with a message.
+    """Parse the command line of a benchmark, and return its options. An invalid command line ends the program with a message.
 
     description: text of --help. tables: names of tables that can be selected. flags: additional switches, without "--".
     """

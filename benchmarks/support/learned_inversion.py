@@ -29,11 +29,11 @@ def list_learned_settings(*, quick: bool) -> list[tuple[str, int]]:
 
 
 def make_learned_row(asked: Options, defense: str, batch: int, folder: Path, part: Part = "report") -> ResultRow:
-    """Return one row: the mean PSNR of both attacks and their nulls over images of clients with one step each, in dB.
+    """Return one row: mean PSNR in dB of Learning to Invert, Inverting Gradients and their nulls on clients with one step each.
 
     better: number of images that Learning to Invert recovers with a higher PSNR than its null, the mean public image.
-    batch: number of images of a client, whose answers are assigned to them. folder: for the archive of public images. part: split
-    of the data that the attacked images are from.
+    batch: number of images of a client; the answers for a client are assigned to its images. folder: for the archive of public
+    images. part: split of the data that the attacked images are from.
     """
     few = asked.quick
     count, public = (2, 200) if few else (ATTACKED, PUBLIC_IMAGES)
@@ -76,7 +76,7 @@ def _write_public(asked: Options, count: int, folder: Path) -> Path:
 
 
 def _attack(spec: AttackSpec, cases: list[Case], asked: Options, x: Tensor) -> Tensor:
-    """Return the PSNR (N,) in dB of the answers to the images x (N, *shape) of all cases, each compared with the answer to it."""
+    """Return the PSNR (N,) in dB of the answers to the images x (N, *shape) of all cases, each with the answer assigned to it."""
     found = {
         one.case: one.x.clamp(0, 1) for one in spec.build(device=asked.device)(cases, rng=Generator().manual_seed(asked.seed))
     }

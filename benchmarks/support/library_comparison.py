@@ -150,10 +150,10 @@ def work(number):
 
 
 def measure_queues(asked: Options) -> list[ResultRow]:
-    """Count jobs that are lost, and jobs that are done twice, after a process was killed during a job and another one continued.
+    """Count jobs that are lost, and jobs that are done twice, after a process was killed during a job and another continued.
 
-    Returns a row for each queue. Column late_ends: a slow worker is taken for dead, and its job is given to a second one; the
-    number of these two that can mark it as done, or None if this was not tested.
+    Returns a row for each queue. Column late_ends: a slow worker is taken for dead, and its job is given to a second worker; the
+    number of these two workers that can mark the job as done, or None if this was not tested.
     """
     rows = []
     for name, program in QUEUE_PROGRAMS.items():

@@ -6,7 +6,7 @@ The part of an example does not depend on the benchmark that draws it or on the 
     validation  checks a choice before it is reported
     report      gives the numbers of published tables, and chooses no settings
 
-`tuned.json` lists examples that were used to choose a setting. They count as examples of the tuning part, whatever their hash.
+`tuned.json` lists examples that were used to choose a setting. The listed examples count as tuning, whatever their hash.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ EMBEDDED_DATA_SETS: dict[str, tuple[str, dict[str, Any]]] = dict.fromkeys(
     ("photos", "cifar10", "cifar10_test", "cifar100", "lfw", "imagenet"), EMBEDDED_PHOTOS
 )
 EMBEDDED_DATA_SETS["mnist"] = ("digits", {})
-"""Embedded data sets for missing files. They were used to choose settings, so that their rows are marked."""
+"""Embedded data sets for missing files. They were used to choose settings, so that their rows have the part "embedded"."""
 
 
 class TunedOn(ValueError):

@@ -1,7 +1,7 @@
 """The effect of three options of gradient matching that are not in the AGIC attack (Xu et al. 2022).
 
-surrogate:       if local training is treated as one step on one batch, compute the gradient at weights between those before and
-                 those after the training.
+surrogate:       if local training is treated as one step on one batch, compute the gradient at weights between the weights before
+                 and the weights after the training.
 order_invariant: simulate local epochs with separate candidate images in each epoch, and penalise the difference between the mean
                  images of the epochs.
 robust:          if several rounds are attacked as rounds with the same images, let rounds count less whose gradient does not fit
@@ -47,7 +47,7 @@ def measure_beyond(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack clients with several local epochs on one image, or on two images in a new order in each epoch.
 
-    Each is attacked with each of `LOCAL_STEP_SETTINGS`.
+    Each client is attacked with each of `LOCAL_STEP_SETTINGS`.
     """
     steps, rows = (2 if asked.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
@@ -80,7 +80,7 @@ def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, s
 def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack rounds as rounds with the same image, with several values of `robust`; return rows and a gain in dB.
 
-    There are two rounds that have the same image, or three of which the second has another one. The gain is the PSNR
+    There are two rounds that have the same image, or three of which the second has another image. The gain is the PSNR
     with robust=0.001 minus the PSNR with robust=0, for three rounds.
     """
     count, steps = (1, 2) if asked.quick else (4, 300)

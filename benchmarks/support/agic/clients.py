@@ -28,8 +28,8 @@ class ResNetFederation:
     def observe_client(self, found: Images, rows: Sequence[int], *, round: int) -> Observation:
         """Return what the server receives after the client's step on one batch from the present global weights.
 
-        The global weights stay as they are. rows: indices in `found` of the images of the batch; they are appended to the
-        client's name.
+        The global weights stay as they are. rows: indices in `found` of the images of the batch; these indices are
+        appended to the client's name.
         """
         training = Training(learning_rate=self.learning_rate, batch_size=len(rows), steps=1)
         client = LocalClient(self.spec, self.data, training, self.weights)

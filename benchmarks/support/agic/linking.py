@@ -83,11 +83,12 @@ def _describe_rounds(
 def _measure_rate(
     found: Images, described: Sequence[Described], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
 ) -> float:
-    """Return the share of the second epoch's examples that are paired with the same image in the first.
+    """Return the share of the second epoch's examples that are paired with the same image in the first epoch.
 
     The attack is told which rounds belong to which epoch, as in the paper. order: indices of the images of each round. The
-    attack's examples of a round are identified with its images in the order of their labels; an example with a wrong inferred
-    label counts as a wrong pair. rule: which pairs of examples may be linked, by their inferred labels; see `measure_likeness`.
+    attack's examples of a round, in the order of inferred labels, are taken for the round's images, in the order of true labels;
+    an example with a wrong inferred label counts as a wrong pair. rule: which pairs of examples may be linked, by their inferred
+    labels; see `measure_likeness`.
     """
     cost = measure_likeness(described, rule=rule).cost[len(found) :, : len(found)]
     pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)

@@ -22,7 +22,7 @@ from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.metrics import psnr
 
 CLIENTS, EXAMPLES = 2, 12
-"""Number of clients, and of the images of each, which it uses in two shuffled epochs."""
+"""Number of clients, and number of images of each client, which uses all of its images in each of two shuffled epochs."""
 CERTAIN = 0.9
 """Confidence from which an image counts as certain."""
 MIN_PSNR = 20.0
@@ -30,7 +30,7 @@ MIN_PSNR = 20.0
 
 
 def measure_clients(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack two clients with 12 images each over two epochs; return the rows, and how much faster closed forms make it.
+    """Attack two clients with 12 images each over two epochs; return the rows, and the speed-up by closed forms.
 
     A batch has 1 image in both epochs (24 rounds), or 1 in the first and 4 in the second (15 rounds). The attacks are AGIC with
     closed forms before its search, AGIC's null (its best guess without the updates), and for 24 rounds also AGIC's search alone.

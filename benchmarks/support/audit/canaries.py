@@ -23,7 +23,7 @@ MECHANISMS = ((0.7, 1), (1.0, 1), (2.0, 1), (4.0, 1), (6.0, 9), (30.0, 100))
 """Noise multipliers and numbers of rounds.
 
 In every round, each canary adds 1 or -1, by its coin, to a coordinate of its own; the noise multiplier is the standard deviation
-of the noise on it.
+of the noise on this coordinate.
 """
 NUM_CANARIES = (1000, 10_000)
 REPETITIONS = 200

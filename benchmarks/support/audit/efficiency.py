@@ -78,7 +78,7 @@ def build_smooth_prior() -> SmoothPrior:
 
 
 def measure_efficiency(asked: Options) -> list[ResultRow]:
-    """Return one row for each defense: bound, mean squared error of each attack, and ratio of the best one's to the bound."""
+    """Return one row for each defense: bound, mean squared error of each attack, and ratio of the smallest error to the bound."""
     count, drawn = 6 if asked.quick else IMAGES, build_smooth_prior()
     rng = torch.Generator().manual_seed(asked.seed)
     x, y = drawn.draw(count, rng), torch.randint(0, DATA.num_classes, (count,), generator=rng)
@@ -117,7 +117,7 @@ def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Op
     """Return for each case the best answer of several searches for its most likely (MAP) image, given prior and noise.
 
     The first search starts from an estimate from the first layer alone, each further one from a random perturbation of the best
-    answer so far. The best answer is that with the smallest loss. std: standard deviation of the noise.
+    answer so far. The best answer is the one with the smallest loss. std: standard deviation of the noise.
     """
     search = make_search()
     search = replace(search, prior=Prior(belief=drawn.belief(std)), search=replace(search.search, stop=MAP_STOP))

@@ -63,14 +63,14 @@ def _add_noise(update: Update, deviation: float, rng: Generator) -> Update:
 
 
 def reset_epsilon(run: Path) -> None:
-    """Replace the epsilon in each row of metrics.jsonl, which is over all rounds so far, by that of the row's own round alone."""
+    """Replace the epsilon in each row of metrics.jsonl, which is over all rounds so far, by the epsilon of that round alone."""
     _rewrite_metrics(run, lambda privacy, number: {**privacy, "epsilon": privacy["epsilon_round"]})
 
 
 def count_one_use(run: Path) -> None:
-    """Replace the epsilon reported after each round by that after half as many rounds, rounded up.
+    """Replace the epsilon reported after round n by the epsilon after round n / 2, rounded up.
 
-    This is as if each of the two local epochs of a round did not count as a use of its own.
+    This is as if only one of the two local epochs of each round counted as a use of the data.
     """
     rows = read_json_lines(run / "metrics.jsonl")
     known = {row["round"]: row["privacy"]["epsilon"] for row in rows if "privacy" in row}

@@ -36,10 +36,10 @@ class Cell:
     network, arguments: name and arguments of the model; a name with a colon is code of `support.calibration.networks`.
     data:   an image data set by its name in `splits.DATA_FILES`, one of `TABULAR_DATA_SETS`, or "noise" for random pixels.
     batch, rate: batch size and learning rate of the client. steps: number of local steps, each on a batch of its own.
-    epochs: if above 0, the client trains on these batches for this number of epochs, in reverse order in every second one.
+    epochs: if above 0, the client trains on these batches for this number of epochs, in reverse order in every second epoch.
     warm:   number of steps on other examples that the global weights have taken before.
-    rounds: if above 1, an even number of rounds of a case, each with one batch. There are half as many batches, so that each is
-            used twice.
+    rounds: if above 1, an even number of rounds of a case, each with one batch. There are half as many batches as
+            rounds, so that each batch is used twice.
     defense: specification such as "clip(4)"; "" for none. cases: number of cases.
     two_classes: whether the loss is logistic, and labels of images are replaced by their parity. half: whether images are reduced
             to half their height and width.

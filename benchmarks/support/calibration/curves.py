@@ -33,7 +33,7 @@ SMOOTHING_ANSWERS = 1.0
 """Number of artificial answers, half of each outcome, that are added at the mean evidence, so that few answers give no extreme
 probability."""
 MIN_EVIDENCE, MAX_EVIDENCE = {"error": -3.0, "step": -5.0}, {"equations": 1.0}
-"""Limits by feature to which evidence is clamped: beyond them, it no longer tells whether an answer is right."""
+"""Limits by feature to which evidence is clamped: beyond them, evidence no longer tells whether an answer is right."""
 LOWER_IS_BETTER_FEATURES = ("misfit", "error", "step", "outside", "roughness", "drift", "examples", "doubt")
 SEARCH_FEATURES = ("misfit", "error", "step", "roughness", "outside", "equations")
 ROUTE_FEATURES: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -75,7 +75,7 @@ def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Fit all curves, and write them to calibration.json; with --quick attack only two cells of the grid, and write nothing.
 
     Answers are stored in `ANSWERS_FILE`. If it does not exist, all cells of `support.calibration.grid` are attacked first, which
-    takes half an hour on one core. Returns one row per curve and their number.
+    takes half an hour on one core. Returns one row per curve, and a summary with the number of curves.
     """
     if asked.quick:
         corner = [replace(cell, cases=1) for cell in CELLS["single"][:2]]
@@ -111,10 +111,10 @@ def _record_answers(asked: Options) -> None:
 
 
 def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
-    """Return the curve of a route as an entry of calibration.json; None if it has no answers of this kind.
+    """Return the curve of a route as an entry of calibration.json; None if the route has no answers of this kind.
 
     records: answers of all routes, as in `ANSWERS_FILE`. route: method whose answers the curve is fitted to, such as
-    "optimisation"; for ROUTES_FITTED_WITH_SEARCHES also to those of searches. kind: "images", or "rows" for tables.
+    "optimisation"; for routes in ROUTES_FITTED_WITH_SEARCHES also to answers of searches. kind: "images", or "rows" for tables.
     """
     features = ROUTE_FEATURES[route, kind]
     own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]
@@ -151,9 +151,9 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
 
 
 def _select_within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
-    """Return the record without the examples whose value of a feature exceeds that in `limits`, by name of the feature.
+    """Return the record without the examples with a feature above its limit in `limits`, a dict by name of feature.
 
-    Only its outcomes and evidence are shortened.
+    Only the record's `recovered` and `evidence` are shortened.
     """
     kept = [
         i for i in range(len(record["recovered"])) if all(record["evidence"][name][i] <= most for name, most in limits.items())
@@ -196,7 +196,7 @@ def _predict_left_out(
     """Return the cross-validated probabilities of a route's own answers, and their outcomes, in the order of `y`.
 
     The answers of each kind (network, data set and defense, by name in `kinds`) are predicted by a curve fitted to all other
-    kinds; if these have at most ten answers, by the mean of the whole `y`.
+    kinds; if all other kinds together have at most ten answers, by the mean of the whole `y`.
     count: weight of each answer; 1 for the route's own answers, less for those of the route "optimisation" that were added to the
            fit (`ROUTES_FITTED_WITH_SEARCHES`).
     """
@@ -214,7 +214,8 @@ def _predict_left_out(
 def _find_rough_band(said: Floats, right: Floats) -> tuple[float, float]:
     """Return the narrowest of `UNDECIDED_BANDS` outside of which the calibration error is at most `MAX_CALIBRATION_ERROR`.
 
-    If none is enough, or there are fewer than `MIN_OWN_ANSWERS` answers, return the widest. said: probabilities. right: outcomes.
+    If no band suffices, or there are fewer than `MIN_OWN_ANSWERS` answers, return the widest band. said: probabilities. right:
+    outcomes.
     """
     for band in UNDECIDED_BANDS if len(said) >= MIN_OWN_ANSWERS else ():
         decided = ~_is_between(said, band)

@@ -2,8 +2,8 @@
 
 The rule (`attacker.attacks.optimisers.descent.Stop`) stops a search if, after certain iterations, its best loss is above a limit,
 relative to the loss at the start, and also above `unexplained`, relative to the loss of a zero gradient; or if its loss stays
-near that of grey images (`attacker.attacks.optimisers.stalls.Stall`). A search succeeds if it recovers an example. Searches that
-run to their end without the rule are enough to evaluate it, because it changes nothing in a search before it stops it.
+near the loss of grey images (`attacker.attacks.optimisers.stalls.Stall`). A search succeeds if it recovers an example. Searches
+that run to their end without the rule are enough to evaluate it, because the rule changes nothing in a search before stopping it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from attacker.scoring.statistics import estimate_share
 ITERATIONS = (3, 6, 10, 15, 30, 45, 60, 120)
 """Numbers of iterations after which a search may be given up, among which the tuning part chooses."""
 MIN_PLAIN_SHARE = INVERTING_STALL.plain
-"""Share of the loss of grey images at or below which a search does not count as near it."""
+"""Share of the loss of grey images at or below which the loss of a search does not count as near it."""
 SEARCH_STEPS = (300, 1200)
 CASES_PER_CLIENT = 16
 """Number of cases for each pair of a client setting and a number of steps."""
@@ -74,7 +74,7 @@ class Watched:
     """A search that ran to its end without the rule.
 
     steps: maximum number of iterations. first: the loss at the start. plain: the loss of grey images. losses: the best loss after
-    each iteration. Losses are relative to that of a zero gradient.
+    each iteration. Losses are relative to the loss of a zero gradient.
     recovered: whether the search recovered at least one example.
     """
 
@@ -91,7 +91,8 @@ class Watched:
     def get_fall(self, iteration: int) -> float | None:
         """Return the best loss after this iteration over the best loss after half as many iterations.
 
-        None if the search had ended before it, or if its loss is not near that of grey images: at most `MIN_PLAIN_SHARE` of it.
+        None if the search had ended before it, or if the loss is at most `MIN_PLAIN_SHARE` of the loss of grey images, which does
+        not count as near it.
         """
         if iteration > len(self.losses):
             return None
@@ -139,12 +140,13 @@ def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
 
 
 def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return the largest early loss of successful searches, and the number of failed searches above it, on the tuning part.
+    """Return the largest early loss of successful searches, and the number of failed ones with a larger one, on the tuning part.
 
     There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `ITERATIONS`. Only searches
     that still run after these iterations count. Losses are relative to the loss at the start of the search.
-    Four more columns are on the searches whose loss is near that of grey images: largest_fall is the largest `Watched.get_fall`
-    of the successful ones, and failed_slower the number of failed ones above it.
+    Four more columns are on the searches whose loss is near the loss of grey images: successful_near_grey and failed_near_grey
+    are their numbers, largest_fall is the largest `Watched.get_fall` of the successful ones, and failed_slower the number of
+    failed ones whose `Watched.get_fall` is larger.
     """
     found = run_watched(asked, "tuning")
     rows = []

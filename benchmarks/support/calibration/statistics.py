@@ -1,10 +1,10 @@
 """The tables `intervals` and `verdicts` of calibration.py: coverage of confidence intervals, and error rates of verdicts.
 
 Intervals are of draws from known distributions. Verdicts say whether an attack leaks more than its null, the same attack without
-the update. They are of random scores and of real ones: 1 to 16 clients of one image each, from the report part of CIFAR-10,
-CIFAR-100 and LFW. A false leak is a verdict of a leak although the scores are those of a second null. A false "no leak" is a
-verdict that states no leak although the true gain of the attack is at least the smallest gain that the verdict states to be
-detectable, or although the attack is a closed form that recovers all images.
+the update. They are made on random scores and on real scores, of 1 to 16 clients with one image each, from the report part of
+CIFAR-10, CIFAR-100 and LFW. A false leak is a verdict of a leak although the scores compared with the null are those of a second
+null. A false "no leak" is a verdict that states no leak although the true gain of the attack is at least the smallest gain that
+the verdict states to be detectable, or although the attack is a closed form that recovers all images.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
     For each sampling design (number, size and correlation of clusters) there is a row on the interval of a share. It holds the
     mean, the minimum and the maximum of the coverage over `TRUE_SHARES`. With at least `MIN_INTERVAL_CLUSTERS` clusters, two more
-    rows follow: on the interval of the mean of a normal distribution, and on that of the mean of a skewed one.
+    rows follow: on the intervals of the mean of a normal and of a skewed distribution.
     """
     repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTER_COUNTS, CLUSTER_SIZES)
     rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
@@ -96,8 +96,8 @@ def _summarise_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
 def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correlation: float, value: float) -> NDArray[Any]:
     """Draw an array of 0 and 1 (successes) of the given `shape` (repetitions, clusters, size), with expected value `value`.
 
-    Two entries of the same cluster have this `correlation`, from 0 to 1. For values between, the success probability of each
-    cluster is drawn from a beta distribution.
+    Two entries of the same cluster have this `correlation`, from 0 to 1. For correlations between 0 and 1, the success
+    probability of each cluster is drawn from a beta distribution.
     """
     if correlation == 1:
         own = (rng.random(shape[:2]) < value).astype(float)
@@ -170,7 +170,7 @@ class JudgedVerdict:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the verdict states a leak, even a partial one, and there is none, or states none and there is one.
+        """Whether the verdict states a leak, even a partial one, and the truth is "no leak", or the reverse.
 
         A "no verdict" counts as a verdict that states no leak.
         """
@@ -270,8 +270,8 @@ def _judge_attack(
 
     The true gain of the attack in a score is the size of its mean difference to the null over all clients, if the verdict on all
     clients finds a leak in this score, else 0. The truth is "leak" if, in at least one score, this gain is as large as the gain
-    that the verdict on the group states to be detectable. For the closed form, which recovers the image of every client, it is
-    "leak" in every group.
+    that the verdict on the group states to be detectable. For the closed form, which recovers the image of every client, the
+    truth is "leak" in every group.
     found, null: reconstructed images and labels of each client, by the attack and by the null.
     """
     everyone = range(len(clients.x))
@@ -295,8 +295,8 @@ def _split_clients(count: int, size: int, most: int) -> list[range]:
 def _load_gallery(asked: Options, name: str) -> Gallery:
     """Return a gallery: images of the tuning part of a data set, with which scoring compares each reconstruction.
 
-    Scoring counts how many of them are nearer to the reconstruction than the original is. No client has an image of this part,
-    but embedded data, which replace a missing file, have no parts.
+    Scoring counts how many gallery images are nearer to the reconstruction than the original is. No client has an image of this
+    part, but embedded data, which replace a missing file, have no parts.
     """
     found = load_images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())

@@ -1,4 +1,4 @@
-"""The data of the tables of CPL (Wei et al. 2020), updates of clients that train on them, and the attacks on these."""
+"""The data of the tables of CPL (Wei et al. 2020), updates of clients that train on them, and the attacks on the updates."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class Originals:
 
 
 def make_search_and_router(attack: Callable[..., GradientMatching], **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """Return two attacks by name: a search under its own, and under "router" one that tries closed forms before this search.
+    """Return two attacks by name: a search under its own name, and under "router" one that tries closed forms before this search.
 
     settings: arguments of the search.
     """

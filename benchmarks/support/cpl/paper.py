@@ -179,7 +179,7 @@ _TABLE_9 = {
         (1.5e-5, 2.3e-4, 2.8e-4, 1.2e-3, 1.5e-3, 2.4e-3, 1.7e-2, 1.7e-2, 1.7e-2, 1.7e-2),
     ),
 }
-"""The last success rate of LFW is taken from the paper's text; that of MNIST is missing."""
+"""The last success rate of LFW is taken from the paper's text; the last success rate of MNIST is missing."""
 TABLE_9: PaperTable = {
     (data, str(steps)): {"iterations": taken, "asr_c": asr, "ssim": similar, "mse": error}
     for data, columns in _TABLE_9.items()

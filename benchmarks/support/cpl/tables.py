@@ -62,7 +62,7 @@ def measure_termination(asked: Options) -> TableAndSummary:
 
 
 def _choose_data_sets(asked: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
-    """Return the names of the first `on_two_cores` data sets on a CPU, so that a table takes minutes there; otherwise all."""
+    """Return the names of the first `on_two_cores` data sets on a CPU, so that a table takes minutes there; on a GPU, all."""
     return names[:on_two_cores] if asked.device == "cpu" else names
 
 
@@ -96,9 +96,9 @@ def measure_base(asked: Options) -> TableAndSummary:
 def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatching | ClosedForm]:
     """Return the attacks of table 2, as a dict from name to attack.
 
-    CPL and DLG have at most 300 iterations and three starts; "cpl tuned" has those of the preset for the network of the client
-    `seen`. Inverting Gradients has 4,800 iterations, so that it gets only one start on a CPU, and three on a GPU. With --quick,
-    all have fewer iterations.
+    CPL and DLG have at most 300 iterations and three starts; "cpl tuned" has the numbers of its preset for the network of the
+    client `seen`. Inverting Gradients has 4,800 iterations, so that it gets only one start on a CPU, and three on a GPU. With
+    --quick, all have fewer iterations.
     """
     ours, quick = _choose_effort(asked), {"steps": 20} if asked.quick else {}
     others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
@@ -126,7 +126,7 @@ def _compute_ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def insert_paper_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return our rows with those of the paper's tables 2 and 3 inserted, as by `insert_paper_rows`."""
+    """Return our rows with the rows of the paper's tables 2 and 3 inserted, as by `insert_paper_rows`."""
     return insert_paper_rows(rows, paper.TABLE_2 | paper.TABLE_3, "data", "attack")
 
 
@@ -164,8 +164,8 @@ def measure_starts(asked: Options) -> TableAndSummary:
 def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
     """Return the images to attack, one of each of `count` classes, and all other images of the pool.
 
-    The latter belong to the insider: an attacker who takes part in the federation and knows other images of the same classes.
-    Copies of attacked images are in neither part.
+    These other images belong to the insider: an attacker who takes part in the federation and knows other images of the same
+    classes. Copies of attacked images are in neither part.
     """
     several = [int(label) for label in pool.y.unique() if (pool.y == label).sum() > 1]
     classes = [several[i] for i in np.linspace(0, len(several) - 1, count).round().astype(int)]
@@ -238,8 +238,8 @@ def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels
 def _summarise_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
     """Return the shares of examples whose content was recovered, by kind of measured row.
 
-    The kind is the text of the row's values in the columns `keys`. Key "KIND" of the result holds the share of its first row, key
-    "KIND best" the largest of its rows.
+    The kind is the text of the row's values in the columns `keys`. Key "KIND" of the result holds the share in the kind's first
+    row, key "KIND best" the largest share in the kind's rows.
     """
     summary: dict[str, Any] = {}
     for row in rows:
@@ -266,7 +266,8 @@ def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: floa
     """Attack the cases of `originals` with variants of CPL, and return one row for each.
 
     CPL that ignores the defense is run alone, and after closed forms. If the cases are `defended`, CPL that knows the defense is
-    run as well and, for `tv` above 0, CPL that ignores it but has total variation of weight `tv`. labels: further columns.
+    run as well and, for `tv` above 0, CPL that ignores the defense but has total variation of weight `tv`. labels: further
+    columns.
     """
     attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(asked))
     if defended and tv:

@@ -64,15 +64,15 @@ class Federation:
 
     @property
     def recording(self) -> Recording:
-        """The recording of what its server saw."""
+        """The recording of what the federation's server saw."""
         return Recording(self.run.out / "recording")
 
 
 def write_data(asked: Options, folder: Path, part: Part) -> DataFiles:
     """Write the clients' images, the held-out images for accuracy, and the public images of InstaHide to files in `folder`.
 
-    Clients' and held-out images are different ones of `part`, public ones are of the validation part; with `--quick` there are
-    fewer. If MNIST is missing, all are drawn from the same embedded digits, with repetitions.
+    Clients' and held-out images are different images of `part`, public images are of the validation part; with `--quick` there
+    are fewer. If MNIST is missing, all are drawn from the same embedded digits, with repetitions.
     """
     share = 8 if asked.quick else 1
     own = load_images(asked, "mnist", (NUM_TRAINED + NUM_HELD_OUT) // share, part=part)
@@ -102,8 +102,8 @@ def make_settings(
 ) -> dict[str, Any]:
     """Return the settings of an experiment without a defense.
 
-    attacked: without `cohort`, number of clients that are recorded, in the first round only; with it, number of rounds, from the
-              first on, that are recorded, each with all drawn clients or their secure sum.
+    attacked: without `cohort`, number of clients that are recorded, in the first round only; with `cohort`, number of rounds,
+              from the first on, that are recorded, each with all drawn clients or their secure sum.
     batch:    number of examples per client step. cohort: number of clients drawn in each round; None for all.
     """
     rounds = 4 if quick else NUM_ROUNDS

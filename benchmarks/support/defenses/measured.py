@@ -27,7 +27,7 @@ UNSTORED_FIELDS = ("environment", "notes", "pair")
 class MeasuredAttack:
     """The scores of one attack on one federation.
 
-    own: score rows of the attack. null: those of its null, the same attack without the updates, on the same cases.
+    own: score rows of the attack. null: score rows of its null, the same attack without the updates, on the same cases.
     """
 
     own: list[ScoreRow]
@@ -35,7 +35,7 @@ class MeasuredAttack:
 
     @cached_property
     def summary(self) -> Summary:
-        """Summary of the attack's scores, which includes that of its null, and the verdict."""
+        """Summary of the attack's scores, which includes the summary of its null's scores, and the verdict."""
         return next(one for one in summarise([*self.own, *self.null]))
 
     @property
@@ -46,7 +46,7 @@ class MeasuredAttack:
 
     @cached_property
     def scored(self) -> Scored:
-        """PSNR of each example by the attack and by its null; if the attack gave none for it, the null's PSNR counts for both."""
+        """PSNR of each example by the attack and by its null; if the attack gave no answer, the null's PSNR counts for both."""
         psnr, its = (average_by_example(fill_failures(rows, self.null), "psnr") for rows in (self.own, self.null))
         cases = {str(row.index): row.case for row in self.own}
         return Scored(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))
@@ -99,7 +99,7 @@ class Kept:
         self.known = {row["key"]: row for row in map(json.loads, lines)}
 
     def find(self, identity: Mapping[str, Any], folder: Path) -> Measured | None:
-        """Return the measurement with the settings `identity`, or None.
+        """Return the stored measurement with the settings `identity`, or None if there is none.
 
         folder: temporary folder; its path is left out when settings are compared.
         """

@@ -44,8 +44,9 @@ class Scored:
 class Change:
     """The change of an attack's PSNR from no defense to a setting of a defense.
 
-    from_none: mean PSNR on defended minus that on undefended updates, in dB, with its 95 % interval. over_null: mean PSNR on
-    defended updates minus that of a null (the same attack without the update), likewise. cases: number of independent cases.
+    from_none: mean PSNR on defended updates minus mean PSNR on undefended updates, in dB, with its 95 % interval. over_null: mean
+    PSNR on defended updates minus mean PSNR of a null (an attack without the update), in dB, with its 95 % interval. cases:
+    number of independent cases.
     """
 
     from_none: Estimate
@@ -70,7 +71,7 @@ class Change:
     def is_as_declared(self, declared: Declared) -> bool:
         """Return whether the measured outcome is the declared one.
 
-        A measured "gone" (the PSNR falls to that of the null) also agrees with a declared "falls".
+        A measured "gone" (the PSNR falls to the PSNR of the null) also agrees with a declared "falls".
         """
         return self.outcome == declared or (declared == "falls" and self.outcome == "gone")
 

@@ -1,4 +1,4 @@
-"""The attacks with which each setting of a defense is measured, and their settings."""
+"""The attacks with which each setting of a defense is measured, and the settings of these attacks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,8 +48,8 @@ def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: 
     round; None for all. quick: whether to use three iterations only.
 
     With a defense and without `cohort`, CPL and Inverting Gradients are run twice: ignoring the defense and knowing it. `cohort`
-    is for secure aggregation: with an entry, the attacks are those on sums over the drawn clients; without one, the updates of
-    the drawn clients are sent one by one, and only closed forms are run.
+    is for secure aggregation: with an entry, sums over the drawn clients are attacked; with `cohort` but without an entry, the
+    updates of the drawn clients are sent one by one, and only closed forms are run.
     """
     if entry is None and cohort:
         return {"exact": AttackSpec(name="exact", arguments=SINGLE_EXAMPLE_ATTACKS["exact"][1])}

@@ -5,11 +5,11 @@ Ten clients train the template's network with the template's settings: batches o
 CIFAR-10 from a file, because nothing can be downloaded here. The file holds CIFAR-10 images of --data from the part "report", on
 which no setting was chosen (see `support.splits`), or embedded photographs if --data lacks CIFAR-10.
 
-`psnr` is the mean over those of a client's examples that a reconstruction was assigned to; `null` is that of the same attack
-without the update, and `surplus` is `psnr` minus `null`. `labels` is the share of a client's labels that are among the inferred
-ones, counted with repetitions. `examples` is the number of examples behind the update that the server assumes, and `reported` the
-number that the client reported. The attack is `exact`, which tries closed forms before a search by inverting_gradients with the
-given number of iterations; `route` is the closed form or search that gave the answer.
+`psnr` is the mean over those of a client's examples that a reconstruction was assigned to; `null` is this mean for the same
+attack without the update, and `surplus` is `psnr` minus `null`. `labels` is the share of a client's labels that are among the
+inferred labels, counted with repetitions. `examples` is the number of examples behind the update that the server assumes, and
+`reported` the number that the client reported. The attack is `exact`, which tries closed forms before a search by
+inverting_gradients with the given number of iterations; `route` is the closed form or search that gave the answer.
 """
 
 import logging
@@ -70,7 +70,7 @@ class AppSetting:
 def measure_quickstart(asked: Options) -> TableAndSummary:
     """Attack the app with the template's settings and with one step on one example; return a row per client, and a summary.
 
-    The summary holds the mean surplus (PSNR above that of the null, in dB) of each setting.
+    The summary holds, for each setting, the mean surplus: the PSNR minus the PSNR of the null, in dB.
     """
     settings = [
         AppSetting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if asked.quick else 150),

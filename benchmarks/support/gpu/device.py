@@ -104,7 +104,7 @@ def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 def _count_planned_values(of: LocalClient) -> float:
     """Return the number of tensor elements that a replay plans for a search for one example.
 
-    It is `LIVE_TENSORS` times the sum of the network's parameters and of its activations for one example.
+    It is `LIVE_TENSORS` times the number of the network's parameters and of its activations for one example.
     """
     from attacker.replay.batching import count_activations
     from fedsim import models
@@ -138,7 +138,7 @@ def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the ratio of the wall time of two concurrent processes with searches to that of the same processes in sequence."""
+    """Measure the wall time of two concurrent processes with searches, divided by their wall time one after the other."""
     words = [sys.executable, __file__, "lenet", "--quick", "--device", asked.device]
 
     def measure_time(at_once: bool) -> float:

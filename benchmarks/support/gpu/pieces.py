@@ -47,8 +47,8 @@ class Piece:
     """One piece of the GPU measurements, run as a Python process.
 
     shows: what its numbers show, in words. command: arguments of Python on a GPU, beginning with the script or an option such as
-    "-m". dry: the same for a dry run on a CPU.
-    In both, `DATA` and `DEVICE` are replaced by this run's --data and --device; without --data, `--data DATA` is left out.
+    "-m". dry: the arguments for a dry run on a CPU.
+    In both lists, `DATA` and `DEVICE` are replaced by this run's --data and --device; without --data, `--data DATA` is left out.
     has_rows: whether the process prints a benchmark's result as one JSON object.
     """
 
@@ -215,7 +215,7 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
 def _run_process(words: Sequence[str], file: IO[str], limit: float) -> int | None:
     """Run a process with its output in `file`; return its status, or None if it was killed after `limit` seconds.
 
-    Processes that it has started and that still run at the end are killed, too; so are all if this process is interrupted.
+    Processes that it started and that still run at its end are killed. If this process is interrupted, all of them are killed.
     """
     process = subprocess.Popen(
         words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=_make_environment(), start_new_session=True
@@ -279,7 +279,7 @@ def find_state(out: Path, piece: Piece, *, dry: bool) -> str:
 
 
 def estimate_seconds(out: Path, piece: Piece) -> float:
-    """Return the seconds that a piece took in its last run if that is "done", otherwise the limit `PIECE_SECONDS`."""
+    """Return the seconds that a piece took in its last run if its state is "done", otherwise the limit `PIECE_SECONDS`."""
     told = _read_result(out, piece)
     return float(told["seconds"]) if told is not None and told["state"] == "done" else PIECE_SECONDS
 

@@ -1,13 +1,13 @@
 """Robbing the Fed: examples read off an imprint layer by batch size and number of bins, and the client's check of the model.
 
-A malicious server puts the layer before CPL's LeNet. Its k neurons compare the mean of the image to k thresholds, between which
-lie bins. The thresholds are shifted and scaled by the mean and the standard deviation of this statistic over images of the tuning
-part. A client takes one step on a batch of B images of the report part. `expected` is the share of examples alone in their bins
-if all bins are equally probable, (1 - 1/k)^(B-1). An example is certified if it alone, with one label, explains the gradient of
-its bin's bias up to a relative error of 1e-3. `certified_wrong` is the number of certified examples that are not in the batch.
+A malicious server puts the layer before CPL's LeNet. The layer's k neurons compare the mean of the image to k thresholds, between
+which lie bins. The thresholds are shifted and scaled by the mean and the standard deviation of image means over images of the
+tuning part. A client takes one step on a batch of B images of the report part. `expected` is the share of examples alone in their
+bins if all bins are equally probable, (1 - 1/k)^(B-1). An example is certified if it alone, with one label, explains the gradient
+of its bin's bias up to a relative error of 1e-3. `certified_wrong` is the number of certified examples that are not in the batch.
 `flagged` is the share of imprinted models in which `fedleak.inspect_model` finds tampering, `false_alarms` the number of
-torchvision networks (with initial weights) in which it does. aims: recovered_64_1024 0.9 for each data set, certified_wrong 0,
-flagged 1, false_alarms 0.
+torchvision networks (with initial weights) in which it finds tampering. aims: recovered_64_1024 0.9 for each data set,
+certified_wrong 0, flagged 1, false_alarms 0.
 """
 
 from typing import Any

@@ -105,8 +105,8 @@ def _train_weights(one: LocalClient, found: Images, asked: Options) -> dict[str,
 def _measure_mixture(size: int, asked: Options) -> dict[str, Any]:
     """Run R-GAP, which assumes a single example, on the gradient of a batch of `size`, and return a row.
 
-    Column mse_median: MSE of its answer to the nearest example of the batch. off_span: norm of the part of the answer that is no
-    linear combination of the examples, relative to the norm of the answer.
+    Column mse_median: MSE of R-GAP's answer to the nearest example of this single batch. off_span: norm of the part of the answer
+    that is no linear combination of the examples, relative to the norm of the answer.
     """
     found = load_images(asked, "mnist", size).of_two_classes()
     one = make_client("fcn3", found.data, loss="logistic", seed=asked.seed, batch=size)

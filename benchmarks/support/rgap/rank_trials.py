@@ -53,9 +53,9 @@ def make_paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> n
 def make_random_network(seed: int) -> RandomNetwork:
     """Return a random network of one to three convolutions with kernels 2 to 5, strides 1 to 3, some dilated, for three classes.
 
-    Each is followed by LeakyReLU, tanh, sigmoid or nothing. With probability 1/4 there is average pooling before or after that;
-    with LeakyReLU only before, since otherwise the rank would depend on the data. There may be a hidden linear layer. A network
-    has biases with probability 1/2. Everything is drawn with `seed`.
+    Each convolution is followed by LeakyReLU, tanh, sigmoid or nothing. With probability 1/4 there is average pooling before or
+    after this activation; with LeakyReLU only before, since otherwise the rank would depend on the data. There may be a hidden
+    linear layer. A network has biases with probability 1/2. Everything is drawn with `seed`.
     """
     for attempt in range(1000):
         drawn = _draw_network(Random(f"{seed} {attempt}"))
@@ -142,10 +142,10 @@ def compute_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]
 
 
 def write_matrix(system: System) -> Tensor:
-    """Return the matrix (equations, unknowns) of the linear system for a layer's input, found by applying it to unit vectors.
+    """Return the matrix (equations, unknowns) of the linear system for a layer's input: the system applied to unit vectors.
 
-    First come the equations from the layer's weights, which give its output, then those from the gradient of its weights. Rows
-    are scaled to norm 1; rows that are 0 up to rounding become 0.
+    First come the equations from the layer's weights, which give the layer's output, then the equations from the gradient of
+    these weights. Rows are scaled to norm 1; rows that are 0 up to rounding become 0.
     """
     unknowns = prod(system.layer.inputs)
     rows = system.apply(torch.eye(unknowns, dtype=system.k.dtype).reshape(unknowns, *system.layer.inputs))
@@ -161,7 +161,7 @@ def compute_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
 
 
 def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Return for each layer the pair of the rank by `analyse_rank` and the numerical rank, the latter for one random example.
+    """Return for each layer a pair: the rank by `analyse_rank`, and the numerical rank for one random example.
 
     prove: the analysis computes a rank by elimination if the gradient leaves at most this many unknowns open, else by counting.
     seed: of the example.

@@ -1,4 +1,4 @@
-"""Learned priors beside pixels: what each finds in an update of CIFAR-10 images, and what its null draws without one.
+"""Learned priors beside pixels: what each finds in an update of CIFAR-10 images, and what its null draws without the update.
 
 The priors are trained on the tuning part of CIFAR-10, which shares no image with the report part.
 """
@@ -110,7 +110,7 @@ def train_priors(asked: Options, folder: Path) -> TableAndSummary:
 def make_attacks(folder: Path, steps: int, lpips_weights: str = "") -> dict[str, GradientMatching]:
     """Return a dict of attacks by name, which differ in their priors only. Labels are inferred from the update.
 
-    folder: that of the trained priors. steps: iterations of each attack, in all its phases together. lpips_weights: file of
+    folder: of the trained priors. steps: iterations of each attack, in all its phases together. lpips_weights: file of
     AlexNet's weights for ROGS; "" for none.
     """
     generator, denoiser, autoencoder = (str(folder / f"{kind}.safetensors") for kind in ("generator", "denoiser", "autoencoder"))
@@ -135,15 +135,16 @@ def make_attacks(folder: Path, steps: int, lpips_weights: str = "") -> dict[str,
 LATENT_WEIGHT = 1e-3
 """Weight of the prior on latents, relative to the loss of a zero gradient."""
 DENOISER_WEIGHT, DENOISER_NOISE = 1.0, 0.2
-"""Weight of the denoiser's term, relative to the same loss, and standard deviation of the noise at the first step."""
+"""Weight of the denoiser's term, relative to the loss of a zero gradient, and standard deviation of the noise at the first
+step."""
 
 
 def measure_priors(asked: Options, folder: Path, scale: PriorScale, *, part: Part = "report") -> TableAndSummary:
     """Attack clients that train for one epoch of one batch each, with every prior and its null.
 
-    folder: that of the trained priors; with --quick, they are trained there first, and the batches and searches are smaller.
-    Answers are kept there, and used again. The rows also hold the limit of the generator: its images that are nearest to the
-    originals themselves, with the true labels.
+    folder: of the trained priors; with --quick, the priors are trained there first, and the batches and searches are smaller.
+    Answers are kept in its subfolder `answers`, and used again unless --fresh or --quick is given. The first row is the limit of
+    the generator: of all images that it can make with the true labels, those nearest to the originals.
     """
     if asked.quick:
         train_priors(asked, folder)

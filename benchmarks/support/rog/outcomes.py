@@ -48,7 +48,7 @@ class Similarity:
     lpips: float | None
 
     def is_better_than(self, other: "Similarity", *, or_equal: bool = False) -> bool:
-        """Return whether LPIPS is lower than that of `other` or, if one of them has none, PSNR is higher.
+        """Return whether LPIPS is lower than in `other` or, if either has no LPIPS, whether PSNR is higher.
 
         or_equal: whether equal values count as better.
         """
@@ -109,7 +109,7 @@ def load_perceptual(asked: Options, side: int) -> Lpips | None:
 
 
 def share_of_labels(case: Case, y: Tensor, asked: Options) -> float:
-    """Return the share of the labels y (N,), counting repetitions, that ROG infers from a case if they are not given."""
+    """Return the share of the labels y (N,), counting repetitions, that ROG infers from a case if no labels are given."""
     batch = CaseBatch(rog(), [replace(case, known_labels=None)])
     found = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(asked.seed))
     return sum(match_labels(y.tolist(), found.tolist())) / len(y)

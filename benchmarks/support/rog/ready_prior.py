@@ -20,8 +20,9 @@ FACTS = PriorFacts(kind="enhancer", size=64, settings={"width": 16}, data="Image
 def train_ready_enhancer(asked: Options, out: Path) -> TableAndSummary:
     """Train the network that improves reconstructed images, and write it to the file `out`.
 
-    An interrupted training continues from a checkpoint in the same folder. Returns one row on the file, its size and hash, the
-    number of images and the CPU-seconds, and an empty summary. Raises ValueError if --data lacks ImageNet, except with --quick.
+    An interrupted training continues from a checkpoint in the folder of `out`. Returns one row on the file, its size and hash,
+    the number of images and the CPU-seconds, and an empty summary. Raises ValueError if --data lacks ImageNet, except with
+    --quick.
     """
     images = load_images(asked, "imagenet", 8 if asked.quick else count_part(asked, "imagenet", "tuning"), part="tuning")
     values = (images.x * 255).round().to(torch.uint8)

@@ -141,9 +141,10 @@ def list_scores(one: Summary) -> ResultRow:
 
 
 def compare_attacks(rows: Sequence[ResultRow], measure: str) -> ResultRow:
-    """Return how many defenses there are, in how many ROG is better, and the mean of ROG minus Inverting Gradients.
+    """Return how many defenses there are, for how many of them ROG scores better, and the mean difference of scores.
 
-    measure: the column that is compared: "lpips", of which the lower value is better, or "psnr", of which the higher one is.
+    The difference is ROG's score minus the score of Inverting Gradients. measure: the compared score, "lpips" (lower is better)
+    or "psnr" (higher is better).
     """
     values = {name: {row["defense"]: row[measure] for row in rows if row["attack"] == name} for name in ATTACKS}
     own, other = values.values()
@@ -155,7 +156,8 @@ def compare_attacks(rows: Sequence[ResultRow], measure: str) -> ResultRow:
 def draw_regions(rows: Sequence[ResultRow], measure: str) -> str:
     """Return an SVG of accuracy beside a measure of leakage, with one point per defense and one region per attack.
 
-    A region is the convex hull of the attack's points. Under the stronger attack it lies further to the side of leakage.
+    A region is the convex hull of the attack's points. The region of a stronger attack lies further to the side of larger
+    leakage.
     """
     with mpl.rc_context({"svg.hashsalt": "fedleak rog", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")

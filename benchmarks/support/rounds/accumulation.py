@@ -1,7 +1,8 @@
 """Tables on what compressed, quantised and noisy updates of the same image reveal in one round and over many.
 
 Every client holds one image, uses it in every round, and trains one step. The mean of what the clients sent in a round is added
-to the global weights. Compressed and quantised updates are attacked by `accumulate`, which searches for one image that fits all.
+to the global weights. Compressed and quantised updates are attacked by `accumulate`, which searches for one image that fits the
+updates of all rounds.
 """
 
 import sys
@@ -41,7 +42,7 @@ STOCHASTIC_ROWS = (
 POOL = 100
 """Number of candidates among which the attacker of `private` looks for the client's image."""
 FEDERATIONS = 1
-"""Federations of `private`, in each of which every image of the pool is that of one client."""
+"""Federations of `private`, in each of which every image of the pool is held by one client."""
 NOISE_MULTIPLIERS = (10.0, 3.0, 1.0)
 
 
@@ -99,11 +100,11 @@ def _measure_psnr(found: Tensor, x: Tensor) -> float:
 def make_private_rows(asked: Options) -> list[ResultRow]:
     """Return a row for each noise multiplier and number of rounds: how often the attacker picks a client's image out of `POOL`.
 
-    The attacker knows that each client's image is one of `POOL` images, all equally likely. For each client it picks the one that
-    makes the client's messages of these rounds, which are clipped and have Gaussian noise, most likely. In each of `FEDERATIONS`
-    federations every image of the pool is that of one client, so that the candidates' gradients are computed once a round for all
-    clients. The noise multiplier is the standard deviation of the noise divided by the clipping norm. Each row also holds the
-    upper bound on the expected rate that follows from the noise multiplier.
+    The attacker knows that each client's image is one of `POOL` images, all equally likely. For each client it picks the image
+    that makes the client's messages of these rounds, which are clipped and have Gaussian noise, most likely. In each of
+    `FEDERATIONS` federations every image of the pool is held by one client, so that the candidates' gradients are computed once a
+    round for all clients. The noise multiplier is the standard deviation of the noise divided by the clipping norm. Each row also
+    holds the upper bound on the expected rate that follows from the noise multiplier.
     """
     federations, counts = (1, (1, 3)) if asked.quick else (FEDERATIONS, (1, 10, 30))
     pool = load_images(asked, "cifar10", POOL)
@@ -138,8 +139,8 @@ def make_private_rows(asked: Options) -> list[ResultRow]:
 def _name_images(cases: Sequence[Case], pool: Images, counts: Sequence[int]) -> dict[int, Tensor]:
     """Return a dict from each number of rounds n in `counts` to the index (clients,) of the image that fits each client best.
 
-    An image fits if the messages of the client's first n rounds are near what the client would have sent without noise.
-    cases: the rounds of each client, in the same rounds and from the same global weights.
+    An image fits if the messages of the client's first n rounds are near what a client with this image would have sent without
+    noise. cases: one per client, with all its rounds; round numbers and global weights are the same for all clients.
     """
     first = cases[0].observations[0]
     model = build_network(first)

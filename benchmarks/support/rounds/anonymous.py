@@ -26,7 +26,7 @@ def make_anonymous_rows(asked: Options) -> list[ResultRow]:
     grouped: share of pairs of updates of one client that are in one group. wrong: share of pairs in one group that are of
     different clients. largest: number of updates in the largest group; each client sends `EPOCHS * EXAMPLES / BATCH`.
     exact: share of all images that the attack `spans` recovers above 60 dB from these updates; with_names: this share if each
-    client's updates are attacked alone; null: this share of the attack's null, which returns grey images.
+    client's updates are attacked alone; null: this share for the attack's null, which returns grey images.
     """
     clients = 2 if asked.quick else CLIENTS
     images = load_images(asked, "cifar10", clients * EXAMPLES)

@@ -1,8 +1,8 @@
 """The table of the attack `cohort_spans`, which sees only the sums over the clients of each round (its cohort), and their names.
 
-It counts the clients whose examples the attack separates from those of others, the examples that it recovers, and those for which
-it also names the right client. An answer is one reconstructed example. The attack also puts answers into groups: two or more
-answers that it takes for examples of one client.
+The table counts the clients whose examples the attack separates from the examples of others, the examples that the attack
+recovers, and the recovered examples for which it also names the right client. An answer is one reconstructed example. The attack
+also puts answers into groups: two or more answers that it takes for examples of one client.
 """
 
 import sys
@@ -76,7 +76,7 @@ SRATTA = CohortSetting(
     sratta=True,
     what="SRATTA's configuration, MNIST",
 )
-"""Settings of the paper's experiments, which use Fashion-MNIST. It attacks 20 trainings of the same clients together."""
+"""Settings of the paper's experiments, which use Fashion-MNIST. The paper attacks 20 trainings of the same clients together."""
 
 
 def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
@@ -118,13 +118,14 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
     """Simulate and attack one federation, and return its row.
 
     Column isolated: share of clients for which the attack finds the linear span of their own examples. exact: share of all
-    examples to which a reconstruction has a PSNR above `EXACT_DB`; exact_with_owner, wrong_owner: share of all for which it also
-    names the right client, or only a wrong one. recovered, recovered_*: the same with the threshold of scoring, `SUCCESS_DB`,
-    which estimates by independent component analysis may pass, for as many of the first answers as there are examples. grouped:
-    answers that are put into a group of one client with others, as a share of all examples. grouped_rightly: share of the pairs
-    within groups that are examples of one client. candidates: number of answers. certain: those with a confidence above 0.9;
-    certain_and_wrong: those of them that are not exact. null: `exact` of the null, the same attack without the sums. sratta_*:
-    the same of SRATTA on the same sums; None where it was not run.
+    examples to which a reconstruction has a PSNR above `EXACT_DB`; exact_with_owner, wrong_owner: share of all examples for which
+    such a reconstruction also names the right client, or only a wrong one. recovered, recovered_*: these three shares with the
+    threshold of scoring, `SUCCESS_DB`, which estimates by independent component analysis may pass, and with the N best answers
+    only, where N is the number of all examples. grouped: number of answers that are put into a group with others, divided by N.
+    grouped_rightly: share of the pairs of answers within groups that are examples of one client; None without such a pair.
+    candidates: number of answers. certain: number of answers with a confidence above 0.9; certain_and_wrong: number of these that
+    are not exact. null: `exact` of the null, the same attack without the sums. sratta_*: results of SRATTA on the same sums, None
+    where SRATTA was not run; sratta_wrong: number of its answers that are not exact.
     """
     images = load_images(asked, setting.data, setting.clients * setting.examples)
     holdings = {
@@ -232,10 +233,10 @@ def record(asked: Options, setting: CohortSetting, images: Images, holdings: Map
 
 
 def _count_grouped_pairs(groups: Sequence[int], hit: Tensor, names: Sequence[str]) -> tuple[int, int]:
-    """Return the number of pairs of answers in one group that are examples of one client, and that of all pairs in groups.
+    """Return the number of pairs of answers in one group that are examples of one client, and the number of all pairs in groups.
 
-    groups: number of each answer's group, 0 for none. hit: mask (answers, examples) of answers that are an example. names: client
-    of each example.
+    groups: number of each answer's group, 0 for none. hit: mask (answers, examples), true where an answer is exact for an
+    example. names: client of each example.
     """
     owners = [names[int(row.int().argmax())] if bool(row.any()) else None for row in hit]
     pairs = [(i, j) for j in range(len(groups)) for i in range(j) if groups[i] == groups[j] > 0]

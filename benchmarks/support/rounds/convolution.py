@@ -2,7 +2,7 @@
 
 The client has eight images and trains on one batch of four in each round, so that an epoch takes two rounds. The network is CPL's
 LeNet. An attack on all rounds together needs links: claims that certain examples of different rounds are the same image. In one
-row of the table the attack finds them itself; in another it is given the true ones.
+row of the table the attack finds the links itself; in another it is given the true links.
 """
 
 from collections.abc import Mapping, Sequence

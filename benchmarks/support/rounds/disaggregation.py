@@ -18,11 +18,11 @@ LEARNING_RATES = (1e-5, 1e-4, 1e-3, 1e-2)
 
 
 def make_disaggregation_rows(asked: Options) -> list[ResultRow]:
-    """Return a row for each learning rate: how well the updates of single clients follow from the secure sums of random cohorts.
+    """Return a row for each learning rate: how well single clients' updates are computed from secure sums of random cohorts.
 
-    Each client trains CPL's LeNet on one image, the same in each round. determined: number of clients whose updates follow.
-    error: largest norm of the difference of a client's update and the true one, over the norm of the true one.
-    psnr: mean PSNR of the images that `exact` reconstructs from these updates.
+    Each client trains CPL's LeNet on one image, the same in each round. determined: number of clients whose updates the sums
+    determine. error: largest relative error of the computed update of such a client: norm of the difference to the true update,
+    divided by the norm of the true update. psnr: mean PSNR in dB of the images that `exact` reconstructs from computed updates.
     """
     images = load_images(asked, "cifar10", CLIENTS)
     rows = []

@@ -76,7 +76,8 @@ def record_epochs(
     """Simulate a client that trains on `images` for some epochs, and return its rounds and the indices of each round's examples.
 
     In each round, the client trains on the next batch of its shuffled epoch. The update that it sends is added to the global
-    weights. batch: batch size. client: its name. defense: as in an experiment, "" for none; it remembers nothing between rounds.
+    weights. batch: batch size. client: name of the client. defense: as in an experiment, "" for none; it keeps no state between
+    rounds.
     """
     rng, rounds, used = Generator().manual_seed(seed), [], []
     weights = dict(network.weights)
@@ -96,7 +97,7 @@ def record_same_examples(
     """Return one case per image: the rounds of a client that holds this image only and uses it in every round.
 
     A client's defense keeps its state, such as values not sent yet, from round to round. After each round, the mean of what all
-    clients sent in it is added to the global weights. rounds: their number. defense: as in an experiment, "" for none.
+    clients sent in it is added to the global weights. rounds: number of rounds. defense: as in an experiment, "" for none.
     """
     spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
     built, weights = spec.build(), dict(network.weights)

@@ -106,8 +106,8 @@ def _attack(attack: Attack, case: Case, asked: Options) -> Reconstruction | None
 def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
     """Draw the share of exact images against the number of recorded rounds, and write the picture to `path`.
 
-    It has one line per federation. A grey dashed line shows the null (the same attack without the clients' messages): for each
-    number of rounds, its largest share in any federation.
+    The picture has one line per federation. A grey dashed line shows the null (the same attack without the clients' messages):
+    for each number of rounds, its largest share in any federation.
     """
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak rounds"}):
         figure = Figure(figsize=(7.2, 3.8), layout="constrained")

@@ -18,7 +18,7 @@ def make_isolation_rows(asked: Options) -> list[ResultRow]:
     """Return a row for each client of random cohorts: the rounds it takes part in, and the first after which it is isolated.
 
     isolated_after: the smallest number of recorded rounds with which the attack `cohort_spans` separates the linear span of the
-    client's examples from those of all others; None if it never does.
+    client's examples from the spans of all other clients; None if the attack never does.
     """
     setting = CohortSetting(clients=8, cohort=2, rounds=8) if asked.quick else CohortSetting(steps=4, batch=2)
     images = load_images(asked, "cifar10", setting.clients * setting.examples)

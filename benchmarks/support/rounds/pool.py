@@ -1,4 +1,4 @@
-"""Table of re-identification among as many candidates as there are, in a recording of Flower's PyTorch quickstart.
+"""Table of re-identification among all images of CIFAR-10 as candidates, in a recording of Flower's PyTorch quickstart.
 
 The federations are those of the table `practical`. The attacker has 20 of a client's 128 images among thousands of images that no
 client has, and `membership` scores them all.
@@ -39,8 +39,9 @@ def make_pool_rows(asked: Options) -> Iterator[ResultRow]:
     """Yield a row for each defense and number of rounds, which is also printed on stderr at once.
 
     rank_first: share of the `targets`, images of a client, with a larger score than all `rivals`, which are images of no client;
-    its `null` is 1 / (1 + rivals). in_best_percent: share of those that exceed 99 % of the rivals; its null is 1 %.
-    rank_first_of_another, in_best_percent_of_another: a control, the same by the scores of another client's updates.
+    its `null` is 1 / (1 + rivals). in_best_percent: share of the targets with a larger score than 99 % of the rivals; its null is
+    1 %.
+    rank_first_of_another, in_best_percent_of_another: a control, these two shares by scores from another client's updates.
     """
     settings = [Setting(seed=asked.seed, defense=defense) for defense in DEFENSES]
     for setting in [Setting(clients=3, examples=32, rounds=2)] if asked.quick else settings:
@@ -50,9 +51,10 @@ def make_pool_rows(asked: Options) -> Iterator[ResultRow]:
 
 
 def load_rivals(asked: Options, setting: Setting) -> list[Images]:
-    """Return all images of CIFAR-10, of all parts of the data set, that no client has.
+    """Return all images of CIFAR-10, of all parts of the data set, without those that `record` draws for the federation.
 
-    Rivals choose no setting here and are not reported on, so that images of the tuning part may be among them.
+    Left out are the clients' images, and `RecordedFederation.others`, which the caller adds to the rivals. Rivals choose
+    no setting here and are not reported on, so that images of the tuning part may be among them.
     """
     found = []
     for name in ("cifar10", "cifar10_test"):

@@ -39,7 +39,7 @@ LARGER_CLIENTS = ((512, 4), (1024, 2))
 OTHERS = 692
 """Number of candidates that are no client's."""
 TARGETS = 180
-"""Number of examples of all clients but the first that are candidates; of the first, all examples are."""
+"""Number of candidates that are examples of all clients but the first; all examples of the first client are candidates."""
 POOL = 100
 """Number of candidates in a test of re-identification, one of which is the client's."""
 SPARSE_CLIENTS = 3
@@ -47,7 +47,7 @@ SPARSE_CLIENTS = 3
 ROUNDS = (1, 3, 10, 30, 100)
 """Numbers of recorded rounds after which the attack is measured."""
 READ_ROUNDS = (*range(1, 11), *range(20, 101, 10))
-"""The rounds that the attacker uses, to save time. If clients keep values for later rounds, it uses all."""
+"""The rounds that the attacker uses, to save time. If clients keep values for later rounds, the attacker uses all rounds."""
 CERTAIN = 0.9
 """Confidence from which on an answer counts as certain."""
 NOISES = (0.001, 0.01, 1.0)
@@ -97,7 +97,8 @@ def make_practical_rows(asked: Options) -> list[ResultRow]:
 
     named: share of the first client's examples that the attacker names (`_measure_named`). first_of_100: share of the targets,
     the candidates that are examples of the other clients, with the largest of 100 scores (`_list_firsts`); last_round_alone,
-    by_another_client: this share by the scores from the last round only, and by those for a client that lacks the example.
+    by_another_client: this share by scores from the last round only, and by scores from the updates of a client that does not
+    hold the example.
     With --quick, there are two rounds of three clients with few examples, without a defense.
     """
     rows: list[ResultRow] = []
@@ -145,7 +146,7 @@ def record(asked: Options, setting: Setting) -> RecordedFederation:
 
 
 def count_images(asked: Options, setting: Setting) -> int:
-    """Return the number of images that the clients and the candidates of no client are drawn from, the first ones of the part."""
+    """Return how many images, the first of the part, a federation takes for its clients and as candidates of no client."""
     return setting.clients * setting.examples + (100 if asked.quick else OTHERS)
 
 
@@ -253,7 +254,7 @@ def _measure_named(scores: Tensor, owner: Tensor) -> float:
 def _list_firsts(scores: Sequence[Tensor], owner: Tensor, seed: int) -> list[bool]:
     """Return for each candidate that is an example of a client other than client 0 whether it has the largest of `POOL` scores.
 
-    The scores are those for this client. The other POOL - 1 candidates are drawn from those that are no client's.
+    The scores are those for this client. The other POOL - 1 candidates are drawn from those that are examples of no client.
     scores: (P,) for each client. owner: (P,) index of each candidate's client, -1 for none.
     """
     rng, others, found = Generator().manual_seed(seed), (owner == -1).nonzero()[:, 0], []

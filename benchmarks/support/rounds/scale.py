@@ -40,7 +40,8 @@ DATA = DataSpec(shape=(1, SIDE, SIDE), num_classes=CLASSES)
 def make_scale_rows(asked: Options) -> Iterator[ResultRow]:
     """Yield a row for each size of a federation: CPU-seconds, milliseconds of CPU per pair of rounds, and peak memory in MB.
 
-    pairs: pairs of rounds of one client, over all clients. pairs_by_labels: those of them whose batches share a label, by truth.
+    pairs: pairs of rounds of one client, over all clients. pairs_by_labels: number of these pairs whose batches have a true label
+    in common.
     spans_*: of the command `attacker replay --attack spans`. linking_*: of describing rounds by features and linking them.
     exact: share of the first client's images that `spans` recovers above 60 dB.
     """
@@ -68,7 +69,7 @@ def make_scale_rows(asked: Options) -> Iterator[ResultRow]:
 def record_clients(folder: Path, clients: int, rounds: int, seed: int) -> tuple[Images, int, int]:
     """Record a federation; return the first client's images, the number of pairs of rounds, and of pairs that share a label.
 
-    A pair is two rounds of one client; it shares a label if the batches of both rounds do.
+    A pair is two rounds of one client; it shares a label if some label occurs in the batches of both rounds.
     The mean of all updates of a round is added to the global weights.
     """
     rng = Generator().manual_seed(seed)
@@ -110,7 +111,7 @@ def _record(folder: Path, network: RecordedNetwork, images: list[Images], batche
 def _replay(run: Path, seed: int) -> tuple[float, float]:
     """Run `attacker replay --attack spans` on a run with one worker, and return its CPU-seconds and its peak memory in MB.
 
-    The process writes its peak at its end, since the peak that the system reports includes that of this process before the start.
+    The new process writes its own peak at its end, since the peak that the system reports includes memory of this process.
     """
     status_file = run / "status"
     told = f"lambda: Path({str(status_file)!r}).write_text(Path('/proc/self/status').read_text())"
@@ -142,7 +143,10 @@ def _count_first(run: Path, first: Images) -> float:
 
 
 def _run_apart(work: Any, *arguments: Any) -> tuple[float, float]:
-    """Call a function in a new process, and return its CPU-seconds and the process's peak memory in MB."""
+    """Call a function in a new process, and return its CPU-seconds and the process's peak memory in MB.
+
+    The peak is at least the memory that this process had when it started the new one.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_report_use, args=(theirs, work, arguments))

@@ -89,7 +89,8 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     finds the true number of images in common.
     `intersections`, `with_relu` and `null` are the shares of all images to which some reconstruction has a PSNR above `EXACT_DB`:
     by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
-    `recovered` is the share with one above `SUCCESS_DB` among as many of the first answers as there are images.
+    `recovered` is the share of all images to which one of a client's N best answers with relu=True has a PSNR above `SUCCESS_DB`,
+    where N is the client's number of images.
     part: part of the data set from which the images are drawn: "tuning", "validation" or "report".
     """
     count = setting.clients * setting.examples

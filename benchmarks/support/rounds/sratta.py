@@ -2,8 +2,8 @@
 
 It follows the paper, and the settings of the authors' program for Fashion-MNIST: a quotient of a neuron's rows is an example if
 all of its values are within 1/20 of a level of multiples of 1/255; a row is explained by at most MAX_EXAMPLES recovered examples,
-found by orthogonal matching pursuit; examples that turned a neuron on are linked with the only one for which it was on at the
-weights sent, or with all of these once they are known to be of one client.
+found by orthogonal matching pursuit; examples that turned a neuron on are linked with the examples for which the neuron was on at
+the weights sent: at once if there is only one such example, otherwise once all of them are known to be of one client.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from attacker.attacks.multi_round.spans.attack import require_input_layer
 from attacker.attacks.multi_round.spans.layer_rows import join_parameters
 
 LEVELS, MAX_GRID_DISTANCE = 255, 1 / (256 * 20)
-"""Number of steps between 0 and 1 of stored values, and largest distance of an example's values to them."""
+"""Number of steps between 0 and 1 of stored values, and largest distance of an example's values to the nearest step."""
 LEAST_UPDATE = 1e-5
-"""Smallest magnitude of a neuron's update of the bias, and of its largest weight, from which the quotient is formed."""
+"""Magnitude that the update of a neuron's bias, and the largest entry of the update of its weights, must exceed."""
 MAX_ATOMS, MAX_EXAMPLES = 20, 5
 """Largest number of steps of the pursuit, and of examples that may explain a row."""
 MAX_RESIDUAL, RELATIVE, ABSOLUTE = 1e-10, 1e-2, 1e-7
@@ -69,7 +69,7 @@ def recover_examples(updates: Sequence[Tensor]) -> Tensor:
 
 
 def explain_rows(update: Tensor, x: Tensor) -> list[tuple[int, list[int]]]:
-    """Return pairs of a neuron and the recovered examples, two to MAX_EXAMPLES, whose combination its row of an update is.
+    """Return pairs of a neuron and the recovered examples, two to MAX_EXAMPLES, whose linear combination its row of `update` is.
 
     Rows that all examples together do not explain are left out first; the pursuit would fail on them as well.
     """
@@ -116,7 +116,7 @@ def join_groups(relations: set[tuple[frozenset[int], frozenset[int]]], count: in
 
     relations: pairs (on, turned_on) of sets of indices of the examples in a neuron's update: those for which the neuron was on at
     the weights sent, and those for which it was off there, so that local training has turned it on.
-    If all examples of `on` are of one client, it is this client that turned the neuron on, so that `turned_on` is of it, too.
+    If all examples of `on` are of one client, this client turned the neuron on, so that the examples of `turned_on` are its, too.
     count: number of examples.
     """
     group = list(range(count))

@@ -11,8 +11,8 @@ from attacker.attacks import Case
 from fedsim.recording import Training
 
 RATE, LOCAL_RATE = 1.0, 0.01
-"""Learning rates of an attacked client: with one step, so that its update is the gradient, on which defenses act as in the paper;
-and with several steps."""
+"""Learning rate of an attacked client with one step, whose update is the gradient up to its sign, on which defenses act as in the
+paper; and learning rate with several steps."""
 
 
 def count_local_steps(defense: str) -> int:
@@ -26,7 +26,7 @@ def get_defense(defense: str) -> str:
 
 
 def make_cases(name: str, arguments: Mapping[str, Any], images: Images, defense: str, batch: int, *, seed: int = 0) -> list[Case]:
-    """Return one case per batch of images, each a single update of a client of its own.
+    """Return one case per batch of images, each with one update of a different client.
 
     name, arguments: of the network, whose weights are drawn with `seed`. batch: number of images in each batch.
     """

@@ -17,14 +17,15 @@ from attacker.attacks.simulation.client import build_network
 BATCHES = (1, 2, 4, 8)
 IMAGES = 48
 NETWORK = {"base": "lenet_cpl", "activation": "tanh", "features": 128, "neurons": 8192}
-"""The paper's network, a ResNet-18, has 512 features; its number of neurons is lost."""
+"""The paper's network, a ResNet-18, has 512 features; the copy of the paper that was used lacks its number of neurons."""
 
 
 def make_feature_row(asked: Options, defense: str, *, distinct: bool = True) -> ResultRow:
-    """Return a row with the mean feature error (see `_measure_error`) for each batch size, and the paper's, None if not distinct.
+    """Return a row with the mean feature error (see `_measure_error`) and the paper's error for each batch size.
 
+    The paper's error is None if not `distinct`.
     defense: one of `FEATURE_DEFENSES` or `PER_TENSOR`. distinct: whether the labels of a batch differ, as in stratified draws;
-    otherwise batches are drawn at random, and examples with equal labels share a span.
+    if False, batches are drawn at random, and examples with equal labels share a span.
     """
     count = 16 if asked.quick else IMAGES
     images = load_images(asked, "cifar10", count)
@@ -38,9 +39,9 @@ def make_feature_row(asked: Options, defense: str, *, distinct: bool = True) -> 
 
 
 def _draw(images: Images, batch: int, *, distinct: bool) -> Images:
-    """Return the images in an order in which labels of a batch differ, without those left over; as they are if not `distinct`.
+    """Return the images in an order in which labels of a batch differ; unchanged if not `distinct`.
 
-    batch: size of a batch.
+    Images that are left over and fill no batch are left out. batch: size of a batch.
     """
     if not distinct:
         return images
@@ -58,7 +59,7 @@ def _draw(images: Images, batch: int, *, distinct: bool) -> Images:
 
 
 def _measure_error(asked: Options, images: Images, defense: str, batch: int) -> float:
-    """Return the mean norm of the part of an example's features, scaled to norm 1, outside the span of all that are recovered."""
+    """Return the mean norm of the part of an example's features, scaled to norm 1, outside the span of all recovered features."""
     cases = make_cases("wide_head", NETWORK, images, defense, batch, seed=asked.seed)
     parts = [_measure_outside(case, x, y) for case, x, y in zip(cases, images.x.split(batch), images.y.split(batch), strict=True)]
     return float(torch.cat(parts).mean())

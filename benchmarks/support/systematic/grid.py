@@ -49,8 +49,9 @@ LINEAR = {"network": "mlp", "network_arguments": {"hidden": [512]}}
 class GridScale:
     """The size of the work.
 
-    images: attacked in each row, in batches of its size. adam, network, wolfe: iterations of searches in pixels by Adam, of
-    searches for a network's weights, and of L-BFGS. training: steps of the training that shows the cost of a defense.
+    images: number of images attacked in each row, in batches of the row's size. adam, network, wolfe: iterations of searches in
+    pixels by Adam, of searches for a network's weights, and of L-BFGS. training: steps of the training that shows the cost of a
+    defense.
     """
 
     images: int

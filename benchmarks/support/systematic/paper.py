@@ -33,8 +33,8 @@ PUBLISHED = {
         (0.377, 0.201, 0.357, 0.259, 0.178, 0.231, 0.461, 0.365, 0.343, 1.540, 0.256, 0.161, 0.257, 0.344, 0.725),
     ),
 }
-"""RMSE of the paper's attack, of Inverting Gradients and of the strongest of its four attacks (table 4), and final training loss
-(table 5): for three batch sizes, the defenses of `DEFENSES`."""
+"""RMSE of the paper's own attack, of Inverting Gradients and of the strongest of the paper's four attacks (table 4), and final
+training loss (table 5): for three batch sizes, the defenses of `DEFENSES`."""
 
 FEATURE_DEFENSES = (
     "none",
@@ -45,9 +45,9 @@ FEATURE_DEFENSES = (
 )
 """The columns of table 2, with ratios of pruning of our own."""
 PER_TENSOR = {"top_k(0.1)": "prune(0.9)", "top_k(0.01)": "prune(0.99)", "top_k(0.001)": "prune(0.999)"}
-"""The same ratios with a threshold for each tensor in place of one for all. The paper does not say which of them it has. The code
-of Huang et al. 2021, "Evaluating gradient inversion attacks and defenses in federated learning", which it cites, has one for each
-tensor."""
+"""Dict from pruning with a threshold for each tensor to pruning of the same ratio with one threshold for all tensors. The paper
+does not say which of the two it uses. The code of Huang et al. 2021, "Evaluating gradient inversion attacks and defenses in
+federated learning", which the paper cites, has a threshold for each tensor."""
 FEATURE_ERRORS = {
     1: (0.171, 0.173, 0.173, 0.248, 0.173, 0.173, 0.173, 0.172, 0.174, 0.259, 0.181, 0.213),
     2: (0.171, 0.171, 0.218, 0.443, 0.169, 0.169, 0.170, 0.166, 0.252, 0.850, 0.186, 0.210),
