@@ -27,7 +27,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from support import splits
 from support.codecs import measure_codecs
-from support.contract import Options, parse_options, print_results
+from support.contract import Options, parse_options, print_results, read_peak_memory
 
 from defenses import DefenseSpec
 from fedsim import data as datasets
@@ -132,15 +132,15 @@ def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: A
     """Run a federation in a child process, pausing after the evaluation of the initial weights and after each round.
 
     way: key of `RUN_FUNCTIONS`. turn: connection to the parent process. Before each pause, three numbers are sent through `turn`:
-    the wall time and the CPU time since the end of the previous pause in seconds, and the process's peak memory so far in MB,
-    which is at least the parent's memory at the start. The run goes on when the parent answers.
+    the wall time and the CPU time since the end of the previous pause in seconds, and the process's peak memory so far in MB.
+    The run goes on when the parent answers.
     """
     torch.set_num_threads(1)
     clock = [time.perf_counter(), time.process_time()]
 
     def send_turn() -> None:
         seconds = time.perf_counter() - clock[0], time.process_time() - clock[1]
-        turn.send((*seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+        turn.send((*seconds, read_peak_memory()))
         turn.recv()
         clock[:] = time.perf_counter(), time.process_time()
 

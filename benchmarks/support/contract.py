@@ -67,6 +67,16 @@ class Clock:
     seconds: float = 0.0
 
 
+def read_peak_memory(status: str | None = None) -> float:
+    """Return the peak of a process's memory in MB, without what its parent had when it started the process.
+
+    status: text of the file /proc/PID/status of the process; None for the process that calls this function.
+    """
+    text = Path("/proc/self/status").read_text() if status is None else status
+    (peak,) = (line.split()[1] for line in text.splitlines() if line.startswith("VmHWM"))
+    return int(peak) / 1024
+
+
 @contextmanager
 def measure_cpu() -> Iterator[Clock]:
     """Measure the CPU-seconds that this process spends in a `with` block, which yields a `Clock`.

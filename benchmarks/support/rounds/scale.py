@@ -6,7 +6,6 @@ here. The rounds are recorded as files. Linking and the command `attacker replay
 
 import multiprocessing
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.contract import Options, ResultRow, measure_cpu
+from support.contract import Options, ResultRow, measure_cpu, read_peak_memory
 from support.rounds.federation import RecordedNetwork, make_network, make_update
 from support.rounds.spans import count_exact
 from support.splits import Images
@@ -132,8 +131,7 @@ def _replay(run: Path, seed: int) -> tuple[float, float]:
     started.returncode = os.waitstatus_to_exitcode(status)
     if started.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with status {started.returncode}")
-    (peak,) = (line.split()[1] for line in status_file.read_text().splitlines() if line.startswith("VmHWM"))
-    return used.ru_utime + used.ru_stime, int(peak) / 1024
+    return used.ru_utime + used.ru_stime, read_peak_memory(status_file.read_text())
 
 
 def _count_first(run: Path, first: Images) -> float:
@@ -143,10 +141,7 @@ def _count_first(run: Path, first: Images) -> float:
 
 
 def _run_apart(work: Any, *arguments: Any) -> tuple[float, float]:
-    """Call a function in a new process, and return its CPU-seconds and the process's peak memory in MB.
-
-    The peak is at least the memory that this process had when it started the new one.
-    """
+    """Call a function in a new process, and return its CPU-seconds and the process's peak memory in MB."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_report_use, args=(theirs, work, arguments))
@@ -160,7 +155,7 @@ def _run_apart(work: Any, *arguments: Any) -> tuple[float, float]:
 def _report_use(pipe: Any, work: Any, arguments: tuple[Any, ...]) -> None:
     with measure_cpu() as clock:
         work(*arguments)
-    pipe.send((clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    pipe.send((clock.seconds, read_peak_memory()))
 
 
 def _link_clients(run: Path, seed: int) -> None:
