@@ -16,7 +16,10 @@ def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
     patterns = (names,) if isinstance(names, str) else tuple(names)
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise ValueError(f"{what}: names must be names of tensors or patterns such as '6.*', got {pattern!r}")
+            raise ValueError(
+                f"{what}: each entry of the argument `names` must be a string, a tensor's name or a pattern such as '6.*', got "
+                f"{pattern!r}"
+            )
     return patterns
 
 

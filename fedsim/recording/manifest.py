@@ -91,7 +91,10 @@ class Manifest:
         try:
             raw = parse_json(read_bytes(path.parent, path.name, limit=MAX_BYTES))
             if not isinstance(raw, dict):
-                raise ValueError("not a JSON object")
+                raise ValueError(
+                    f"its JSON must be an object of settings by name, got {shorten(raw)}; copy the file again, or run the "
+                    "federation again"
+                )
             version = raw.pop("format_version", None)
             if version != FORMAT_VERSION or type(version) is not int:
                 newer = type(version) is int and version > FORMAT_VERSION

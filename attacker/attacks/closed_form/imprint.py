@@ -125,7 +125,11 @@ class ImprintedExamples:
         return torch.tensor(keys, dtype=torch.long)
 
     def describe(self, count: int) -> str:
-        """Return a sentence on what was read from an update of `count` examples, for the notes of the reconstruction."""
+        """Return a sentence for the notes of the reconstruction, on how well the update of `count` examples was read.
+
+        It says how many bins hold them, and in how many bins a single example explains the gradient of the bin's bias (`error` of
+        at most CERTIFIED_ERROR).
+        """
         certified = int((self.error <= CERTIFIED_ERROR).sum())
         return (
             f"{len(self.x)} bins of the imprint layer hold the {count} examples of the update; in {certified} of them, a single "

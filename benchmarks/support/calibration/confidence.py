@@ -125,7 +125,11 @@ def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]
 
 
 def _attack_cells(asked: Options, *, network: int) -> list[Answered]:
-    """Attack all cells on the weights of one network, given by its number from 0; each network gets the same examples."""
+    """Attack all cells with the weights of one seed, and return the scored reconstructions.
+
+    network: number of the seed, from 0. Examples from data sets are the same for each seed. The random pixels of cells with the
+    data "noise", their labels, and the random numbers of the attacks change with the seed.
+    """
     asked = replace(asked, seed=asked.seed + SEED_OFFSET + NETWORK_SEED_STEP * network)
     own = place_cells(_select_cells(asked))
     return [one for _, cell, at in own for one in attack_cell(cell, asked, part="report", skip=at)]
