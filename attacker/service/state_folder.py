@@ -65,7 +65,9 @@ def read_private(path: Path, most: int) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(f"{path} cannot be opened as a regular file without links: {error.strerror}; move it away") from None
+        raise ValueError(
+            f"{path} cannot be opened, or is a symbolic link, which is not followed: {error.strerror}; move it away"
+        ) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)

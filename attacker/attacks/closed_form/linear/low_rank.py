@@ -102,8 +102,10 @@ def _estimate_rank(values: Tensor, examples: int | None) -> tuple[int, float]:
 def _estimate_noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
     """Return the estimated standard deviation (M,) of the noise of each row's values.
 
-    It is the root mean square of the part of the row outside the span of `basis`, but at least about the standard deviation of
-    float32 rounding.
+    It is the root mean square, per dimension, of the part of the row outside the span of `basis`. Dimensions are counted among
+    the columns of `rows` that are not zero. The estimate is at least a quarter of the float32 rounding, which is `SUM_ROUNDING`
+    times the root mean square of the row. With fewer than 16 dimensions outside the span, it is at least the whole rounding;
+    with none, it is the rounding.
     coordinates: (M, R), coordinates of the rows in the basis (R, F).
     """
     used = rows.any(dim=0)
