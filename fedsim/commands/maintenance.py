@@ -217,7 +217,7 @@ def identify_kind(folder: Path) -> str:
     its subfolders are not checked.
     """
     if folder.is_symlink():
-        raise ValueError(f"{folder} is a symbolic link; name the folder itself")
+        raise ValueError(f"{folder} is a symbolic link and is not deleted; name the folder to which it leads")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
     inner = folder / RECORDING_FOLDER

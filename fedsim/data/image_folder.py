@@ -57,7 +57,7 @@ def _split_classes(folder: Path) -> tuple[Classes, Classes]:
     """
     if not folder.is_dir():
         if folder.exists():
-            raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))
+            raise NotADirectoryError(errno.ENOTDIR, "exists, but is not a folder of pictures", str(folder))
         raise FileNotFoundError(f"imagefolder: the folder {folder} does not exist")
     held_out = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if held_out is not None and (folder / "train").is_dir():

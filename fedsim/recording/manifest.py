@@ -186,7 +186,9 @@ def check_plain(where: str, value: Any) -> Any:
     not printable (`UNPRINTABLE_PATTERN`).
     """
     if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE_PATTERN.search(value)):
-        raise ValueError(f"{where}: a text must consist of at most {MAX_TEXT} printable characters, got {shorten(value)}")
+        raise ValueError(
+            f"{where} has a text with over {MAX_TEXT} characters, or with characters that are not printable: {shorten(value)}"
+        )
     if type(value) is int and abs(value) > MAX_NUMBER:
         raise ValueError(f"{where}: an integer must be at most {MAX_NUMBER} in magnitude, got {shorten(value)}")
     if isinstance(value, list | dict):

@@ -47,7 +47,7 @@ def pack(positions: Positions, size: int) -> dict[str, Tensor]:
 
 
 def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
-    """Return the positions that `pack` encoded, as int64.
+    """Return the positions that `pack` encoded, as a NumPy array (K,) of int64.
 
     Raises ValueError unless there is at least one position, the positions strictly ascend, and all are below `size`.
     """

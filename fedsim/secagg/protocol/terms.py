@@ -86,7 +86,8 @@ class Terms:
     neighbours: see `Agreement`.
     clip:       coordinates of an update are clipped to [-clip, clip]; the number of clipped ones is reported.
     bits:       bits, including the sign, of the range to which coordinates are scaled: `target_range` of `Quantiser` is
-                2^(bits - 1) - 1. By default, the largest number of bits that the 32-bit sums allow.
+                2^(bits - 1) - 1. By default, `target_range` is the largest whole number at which no 32-bit sum can overflow,
+                (2^31 - 1) // (clients * max_weight), whether or not it has this form.
     max_weight: largest number of examples that a client may have; by default `batch_size * steps`, or 1000 if clients train
                 whole epochs.
     reveal:     see `Agreement`.

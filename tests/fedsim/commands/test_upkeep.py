@@ -258,7 +258,7 @@ def test_a_recording_with_anything_else_in_it_is_left_alone(run: Path) -> None:
 
 def test_links_files_and_missing_folders_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(run)
-    with pytest.raises(ValueError, match="is a symbolic link; name the folder itself"):
+    with pytest.raises(ValueError, match="is a symbolic link and is not deleted"):
         delete(tmp_path / "link")
     with pytest.raises(ValueError, match="is not a folder"):
         delete(run / "report.html")

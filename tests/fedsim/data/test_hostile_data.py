@@ -200,7 +200,7 @@ def test_an_image_with_extreme_sides_is_refused(pictures: Path) -> None:
     [
         ("csv", {"label": "a"}, "is not a regular file; copy its content into one"),
         ("npz", {}, "is not a regular file; copy its content into one"),
-        ("imagefolder", {}, "is not a folder"),
+        ("imagefolder", {}, "exists, but is not a folder of pictures"),
     ],
 )
 def test_a_pipe_in_place_of_data_is_refused(tmp_path: Path, name: str, arguments: dict[str, Any], words: str) -> None:
