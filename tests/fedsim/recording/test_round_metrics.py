@@ -54,7 +54,9 @@ def test_no_text_may_steer_a_terminal_or_forge_a_line(tmp_path: Path, place: tup
             inner = inner[key]
         inner[place[-1]] = text
     write(tmp_path, ROW, row)
-    with pytest.raises(DamagedFile, match=rf"metrics\.jsonl: row 2: {place[0]} has a text with over .*; remove the row") as damaged:
+    with pytest.raises(
+        DamagedFile, match=rf"metrics\.jsonl: row 2: {place[0]} has a text with over .*; remove the row"
+    ) as damaged:
         read_metrics(tmp_path)
     assert UNPRINTABLE_PATTERN.search(str(damaged.value)) is None
 
