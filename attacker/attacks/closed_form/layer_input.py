@@ -87,7 +87,7 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
             f"the input of a layer can be computed from an update of one example and one step only, and this update is of "
-            f"{observed.examples} examples and {observed.steps} steps"
+            f"{observed.examples} example{'s' * (observed.examples != 1)} and {observed.steps} step{'s' * (observed.steps != 1)}"
         )
     if sum(p.numel() for p in observed.model.parameters()) > MAX_WEIGHTS:
         raise ValueError(
