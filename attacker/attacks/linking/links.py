@@ -1,7 +1,7 @@
 """Links: statements about which places (positions of examples in observations) hold the same example."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,3 +54,14 @@ def build_unlinked(sizes: Sequence[int], notes: tuple[str, ...] = ()) -> Links:
     starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
     places = tuple(torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False))
     return Links(places, torch.ones(sum(sizes)), notes=notes)
+
+
+def repeat_links(links: Links, epochs: int) -> Links:
+    """Return links for `epochs` local epochs that are simulated with separate examples.
+
+    The places of each observation are repeated for every epoch e = 0, 1, ...; in epoch e they hold separate examples, whose
+    numbers are larger by e times the number of examples of one epoch.
+    """
+    places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
+    labels = None if links.labels is None else links.labels.repeat(epochs)
+    return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)

@@ -1,7 +1,6 @@
 """The loss function of a search over a batch of cases (observations that are attacked together), and the data they share."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +11,7 @@ from attacker.attacks.base import Case
 from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.attacks.gradients.products import squared_norm
 from attacker.attacks.labels.observed import read_labels
-from attacker.attacks.linking import Links, build_unlinked
+from attacker.attacks.linking import Links, build_unlinked, repeat_links
 from attacker.attacks.matching.feature_matching import (
     can_match_features,
     can_match_spans,
@@ -87,7 +86,7 @@ class CaseBatch:
         )
         self.model: nn.Module = build_network(first).to(attack.device)
         self.epochs = attack.simulation.count_epochs(first.training)
-        self.links = [get_links(case, self.epochs) for case in cases]
+        self.links = [repeat_links(case.links or _build_unlinked(case), self.epochs) for case in cases]
         self.count = self.links[0].examples
         joint = attack.labels.rule is None and cases[0].known_labels is None
         self.space = LatentSpace(
@@ -509,27 +508,5 @@ def _one_hot(y: Tensor, num_classes: int) -> Tensor:
     return (y[:, None] == torch.arange(num_classes, device=y.device)).float()  # one_hot reads values, which vmap does not allow
 
 
-def get_links(case: Case, epochs: int) -> Links:
-    """Return the links of a case: those given, or links in which no two positions of its observations hold the same example.
-
-    epochs: number of local epochs that are simulated with separate examples. The positions are repeated for every epoch e = 0, 1,
-            ...; in epoch e they hold separate examples, whose numbers are larger by e times the number of examples of one epoch.
-    """
-    links = case.links
-    if links is None:
-        links = build_unlinked([observation.num_examples or 0 for observation in case.observations])
-    places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
-    labels = None if links.labels is None else links.labels.repeat(epochs)
-    return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
-
-
-def get_logits(case: Case, links: Links, epochs: int) -> Tensor:
-    """Return the logits (V, K) of the true examples that the user gave for the first observation of a case (an oracle).
-
-    There is one row per searched example, of zeros for examples that this observation lacks. epochs: as in `get_links`.
-    """
-    told = case.known_logits
-    assert told is not None
-    found = told.new_zeros(links.examples, *told.shape[1:])
-    found[links.places[0]] = told.repeat(epochs, *(1,) * (told.ndim - 1))
-    return found
+def _build_unlinked(case: Case) -> Links:
+    return build_unlinked([observation.num_examples or 0 for observation in case.observations])

@@ -20,8 +20,9 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Effort, Look, Memory, Progress, Sight, seed_generator
+from attacker.attacks.linking import Links
 from attacker.attacks.matching.answers import build_answer, list_case_slots
-from attacker.attacks.matching.case_batch import CaseBatch, get_logits
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.saved_state import Best, checkpoint_periodically, pack_bests, to_device, unpack_bests
 from attacker.attacks.matching.warm_starts import Given, place_start
@@ -122,7 +123,7 @@ class MatchingRun:
             [batch.find_labels(i, seed_generator(self.rng, self.cases[i], f"labels {restart}")) for i in pending]
         )
         z = self._draw_starts(pending, starts, labels)
-        told = [get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
+        told = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
         rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
         features = batch.solve_features(pending, labels, rngs)
         z = batch.inject_features(z, pending, features)
@@ -218,3 +219,16 @@ class MatchingRun:
             places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
             sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
         look(sights, len(state["active.history"]), self.attack.search.steps)
+
+
+def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:
+    """Return the logits (V, K) of the true examples that the user gave for the first observation of a case (an oracle).
+
+    There is one row per searched example, of zeros for examples that this observation lacks. epochs: number of local epochs that
+    are simulated with separate examples.
+    """
+    told = case.known_logits
+    assert told is not None
+    found = told.new_zeros(links.examples, *told.shape[1:])
+    found[links.places[0]] = told.repeat(epochs, *(1,) * (told.ndim - 1))
+    return found
