@@ -1,14 +1,15 @@
 """Random docstrings and error messages of the product, for readers who say what each means: docs/sample_texts.py --seed 1.
 
 Each text is printed with the signature of its function or class, and with the docstring that documentation shows above it:
-that of the class, for a method, or else that of the module. So a reader who knows PyTorch, but not this project, needs no other
-file. The seed is printed first. The goal is that 38 of 40 docstrings and 19 of 20 messages are understood.
+that of the class, for a method, or else that of the module. Before a message stand the class of the exception and a file that
+it names, since both are printed with it. So a reader who knows PyTorch, but not this project, needs no other file. The seed is
+printed first. The goal is that 38 of 40 docstrings and 19 of 20 messages are understood.
 """
 
 import argparse
 import ast
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PACKAGES = ("attacker", "defenses", "fedleak", "fedsim", "benchmarks", "deploy")
@@ -35,7 +36,9 @@ def read_texts(root: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     Each is a pair of the place where it stands and the text. A docstring is followed by that of its class or module.
     """
     docstrings, messages = [], []
-    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
+    paths = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    constants = read_constants(paths)
+    for path in paths:
         module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         tree = ast.parse(path.read_text(encoding="utf-8"))
         described: dict[str, str] = {}
@@ -44,7 +47,7 @@ def read_texts(root: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
             above = described[name.rpartition(".")[0]] if name else ""
             if len(text.split()) >= MIN_WORDS:
                 docstrings.append((f"{format_signature(name, node)} in {module}", text + (above and f"\n\nABOVE IT: {above}")))
-            messages += [(f"{name or 'module'} in {module}", said) for said in list_messages(node)]
+            messages += [(f"{name or 'module'} in {module}", said) for said in list_messages(node, constants)]
     return docstrings, messages
 
 
@@ -69,25 +72,58 @@ def list_definitions(
             yield name, child
 
 
-def list_messages(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
-    """Yield the messages of the exceptions that a function raises, with expressions in braces for the values in them."""
+def list_messages(node: ast.Module | ast.ClassDef | ast.FunctionDef, constants: dict[str, str]) -> Iterator[str]:
+    """Yield "EXCEPTION: MESSAGE" for the exceptions that a function raises, with expressions in braces for values.
+
+    An argument before the message, such as a file, stands before it in braces. A name in `constants` is replaced by its text.
+    """
     if not isinstance(node, ast.FunctionDef):
         return
     for one in ast.walk(node):
         if not isinstance(one, ast.Raise) or not isinstance(one.exc, ast.Call):
             continue
+        before: list[str] = []
         for argument in one.exc.args:
-            if isinstance(argument, ast.JoinedStr):
-                parts = (
-                    part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}" for part in argument.values
-                )
-                text = "".join(map(str, parts))
-            elif isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                text = argument.value
-            else:
-                continue
-            if len(text.split()) >= MIN_WORDS:
-                yield text
+            text = format_text(argument, constants)
+            if text is None:
+                before.append(f"{{{ast.unparse(argument)}}}: ")
+            elif len(text.split()) >= MIN_WORDS:
+                yield f"{ast.unparse(one.exc.func)}: {''.join(before)}{text}"
+
+
+def format_text(node: ast.expr, constants: dict[str, str]) -> str | None:
+    """Return the text of a string or formatted string, or None for another expression."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.Name):
+        return constants.get(node.id)
+    if not isinstance(node, ast.JoinedStr):
+        return None
+    texts = []
+    for part in node.values:
+        if isinstance(part, ast.FormattedValue):
+            name = ast.unparse(part.value)
+            texts.append(constants.get(name, f"{{{name}}}"))
+        elif isinstance(part, ast.Constant):
+            texts.append(str(part.value))
+    return "".join(texts)
+
+
+def read_constants(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the values of all module constants that are texts, numbers, or tuples of these, by their names.
+
+    A name that two modules give different values is left out.
+    """
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                try:
+                    value = ast.literal_eval(node.value)
+                except ValueError:
+                    continue
+                found.setdefault(node.targets[0].id, set()).add(str(value))
+    return {name: next(iter(values)) for name, values in found.items() if name.isupper() and len(values) == 1}
 
 
 if __name__ == "__main__":
