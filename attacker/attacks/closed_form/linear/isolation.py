@@ -26,8 +26,14 @@ MIN_SUPPORT_DISTANCE = 0.02
 NEAR_RADII = (3.0, 10.0, 30.0, 100.0, 300.0)
 """Distances, as multiples of the largest one of equal directions, within which nearly parallel rows are counted."""
 
+MAX_DIFFERENCE_DISTANCE = 1e-3
+"""Distance of unit directions below which it is computed from their difference instead of their cosine."""
+
+ROWS_PER_CHUNK = 512
+"""Number of rows that are compared with all rows at once."""
+
 PAIRS_PER_CHUNK = 4096
-"""Number of pairs of rows that are compared at once."""
+"""Number of pairs of rows whose differences are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +73,45 @@ def group_parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
         return Groups(rows.new_zeros(0, rows.shape[1]), none, rows.new_zeros(0), none.bool())
     length = kept.norm(dim=1)
     unit, error = kept / length[:, None], level * rows.shape[1] ** 0.5 / length
-    cosine = unit @ unit.T
-    first, second = (cosine.abs() > 0.99).triu(diagonal=1).nonzero(as_tuple=True)
-    side = torch.sign(cosine[first, second])[:, None]
-    near = torch.zeros_like(cosine, dtype=torch.bool)
+    near, close = _compare_directions(unit, error)
+    return _group_greedily(unit, error, near, close)
+
+
+def _compare_directions(unit: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which pairs of rows are parallel, a mask (M, M), and how many rows are parallel to each by chance, (M,).
+
+    unit, error: as for `_group_greedily`. The second result is that of `_count_neighbours_by_chance`.
+    """
+    near, close = [], []
+    for start in range(0, len(unit), ROWS_PER_CHUNK):
+        part = slice(start, start + ROWS_PER_CHUNK)
+        tolerance = _compute_tolerance(error[part, None], error)
+        radius = _compute_distances(unit[part], unit) / tolerance
+        near.append(radius <= 1)
+        close.append(_count_neighbours_by_chance(radius))
+    return torch.cat(near), torch.cat(close)
+
+
+def _compute_distances(some: Tensor, others: Tensor) -> Tensor:
+    """Return the distances (K, M) of unit vectors (K, F) and (M, F), each up to sign: of the nearer of a vector and its negative.
+
+    Distances from cosines lose digits where they are small, so that small ones are computed from differences.
+    """
+    cosine = some.double() @ others.double().T
+    distance = (2 - 2 * cosine.abs()).clamp(min=0).sqrt()
+    first, second = (distance < MAX_DIFFERENCE_DISTANCE).nonzero(as_tuple=True)
     for start in range(0, len(first), PAIRS_PER_CHUNK):
-        part = slice(start, start + PAIRS_PER_CHUNK)
-        a, b = first[part], second[part]
-        near[a, b] = (unit[a] - side[part] * unit[b]).norm(dim=1) <= _compute_tolerance(error[a], error[b])
-    near = near | near.T | torch.eye(len(unit), dtype=torch.bool, device=rows.device)
-    return _group_greedily(unit, error, near)
+        a, b = first[start : start + PAIRS_PER_CHUNK], second[start : start + PAIRS_PER_CHUNK]
+        side = torch.sign(cosine[a, b])[:, None].to(some)
+        distance[a, b] = (some[a] - side * others[b]).norm(dim=1).double()
+    return distance.to(some)
 
 
-def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
+def _group_greedily(unit: Tensor, error: Tensor, near: Tensor, close: Tensor) -> Groups:
     """Group rows greedily: repeatedly form a group of the row with most neighbours left and these neighbours.
 
     unit: rows as unit vectors (M, F). error: (M,) standard deviation of each row's direction. near: (M, M) mask of the pairs that
-    are parallel up to noise, the neighbours.
+    are parallel up to noise, the neighbours. close: (M,) number of rows that are parallel to each row by chance.
     """
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
     directions, counts, chances, crowded = [], [], [], []
@@ -94,9 +122,8 @@ def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
             directions += list(unit[free])
             counts += [1] * int(free.sum())
             by_chance = _compute_tolerance(error[free][:, None], error[free]).pow(unit.shape[1] - 1).sum(dim=1)
-            each = [_count_neighbours_by_chance(unit, error, unit[i], error[i]) for i in free.nonzero()[:, 0]]
-            chances += list(torch.maximum(by_chance, torch.stack(each)))
-            crowded += [bool(one > 0) for one in each]
+            chances += list(torch.maximum(by_chance, close[free]))
+            crowded += (close[free] > 0).tolist()
             break
         members = near[centre] & free
         weight = 1 / error[members].clamp(min=torch.finfo(unit.dtype).tiny).square()
@@ -105,27 +132,24 @@ def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
         directions.append(mean / mean.norm())
         counts.append(int(members.sum()))
         by_chance = (_compute_tolerance(error[centre], error[free]) ** (unit.shape[1] - 1)).sum()
-        close = _count_neighbours_by_chance(unit, error, unit[centre], error[centre])
-        chances.append(torch.maximum(by_chance, close))
-        crowded.append(bool(close > 0))
+        chances.append(torch.maximum(by_chance, close[centre]))
+        crowded.append(bool(close[centre] > 0))
         free = free & ~members
     crowds = torch.tensor(crowded, device=unit.device)
     return Groups(torch.stack(directions), torch.tensor(counts, device=unit.device), torch.stack(chances), crowds)
 
 
-def _count_neighbours_by_chance(unit: Tensor, error: Tensor, centre: Tensor, level: Tensor) -> Tensor:
-    """Return how many pairs of the rows close to a given row are expected to be parallel by chance.
+def _count_neighbours_by_chance(radius: Tensor) -> Tensor:
+    """Return for each of K rows how many pairs of the rows close to it are expected to be parallel by chance, (K,).
 
     The rows of neurons that several examples turn on may differ in little but the ratio of two examples, so that they lie close
     to each other on a line. Those within several multiples of the tolerance are counted, and taken to be evenly spread: of n
     rows on a line of r tolerances, n^2 / r pairs are parallel.
-    unit: unit vectors (M, F), with errors (M,). centre: the given one (F,) of these vectors, with error `level`.
+    radius: (K, M) distances of the K rows to all M rows, as multiples of the largest distance of equal directions.
     """
-    distance = torch.minimum((unit - centre).norm(dim=1), (unit + centre).norm(dim=1))
-    radius = distance / _compute_tolerance(error, level)
-    near = torch.tensor(NEAR_RADII, dtype=unit.dtype, device=unit.device)
-    counts = ((radius > 1) & (radius <= near[:, None])).sum(dim=1)
-    return (counts.square() / near).max()
+    outside = radius > 1
+    pairs = [(outside & (radius <= near)).sum(dim=1).to(radius).square() / near for near in NEAR_RADII]
+    return torch.stack(pairs).amax(dim=0)
 
 
 def _compute_tolerance(first: Tensor, second: Tensor) -> Tensor:

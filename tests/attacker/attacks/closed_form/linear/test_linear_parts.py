@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attacker.attacks.closed_form.linear import isolation
 from attacker.attacks.closed_form.linear.isolation import (
     estimate_rounding,
     find_mixtures,
@@ -151,3 +152,20 @@ def test_inputs_at_a_kink_of_relu_move_to_the_observed_side_only() -> None:
     assert torch.equal((weight @ moved.T > 0)[:, 0], seen[:, 0])
     assert torch.equal(moved[1], x[1])
     assert float((moved - x).abs().max()) < 1e-8
+
+
+def test_close_rows_are_counted_as_by_differences_of_all_pairs() -> None:
+    """Rows lie on a line at multiples of the tolerance, with either sign; the oracle forms the difference of each pair."""
+    rng = torch.Generator().manual_seed(0)
+    centre, step = (torch.nn.functional.normalize(torch.randn(50, dtype=torch.float64, generator=rng), dim=0) for _ in range(2))
+    error = torch.full((700,), 1e-9, dtype=torch.float64)
+    tolerance = float(isolation._compute_tolerance(error[0], error[0]))
+    shifts = torch.randint(0, 400, (700,), generator=rng) * tolerance * 0.9
+    sides = torch.randint(0, 2, (700, 1), generator=rng) * 2 - 1
+    unit = torch.nn.functional.normalize(sides * (centre + shifts[:, None] * step), dim=1)
+    near, close = isolation._compare_directions(unit, error)
+    for i in range(0, 700, 50):
+        radius = torch.minimum((unit - unit[i]).norm(dim=1), (unit + unit[i]).norm(dim=1)) / tolerance
+        counts = [float(((radius > 1) & (radius <= r)).sum()) ** 2 / r for r in isolation.NEAR_RADII]
+        assert torch.equal(near[i], radius <= 1)
+        assert float(close[i]) == pytest.approx(max(counts), rel=0.05)
