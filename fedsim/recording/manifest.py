@@ -109,7 +109,7 @@ class Manifest:
         except RecursionError:
             raise ValueError(f"{path}: the JSON is nested too deeply") from None
         except NotAdmitted as error:
-            raise NotAdmitted(error.reference, f"{path}: {error}") from None
+            raise NotAdmitted(f"{path}: {error}", reference=error.reference) from None
         except (ValueError, TypeError, ArithmeticError) as error:
             raise ValueError(f"{path}: {error}") from None
 

@@ -222,5 +222,7 @@ def test_third_parties_add_names_through_an_entry_point_and_cannot_replace_what_
     assert list(toys) == ["added", "builtin"]
     assert toys["added"](2.5) == 2
     assert toys["builtin"] is abs
-    with pytest.raises(ValueError, match=r"unknown name 'aded' in toys\. Did you mean 'added'\? Known: added, builtin"):
+    with pytest.raises(
+        ValueError, match=r"unknown name 'aded' in the registry toys\. Did you mean 'added'\? Known: added, builtin"
+    ):
         toys["aded"]

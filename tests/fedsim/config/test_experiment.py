@@ -111,7 +111,10 @@ def test_omitted_keys_have_defaults(small: Path) -> None:
         ("seed = 4294967296", "seed: .*less than 4294967296"),
         ("timeout = 0", "timeout: .*got 0"),
         ("gradient = 'dp-sgd'", "gradient: cannot read 'dp - sgd'"),
-        ("gradient = 'dpsgd'", "gradient: unknown name 'dpsgd' in defenses.gradients. Did you mean 'dp_sgd'.*plain, soteria"),
+        (
+            "gradient = 'dpsgd'",
+            "gradient: unknown name 'dpsgd' in the registry defenses.gradients. Did you mean 'dp_sgd'.*plain, soteria",
+        ),
         ("gradient = 'dp_sgd(max_norm=0)'", "gradient: dp_sgd: max_norm must be positive and finite, got 0"),
         ("gradient = 'dp_sgd | soteria'", "gradient: .* has 2 parts; give only one: dp_sgd or fed_cdp or plain or soteria"),
         ("network = 'precode(bottleneck=0)'", "network: precode: bottleneck must be a whole number from 1 to 65536, got 0"),
