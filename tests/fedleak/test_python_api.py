@@ -140,7 +140,7 @@ def test_a_sum_over_the_batch_is_observed_as_its_mean(batch: tuple[Tensor, Tenso
         ({"gradient": [torch.zeros(3, 64), torch.zeros(4)]}, r"1.bias has shape \(4,\)"),
         ({"gradient": [torch.zeros(3, 64), torch.full((3,), torch.nan)]}, "NaN or infinity"),
         ({"gradient": {"weight": torch.zeros(3)}}, "different names"),
-        ({"shape": (1, 9, 9)}, "does not take an example of shape"),
+        ({"shape": (1, 9, 9)}, r"fails on an input of shape \(1, 1, 9, 9\)"),
         ({"num_examples": 0}, "num_examples"),
     ],
 )
@@ -164,7 +164,7 @@ def test_the_null_of_an_observation_never_sees_the_gradient(batch: tuple[Tensor,
 
 def test_an_attack_that_cannot_be_used_says_why(batch: tuple[Tensor, Tensor]) -> None:
     observation = observed(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), *batch)
-    with pytest.raises(ValueError, match="the attack idlg cannot be used: it works for one example only"):
+    with pytest.raises(ValueError, match="the attack idlg cannot be used on these observations: it works for one example only"):
         fedleak.attack(observation, "idlg")
     with pytest.raises(ValueError, match="unknown name 'cpll'"):
         fedleak.attack(observation, "cpll")
