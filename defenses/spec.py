@@ -135,8 +135,8 @@ class DefenseSpec:
             except TypeError as error:
                 parameters = ", ".join(map(str, signature(DEFENSES[step.name].defense).parameters.values()))
                 raise ValueError(
-                    f"defense {text!r}: an argument of {cls((step,))} has the wrong type ({error}); the parameters of {step.name} "
-                    f"are: {parameters}"
+                    f"defense {text!r}: an argument of {cls((step,))} has the wrong type ({error}); the parameters of "
+                    f"{step.name} are: {parameters}"
                 ) from None
         return spec
 

@@ -180,9 +180,10 @@ def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except Exception as error:  # the readers raise many types of errors on invalid files
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")
         raise ValueError(
-            f"{path} cannot be read as a {path.suffix} file ({type(error).__name__}: {str(error).partition(chr(10))[0]}); check "
-            "that it may be read and is complete, or save the weights again"
+            f"{path} cannot be read as a {path.suffix} file ({reason}); check that it may be read and is complete, or save the "
+            "weights again"
         ) from None
     raise ValueError(f"{path}: unknown kind of file; give .safetensors, .npz or .pt")
 

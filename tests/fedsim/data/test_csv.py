@@ -240,7 +240,7 @@ PLAIN = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
         ("y\n1\n", {}, r"a label and at least one more column, got \['y'\]"),
         ("a,y\n", {}, "no rows below"),
         ("a,a\n1,2\n", {}, "two columns are called 'a'"),
-        ("a,,y\n1,2,3\n", {}, "column 2 has no name"),
+        ("a,,y\n1,2,3\n", {}, "the first row has no name for column 2, counted from 1"),
         (PLAIN + "1,2,3\n", {}, "row 11 below the column names has 3 values for 2 columns"),
         (PLAIN, {"label": "agee"}, "no column 'agee'.* It has: a, y"),
         (PLAIN, {"drop": ["aa"]}, "no column 'aa'. Did you mean 'a'"),

@@ -138,7 +138,7 @@ def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
 def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], Submitted]) -> None:
     with pytest.raises(NotReached, match=r"did not start the run; .*Connection to the SuperLink is unavailable"):
         play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
-    with pytest.raises(NotReached, match="did not report the status of the run.* output: gone$"):
+    with pytest.raises(NotReached, match=r"did not report the status of the run.* output: gone$"):
         play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
 
 
@@ -231,7 +231,9 @@ def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tiny: Callable
     assert run.experiment == agreed
     assert (run.client_seed, run.threads, run.out) == (3, 2, Path("/out"))
     assert run.places == Places(data="digits", private=tmp_path / "p", truth=tmp_path / "t")
-    with pytest.raises(ValueError, match=r"the server's experiment differs in .* to which this client agreed"):
+    with pytest.raises(
+        ValueError, match=r"the server's experiment differs in defense from .*e\.toml, to which this client agreed"
+    ):
         flower.find_client_run(context({**asked_for, "settings": tiny(defense="").to_toml()}, node))
     assert flower.find_client_run(context({**asked_for, "settings": tiny().to_toml()}, own)).experiment == tiny()
 
