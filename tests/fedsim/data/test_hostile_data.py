@@ -198,9 +198,9 @@ def test_an_image_with_extreme_sides_is_refused(pictures: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("csv", {"label": "a"}, "is not a regular file; copy its content into one"),
+        ("csv", {"label": "a"}, "is a pipe or a device, not a regular file; give the path of a regular file"),
         ("npz", {}, "is not a regular file; copy its content into one"),
-        ("imagefolder", {}, "exists, but is not a folder of pictures"),
+        ("imagefolder", {}, "is not a folder; give a folder with one folder of images per class"),
     ],
 )
 def test_a_pipe_in_place_of_data_is_refused(tmp_path: Path, name: str, arguments: dict[str, Any], words: str) -> None:
