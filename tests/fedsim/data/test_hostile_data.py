@@ -95,7 +95,7 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda path: saved(path, IMAGES, np.array([2**63] + [0] * 9, np.uint64)),
         "label 9223372036854775808",
     ),
-    "seven terabytes": (lambda path: claimed(path, (7 * 2**40,)), "takes 7696581394432 bytes, but the file has 40"),
+    "seven terabytes": (lambda path: claimed(path, (7 * 2**40,)), "takes 7696581394432 bytes, but its entry in the archive has 40"),
     "a negative length": (lambda path: claimed(path, (-5, -4, 2)), "but the file has"),
     "more dimensions than lengths": (lambda path: claimed(path, (1,) * 40 + (40,)), "."),
     "a bomb": (bomb, "claims 300000128 bytes, packed into"),

@@ -281,9 +281,9 @@ def test_an_unknown_model_is_refused_and_nothing_imported(
     monkeypatch.syspath_prepend(tmp_path)
     raw = json.loads((recorded / "manifest.json").read_text()) | {"model": {"name": name, "arguments": {}}}
     (recorded / "manifest.json").write_text(json.dumps(raw))
-    with pytest.raises(ValueError, match=r"unknown name|not part of this project|is not a valid name of a model"):
+    with pytest.raises(ValueError, match=r"unknown name|not part of fedleak|is not a valid name of a model"):
         models.build(Recording(recorded).manifest.model, manifest.data)
-    with pytest.raises(ValueError, match=r"unknown name|not part of this project"):  # also without a manifest
+    with pytest.raises(ValueError, match=r"unknown name|not part of fedleak"):  # also without a manifest
         models.build(ModelSpec(name=name), manifest.data)
     assert "evil" not in sys.modules
 
