@@ -64,13 +64,13 @@ class Manifest:
         check_name(self.name)
         if not MODEL_PATTERN.fullmatch(self.model.name):
             raise ValueError(
-                f"{shorten(self.model.name)} is not a valid name of a model, because a name has 1 to 200 letters, digits, _ . : -; "
-                "use another name, or copy the recording again"
+                f"{shorten(self.model.name)} is not a valid name of a model, because a name has 1 to 200 letters, digits, _ . : "
+                "-; use another name, or copy the recording again"
             )
         if invalid := [text for pair in self.software.items() for text in pair if not SOFTWARE_PATTERN.fullmatch(text)]:
             raise ValueError(
-                f"the table 'software', in which fedleak notes installed packages, has {shorten(invalid[0])}, which is not a valid "
-                "name or version (1 to 200 letters, digits, _ . + -); copy the recording again"
+                f"the table 'software', in which fedleak notes installed packages, has {shorten(invalid[0])}, which is not a "
+                "valid name or version (1 to 200 letters, digits, _ . + -); copy the recording again"
             )
         if self.created and not CREATED_PATTERN.fullmatch(self.created):
             raise ValueError(f"{shorten(self.created)} is not a valid time of creation: write it as 2026-01-31T12:00:00Z")

@@ -57,7 +57,7 @@ def test_tensors_that_are_no_masked_vector_are_refused(name: str, tensor: torch.
     tensors.pop(name, None)
     if tensor is not None:
         tensors[name] = tensor
-    with pytest.raises(ValueError, match=r"expected torch|are not those of a masked vector|not a vector of int64|a size that is"):
+    with pytest.raises(ValueError, match=r"must have type torch|has the tensors|must be a vector of int64|holds the size -1 "):
         read(tensors)
 
 
