@@ -93,7 +93,7 @@ def test_a_file_that_is_no_masked_vector_is_damage(run: FederationRun) -> None:
     digest = write_tensors(run.out / "recording" / row.file, {"words": torch.zeros(3)})
     change(run, "UPDATE observations SET sha256 = ? WHERE client = ?", digest, row.client)
     row = next(row for row in recording.read_rows() if row.status == "masked")
-    with pytest.raises(DamagedFile, match="are not those of a masked vector"):
+    with pytest.raises(DamagedFile, match="but a file with a masked vector has"):
         recording.read_masked(row)
 
 
