@@ -117,7 +117,7 @@ def test_shares_of_another_key_than_the_advertised_one_are_detected(
     some_words: MakeWords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shamir, "combine", lambda shares, threshold: bytes(32))
-    with pytest.raises(Lost, match="shares of member 2 .* another key than this member advertised"):
+    with pytest.raises(Lost, match=r"shares of member 2 .* another key than this member advertised"):
         Round(agreed(5), some_words(5), {"collect": (2,)}).run()
 
 
