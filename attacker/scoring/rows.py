@@ -238,7 +238,9 @@ def read_rows(path: Path) -> list[ScoreRow]:
     Raises ValueError, naming the file, if a line is not a score row. An incomplete last line is ignored.
     """
     try:
-        return [ScoreRow.from_dict(line) for line in read_json_lines(path)]
+        return [ScoreRow.from_dict(line) for line in read_json_lines(path, "score again")]
+    except DamagedFile:
+        raise
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path}: {error}; score again") from None
 

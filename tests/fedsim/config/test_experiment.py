@@ -121,7 +121,7 @@ def test_omitted_keys_have_defaults(small: Path) -> None:
         ("network = 'dropout(model=1)'", r"network: dropout: .*'model'.*Its parameters: \(p"),
         ("inputs = 'mixup(alpha=-1)'", "inputs: mixup: alpha must be positive and finite, got -1"),
         ("inputs = 'mixup'", "inputs = 'mixup' mixes the examples of a batch: training.batch_size must be at least 2, got 1"),
-        ("secure_aggregation = 1", "secure_aggregation: expected false, true or a table of threshold.*, got 1"),
+        ("secure_aggregation = 1", "secure_aggregation: secure_aggregation must be false, true or a table of threshold.*, got 1"),
         ("secure_aggregation = { clop = 1 }", "secure_aggregation: unknown key 'clop'; known: threshold"),
         ("model = 3", "model: this setting must be a name in quotes, or a table .*, got 3"),
         ("model = { hidden = [3] }", r"model: this setting must be a name .*, got \{'hidden': \[3\]\}"),
