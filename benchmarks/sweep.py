@@ -123,7 +123,7 @@ def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow
         status = process.wait()
     expected = 0 if kill_after is None else -signal.SIGKILL
     if status != expected:
-        raise RuntimeError(f"the sweep exited with status {status} instead of {expected}")
+        raise RuntimeError(f"attacker sweep exited with status {status} instead of {expected}; see its output above")
     return {"seconds": monotonic() - started, "cpu_seconds": _measure_children() - before}
 
 

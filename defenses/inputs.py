@@ -89,8 +89,8 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
 
     def mix(x: Tensor, y: Tensor, rng: Generator, pool: PublicPool | None) -> tuple[Tensor, Tensor]:
         if (pool is None) == bool(public):
-            takes, given = ("needs", "none") if public else ("takes no", "some")
-            raise ValueError(f"instahide: with public={public!r}, mix {takes} public images, but {given} were given")
+            expected, given = ("the public images", "None") if public else ("None", "public images")
+            raise ValueError(f"instahide: the argument pool must be {expected} with public={public!r}, got {given}")
         shares = _draw_shares(len(x), k, private, _make_numpy_generator(rng)).to(x)
         count, at = len(x), rng.device
         orders = [torch.arange(count)] + [torch.randperm(count, generator=rng, device=at) for _ in range(private - 1)]

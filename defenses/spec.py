@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 from defenses import channels, papers
@@ -128,10 +129,15 @@ class DefenseSpec:
         """
         fill = {} if learning_rate is None else {"learning_rate": learning_rate}
         spec = cls(calls.parse(text, lambda name: DEFENSES[name].defense, "defense", fill=fill, nested=_nest))
-        try:
-            spec.build()
-        except TypeError as error:
-            raise ValueError(f"defense {text!r}: an argument has the wrong type: {error}") from None
+        for step in spec.steps:
+            try:
+                cls((step,)).build()
+            except TypeError as error:
+                parameters = ", ".join(map(str, signature(DEFENSES[step.name].defense).parameters.values()))
+                raise ValueError(
+                    f"defense {text!r}: an argument of {cls((step,))} has the wrong type ({error}); the parameters of "
+                    f"{step.name} are: {parameters}"
+                ) from None
         return spec
 
     def __str__(self) -> str:

@@ -119,10 +119,10 @@ def read_constants(paths: Iterable[Path]) -> dict[str, str]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 try:
-                    value = ast.literal_eval(node.value)
-                except ValueError:
-                    continue
-                found.setdefault(node.targets[0].id, set()).add(str(value))
+                    value = str(ast.literal_eval(node.value))
+                except ValueError:  # an expression, such as 10**8
+                    value = f"{{{node.targets[0].id}}}"
+                found.setdefault(node.targets[0].id, set()).add(value)
     return {name: next(iter(values)) for name, values in found.items() if name.isupper() and len(values) == 1}
 
 

@@ -65,8 +65,13 @@ def attack(
     if not observations:
         raise ValueError("there is no observation to attack; give at least one")
     case, built = Case(observations), spec.build(device=device)
-    if reason := next(filter(None, map(find_bad_numbers, observations)), "") or explain_refusal(built, case):
-        raise ValueError(f"the attack {name} cannot be used: {reason}")
+    if reason := next(filter(None, map(find_bad_numbers, observations)), ""):
+        raise ValueError(f"no attack can use the observations: {reason}; choose an observation with finite values")
+    if reason := explain_refusal(built, case):
+        raise ValueError(
+            f"the attack {name} cannot be used on these observations: {reason}. Choose another attack; `attacker list` prints "
+            "what each attack requires"
+        )
     found = built([case], rng=torch.Generator().manual_seed(seed))
     for reason in find_problems(name, [case], found).values():
         raise ValueError(reason)

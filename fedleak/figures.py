@@ -40,7 +40,10 @@ def draw_grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSp
         raise ImportError("Matplotlib is not installed: pip install matplotlib; the tensors are in result.x") from None
     columns = max(len(examples) for examples in rows.values())
     if not columns:
-        raise ValueError("there are no examples to draw")
+        raise ValueError(
+            f"there is nothing to draw, since the figure would show no example in its rows {' and '.join(rows)}; draw a result "
+            "with at least one reconstructed example"
+        )
     figure = Figure(figsize=(CELL_INCHES * columns + 1, (CELL_INCHES + 0.15) * len(rows) + 0.2), layout="constrained")
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for line, (title, examples) in enumerate(rows.items()):

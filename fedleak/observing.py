@@ -88,7 +88,7 @@ def _identify_loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, 
     changed = {"weight": None, "pos_weight": None, "label_smoothing": 0.0, "ignore_index": -100}
     for key, default in changed.items():
         if (value := getattr(loss, key, default)) is not default and value != default:
-            raise ValueError(f"loss has {key}={value!r}, which an attack cannot simulate; use {ACCEPTED_LOSSES}")
+            raise ValueError(f"loss has {key}={value!r}, which attacks cannot simulate; leave {key} at its default, {default}")
     return name, str(getattr(loss, "reduction", "mean"))
 
 
@@ -105,10 +105,10 @@ def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: 
                 "parameter"
             )
         gradient = dict(zip(weights, gradient, strict=True))
-    if wrong := sorted(gradient.keys() ^ weights.keys()):
-        where = "the gradient" if wrong[0] in gradient else "the model"
+    if unmatched := sorted(gradient.keys() ^ weights.keys()):
+        where = "the gradient" if unmatched[0] in gradient else "the model"
         raise ValueError(
-            f"gradient and model have parameters of different names: {wrong[0]!r} is in {where} alone; give the gradient of "
+            f"gradient and model have parameters of different names: {unmatched[0]!r} is in {where} alone; give the gradient of "
             "this model"
         )
     for name, w in weights.items():
@@ -136,9 +136,14 @@ def _count_classes(model: nn.Module, shape: tuple[int, ...]) -> int:
         try:
             logits = module(torch.zeros(1, *shape, dtype=parameter.dtype))
         except RuntimeError as error:
-            raise ValueError(f"the model does not take an example of shape {shape}: {error}") from None
+            raise ValueError(
+                f"the model fails on an input of shape {(1, *shape)}; correct the argument shape, the shape of one example "
+                f"without the batch dimension: {error}"
+            ) from None
     if not isinstance(logits, Tensor) or logits.ndim != 2:
+        returned = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise ValueError(
-            "the model must return one tensor of logits of shape (N, K); wrap it in a module that returns only this tensor"
+            f"the model must return one tensor of logits of shape (N, K) for N examples, but returns {returned} for one "
+            "example; wrap it in a module that returns only the logits"
         )
     return max(2, logits.shape[1])

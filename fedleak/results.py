@@ -129,7 +129,10 @@ def _read_first(result: AttackResult, most: int) -> Tensor:
         if sum(map(len, found)) >= most:
             break
     if not found:
-        raise ValueError(f"{result!r} has no reconstructions to draw")
+        raise ValueError(
+            f"there is nothing to draw, since the attack {result.spec} reconstructed none of the observations; the attribute "
+            "`failed` of the result lists the reasons"
+        )
     return torch.cat(found)[:most]
 
 

@@ -112,7 +112,8 @@ def score(
         return _score_in_memory(target, x, y)
     if x is not None or y is not None:
         raise ValueError(
-            "a recording is compared with the true examples that its clients stored: leave x and y out, or give truth=[FOLDER]"
+            "x and y must be left out for a recording, which is compared with the examples that its clients stored in the run's "
+            "folder truth, or in the folders that the argument truth names"
         )
     run = target.run if isinstance(target, AttackResult) else find_run(target)
     assert run is not None
@@ -134,7 +135,10 @@ def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
     (found,) = result.reconstructions
     x, labels = x.detach().cpu().float(), [int(label) for label in y]
     if tuple(x.shape[1:]) != result.data.shape or len(x) != len(labels):
-        raise ValueError(f"x must be ({len(labels)}, {', '.join(map(str, result.data.shape))}), got {tuple(x.shape)}")
+        shape = (len(labels), *result.data.shape)
+        raise ValueError(
+            f"x must have the shape {shape}, one example for each of the {len(labels)} labels in y, got {tuple(x.shape)}"
+        )
     compared = compare_examples(found, x, labels, result.data, lpips=load_or_explain(result.data))
     spec: AttackSpec = result.spec
     common = ScoreRow(

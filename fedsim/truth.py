@@ -96,7 +96,10 @@ class TruthReader:
         self.folder = Path(folder)
         path = self.folder / "dataset.json"
         if not os.path.lexists(path):
-            raise ValueError(f"{self.folder} holds no truth (which examples clients trained on), because it has no dataset.json")
+            raise ValueError(
+                f"{self.folder} holds no truth (which examples clients trained on), because it has no dataset.json; give the "
+                "whole folder 'truth' that the clients wrote"
+            )
         self.dataset: dict[str, Any] = read_json(path)
         if not isinstance(self.dataset, dict):
             raise DamagedFile(path, "is not a JSON object; copy the file that the clients wrote")
@@ -133,7 +136,7 @@ class TruthReader:
         """
         found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
         path = self.folder / f"{os.path.basename(client)}.jsonl"
-        for number, row in enumerate(read_json_lines(path), start=1):
+        for number, row in enumerate(read_json_lines(path, "copy the file that the client wrote"), start=1):
             indices = row.get("indices")
             counts = _are_counts(row.get("round"), row.get("attempt"), row.get("step"))
             if not (counts and isinstance(indices, list) and _are_counts(*indices)):

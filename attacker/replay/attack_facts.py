@@ -30,6 +30,8 @@ FIELD_TYPES = {
     "run": dict,
     "cases": list,
 }
+REPLAY_ADVICE = "replay the attack again"
+"""Advice for an invalid attack.json, which a replay writes anew."""
 RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", "ranges_from", "created")
 
 
@@ -42,58 +44,63 @@ def read_facts(path: Path) -> dict[str, Any]:
             "a-z 0-9 _ . - and begin with none of . -; rename the folder",
         )
     try:
-        told = read_json(path, limit=MAX_BYTES)
-        _check_facts(told)
-        for case in told["cases"]:
+        facts = read_json(path, limit=MAX_BYTES)
+    except DamagedFile as error:
+        raise DamagedFile(path, f"{error.reason}; {REPLAY_ADVICE}") from None
+    try:
+        _check_facts(facts)
+        for case in facts["cases"]:
             _check_case(case)
     except ValueError as error:
-        reason = error.reason if isinstance(error, DamagedFile) else str(error)
-        raise DamagedFile(path, f"{reason}; replay the attack again") from None
-    return dict(told)
+        raise DamagedFile(path, str(error)) from None
+    return dict(facts)
 
 
-def _check_facts(told: Any) -> None:
-    if not isinstance(told, dict):
-        raise ValueError("is not a JSON object")
-    for key, kind in FIELD_TYPES.items():
-        if type(told.get(key)) is not kind:
-            raise ValueError(f"{key} must be of type {kind.__name__}, got {shorten(told.get(key))}")
-    for key in ("attack", "spec"):
-        _check_text(key, told[key])
-    for key in ("network_code", "attack_code"):
-        _check_text(key, told.get(key, ""))
-    for key in ("oracles", "asked_oracles", "withheld"):
-        names = told.get(key, [])
-        if not isinstance(names, list):
-            raise ValueError(f"{key} must be a list of names, got {shorten(names)}")
-        for name in names:
-            _check_text(key, name)
-    run = told["run"]
-    for key in RUN_TEXT_FIELDS:
-        _check_text(f"run.{key}", run.get(key, ""))
-    limits = run.get("limits", [])
-    if not isinstance(limits, list):
-        raise ValueError(f"run.limits, the effects that attacks do not simulate, must be a list of texts, got {shorten(limits)}")
-    for text in limits:
-        _check_text("run.limits", text)
+def _check_facts(facts: Any) -> None:
+    if not isinstance(facts, dict):
+        raise ValueError(f"attack.json must be a JSON object, got {shorten(facts)}; {REPLAY_ADVICE}")
+    for entry, kind in FIELD_TYPES.items():
+        if type(facts.get(entry)) is not kind:
+            raise ValueError(
+                f"the entry {entry} of attack.json must be of type {kind.__name__}, got {shorten(facts.get(entry))}; "
+                f"{REPLAY_ADVICE}"
+            )
+    for entry in ("attack", "spec"):
+        _check_text(entry, facts[entry])
+    for entry in ("network_code", "attack_code"):
+        _check_text(entry, facts.get(entry, ""))
+    for entry in ("oracles", "asked_oracles", "withheld"):
+        _check_texts(entry, facts.get(entry, []))
+    run = facts["run"]
+    for entry in RUN_TEXT_FIELDS:
+        _check_text(f"run.{entry}", run.get(entry, ""))
+    _check_texts("run.limits", run.get("limits", []))
     if "name" in run:
-        check_name(run["name"])
+        try:
+            check_name(run["name"])
+        except ValueError as error:
+            raise ValueError(f"the entry run.name of attack.json cannot be used: {error}; {REPLAY_ADVICE}") from None
     training = run.get("training", {})
     epochs = training.get("epochs") if isinstance(training, dict) else training
     if epochs is not None and not _is_count(epochs):
-        raise ValueError(f"run.training.epochs must be a whole number, got {shorten(epochs)}")
+        raise ValueError(
+            f"the entry run.training.epochs of attack.json must be a whole number, got {shorten(epochs)}; {REPLAY_ADVICE}"
+        )
 
 
 def _check_case(case: Any) -> None:
     key = case.get("key") if isinstance(case, dict) else case
     if not isinstance(case, dict) or not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
-        raise ValueError(f"case {shorten(key)}: the key is not a valid file name")
-    if wrong := _find_wrong_key(case):
-        raise ValueError(f"case {key}: {shorten(case.get(wrong))} is not a valid value of {wrong}")
+        raise ValueError(f"attack.json has a case named {shorten(key)}, which cannot be the name of a file; {REPLAY_ADVICE}")
+    if entry := _find_wrong_entry(case):
+        raise ValueError(
+            f"the entry {entry} of the case {key} in attack.json has the invalid value {shorten(case.get(entry))}; "
+            f"{REPLAY_ADVICE}"
+        )
 
 
-def _find_wrong_key(case: Mapping[str, Any]) -> str:
-    """Return the name of an invalid field of a case, or "" if there is none."""
+def _find_wrong_entry(case: Mapping[str, Any]) -> str:
+    """Return the name of an invalid entry of a case, or "" if there is none."""
     client, examples, codec = case.get("client"), case.get("num_examples"), case.get("codec")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
         return "client"
@@ -121,9 +128,19 @@ def _find_wrong_key(case: Mapping[str, Any]) -> str:
     return ""
 
 
-def _check_text(where: str, text: Any) -> None:
+def _check_texts(entry: str, texts: Any) -> None:
+    if not isinstance(texts, list):
+        raise ValueError(f"the entry {entry} of attack.json must be a list of texts, got {shorten(texts)}; {REPLAY_ADVICE}")
+    for text in texts:
+        _check_text(entry, text)
+
+
+def _check_text(entry: str, text: Any) -> None:
     if not isinstance(text, str) or len(text) > MAX_TEXT or UNPRINTABLE_PATTERN.search(text):
-        raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(text)}")
+        raise ValueError(
+            f"the entry {entry} of attack.json must be a text of at most {MAX_TEXT} printable characters, got {shorten(text)}; "
+            f"{REPLAY_ADVICE}"
+        )
 
 
 def _is_count(value: Any, least: int = 0) -> bool:

@@ -162,7 +162,7 @@ def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int
     """Return the first way in which weights differ in name or shape from a model's parameters, or "" if they do not.
 
     shapes: shapes of all parameters by name. required: names that `weights` must have; a parameter that layers share has further
-    names. The text is not a whole sentence: the caller appends the name of the model.
+    names.
     """
     for name in sorted(weights.keys() | required):
         if name not in weights:

@@ -173,7 +173,9 @@ class Replay:
             raise ValueError(f"{self.recording.folder} holds no update of the chosen clients in the chosen rounds; choose others")
         self._check_asked(rows)
         if self._clients and Need.UNNAMED in self._attack.needs:
-            raise ValueError(f"{self.spec} does not see the names of clients, so that none can be chosen; leave out --client")
+            raise ValueError(
+                f"the attack {self.spec} is not told which client sent an update, so that none can be chosen; leave out --client"
+            )
         self._check_weights(rows)
         found = plan_cases(self.recording, rows, self._attack)
         return replace(found, cases=tuple(map(self._check_memory, found.cases)))
@@ -197,12 +199,13 @@ class Replay:
                 sent = self.recording.read_sent(row.round).weights
             except DamagedFile:  # the cases of that round fail with the reason
                 continue
-            if words := explain_misfit(sent, self._footprint.shapes, self._footprint.distinct):
+            if misfit := explain_misfit(sent, self._footprint.shapes, self._footprint.distinct):
                 manifest = self.recording.manifest
                 raise ValueError(
-                    f"{self.recording.folder / 'manifest.json'} does not describe the weights of this recording: in round "
-                    f"{row.round}, {words} {manifest.model} for data of shape {manifest.data.shape} and "
-                    f"{manifest.data.num_classes} classes; copy the recording again"
+                    f"{self.recording.folder / 'manifest.json'} describes a model that does not fit the weights recorded in "
+                    f"round {row.round}: {misfit} ({manifest.model}, data of shape {manifest.data.shape}, "
+                    f"{manifest.data.num_classes} classes); restore the manifest and the model's code as of the time of "
+                    "the recording"
                 )
             return
 

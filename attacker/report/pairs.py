@@ -15,11 +15,12 @@ from torch import Tensor
 from attacker.scoring.metrics import TABLE_TOLERANCE
 from attacker.scoring.statistics import Floats
 from fedsim.recording import Column, DamagedFile, DataSpec
-from fedsim.recording.safe_files import parse_json, read_bytes
+from fedsim.recording.safe_files import parse_json, read_bytes, to_printable
 
 MAX_BYTES = 64 * 2**20
 """Size of the largest file of a pair that is read."""
-MAX_PIXELS = 2 * 10**7
+MAX_PIXELS = 20_000_000
+SCORE_ADVICE = "score the run again to replace the file"
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,10 @@ def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
         return _parse_row(content, columns) if file.endswith(".json") else _split_halves(content)
     except DamagedFile as error:
         return ExamplePair(problem=f"{file} {error.reason}")
-    except (OSError, ValueError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError):
-        return ExamplePair(problem=f"{file} cannot be read")
+    except ValueError as error:
+        return ExamplePair(problem=f"{file} cannot be read: {to_printable(str(error)[:300])}")
+    except (OSError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError):
+        return ExamplePair(problem=f"{file} cannot be read; {SCORE_ADVICE}")
 
 
 def read_pair_tensors(run: Path, file: str) -> tuple[Tensor, Tensor]:
@@ -117,7 +120,10 @@ def show_alone(x: Tensor, data: DataSpec) -> ExamplePair:
 def _split_halves(content: bytes) -> ExamplePair:
     with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels exceed the limit of {MAX_PIXELS}")
+            raise ValueError(
+                f"the picture has {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS} in all; "
+                f"{SCORE_ADVICE}"
+            )
         middle = image.width // 2
         left = image.crop((0, 0, middle, image.height))
         right = image.crop((middle, 0, image.width, image.height))
@@ -135,7 +141,8 @@ def _parse_row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
     names, original, found = (content[key] for key in ("columns", "original", "reconstruction"))
     if not len(names) == len(original) == len(found):
         raise ValueError(
-            f"{len(names)} columns, {len(original)} original and {len(found)} reconstructed values; these numbers must be equal"
+            f"the table row has {len(names)} names of columns, {len(original)} original and {len(found)} reconstructed values, "
+            f"but these three numbers must be equal; {SCORE_ADVICE}"
         )
     if names != [column.name for column in columns]:
         columns = [Column(name=name) for name in names]

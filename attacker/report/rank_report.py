@@ -64,7 +64,9 @@ def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict
     try:
         return read_chain(network, shape)
     except NotAChain as reason:
-        raise RuntimeError(f"{model} cannot be analysed, because closed forms do not support it: {reason}") from reason
+        raise RuntimeError(
+            f"attacks that solve linear equations layer by layer do not support the network {model}: {reason}; choose another one"
+        ) from reason
 
 
 def analyse_chain(chain: Chain, *, dead: float, prove: bool) -> RankReport:

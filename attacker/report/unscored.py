@@ -118,8 +118,9 @@ def _read(path: Path, data: DataSpec) -> Reconstruction:
     answer = Reconstruction.read(path)
     if answer.x.shape[1:] != data.shape or not answer.x.shape[:1] == answer.y.shape == answer.confidence.shape:
         raise ValueError(
-            f"{path}: expected examples of shape {data.shape} with one label and one confidence each, got tensors x, y and "
-            f"confidence of shapes {', '.join(str(tuple(one.shape)) for one in (answer.x, answer.y, answer.confidence))}"
+            f"{path} must hold examples of shape {data.shape} with one label and one confidence each, but its tensors x, y and "
+            f"confidence have shapes {', '.join(str(tuple(one.shape)) for one in (answer.x, answer.y, answer.confidence))}; "
+            "delete it and replay the attack again"
         )
     return answer
 

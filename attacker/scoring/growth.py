@@ -68,7 +68,7 @@ def read_growth(run: Path) -> list[CaseGrowth]:
     """Return the rows of a run's `growth.jsonl`; [] without the file. Raises ValueError, naming the file, for an invalid row."""
     known = [field.name for field in fields(CaseGrowth)]
     found = []
-    for row in read_json_lines(run / GROWTH_FILE):
+    for row in read_json_lines(run / GROWTH_FILE, "delete the file and score again"):
         try:
             case = CaseGrowth(**{**{name: row[name] for name in known}, "rounds": tuple(map(int, row["rounds"]))})
         except (KeyError, TypeError, ValueError) as error:

@@ -202,8 +202,10 @@ class ScoreRow:
             return _get_adapter().validate_python({**values, "state": find_state(values)})
         except ValidationError as error:
             problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise ValueError(f"score row: {where}: {problem['msg']}, got {problem['input']!r:.200}") from None
+            field = ".".join(map(str, problem["loc"]))
+            raise ValueError(
+                f"the field {field} of a score row is invalid: {problem['msg']}, got {problem['input']!r:.200}"
+            ) from None
 
     def flatten_values(self) -> dict[str, Any]:
         """Return a dict from the name of a table column to a plain value.
@@ -236,7 +238,9 @@ def read_rows(path: Path) -> list[ScoreRow]:
     Raises ValueError, naming the file, if a line is not a score row. An incomplete last line is ignored.
     """
     try:
-        return [ScoreRow.from_dict(line) for line in read_json_lines(path)]
+        return [ScoreRow.from_dict(line) for line in read_json_lines(path, "score again")]
+    except DamagedFile:
+        raise
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path}: {error}; score again") from None
 
@@ -264,7 +268,11 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
         try:
             row = parse_json(line)
         except ValueError as error:
-            raise DamagedFile(path, f"a row of {source} cannot be read: {error}; delete {path.name} and score again") from None
+            raise DamagedFile(
+                path,
+                f"the scores of the attack in reconstructions/{source} cannot be read: {error}; delete {path.name} and score "
+                "again",
+            ) from None
         return bool(isinstance(row, dict) and row.get("source") == source and (only is None or row.get("case") in only))
 
     written = [row.to_dict() for row in rows]

@@ -15,6 +15,7 @@ from attacker.service.jobs.queue import Queue
 from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
 from attacker.service.jobs.run_names import FOLDER_NAME_PATTERN, make_run_path
 from fedsim.recording.array_archives import read_toml
+from fedsim.recording.safe_files import shorten
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +133,10 @@ def _parse_rule(path: Path, number: int, fields: Any) -> Rule:
         rule.make_spec("any", "all")
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {named}: {f'{where}: ' if where else ''}{first['msg']}") from None
+        key = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        value = "nothing" if first["type"] == "missing" else shorten(first["input"])
+        raise ValueError(f"{path}: {named}: {key or 'the table'}: {reason}, got {value}") from None
     return rule
 
 

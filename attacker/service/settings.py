@@ -106,7 +106,8 @@ class ServiceSettings:
                 raise ValueError(f"{option} must be positive, got {limit}")
         if self.job_megabytes is not None and not self.measures:
             raise ValueError(
-                f"--job-megabytes with --ray {self.ray}: {UNMEASURED_REASON}; use --ray local, or omit --job-megabytes"
+                f"--job-megabytes cannot be applied with --ray {self.ray}: {UNMEASURED_REASON}; use --ray local, or omit "
+                "--job-megabytes"
             )
 
     @cached_property

@@ -7,6 +7,7 @@ the folder's inode number, which differs in a copy or an unpacked archive. `--ad
 to be trustworthy. Systems without POSIX owners and modes are not checked.
 """
 
+import errno
 import json
 import os
 import stat
@@ -15,6 +16,11 @@ from pathlib import Path
 
 MARK_FILE = "made-by-the-service.json"
 OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+STATE_ADVICE = (
+    "delete the state folder, which loses the token, the sessions, the queue and the verdicts of audits, or give another one "
+    "with --state"
+)
+"""Advice for a state folder that is not trusted, used in error messages."""
 MAX_MARK_BYTES = 1000
 """Largest size in bytes of a marker file that is read."""
 
@@ -35,7 +41,10 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
     except OSError as error:
-        raise _make_refusal(folder, f"it cannot be opened as a folder that is not a link: {error.strerror}") from None
+        raise ValueError(
+            f"{folder} is not trusted, since it must be a folder and no link, and cannot be opened: {error.strerror}; "
+            f"{STATE_ADVICE}"
+        ) from None
     try:
         _check_entry(folder, os.fstat(descriptor))
         is_marked = _read_mark(descriptor) == os.fstat(descriptor).st_ino
@@ -46,8 +55,10 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
         elif not os.listdir(descriptor):
             _write_mark(descriptor)
         if _read_mark(descriptor) != os.fstat(descriptor).st_ino:
-            why = "the service did not make it here: it was copied or unpacked, or is of an earlier version"
-            raise _make_refusal(folder, why, or_else="; if it is your own, take it with --adopt-state")
+            raise ValueError(
+                f"{folder} is not trusted, since it was copied, unpacked or made by an earlier version; if it is your own, add "
+                f"--adopt-state, and otherwise {STATE_ADVICE}"
+            )
         _check_tree(folder)
     finally:
         os.close(descriptor)
@@ -65,13 +76,18 @@ def read_private(path: Path, most: int) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(
-            f"{path} cannot be opened, or is a symbolic link, which is not followed: {error.strerror}; move it away"
-        ) from None
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise ValueError(f"{path} cannot be opened: {reason}; move it away, and the service writes a new one") from None
     status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise ValueError(f"{path} must be a regular file without hard links; move it away")
+        raise ValueError(f"{path} is a folder or a device, not a regular file; move it away, and the service writes a new file")
+    if status.st_nlink > 1:
+        os.close(descriptor)
+        raise ValueError(
+            f"{path} is not trusted, since this file has {status.st_nlink} names (hard links); move it away, and the service "
+            "writes a new one"
+        )
     with os.fdopen(descriptor, "rb") as file:
         if os.name == "posix" and status.st_mode & 0o077:
             raise ValueError(
@@ -92,14 +108,20 @@ def _check_parent(parent: Path) -> None:
 
 def _check_entry(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
-        raise _make_refusal(path, f"this file or folder belongs to user {status.st_uid}, but the service is user {os.geteuid()}")
+        raise ValueError(
+            f"{path} is not trusted, since it belongs to user {status.st_uid}, and the service runs as user {os.geteuid()}; "
+            f"{STATE_ADVICE}"
+        )
     if stat.S_ISDIR(status.st_mode):
         if status.st_mode & 0o077:
-            raise _make_refusal(path, f"this folder is open to other users, with mode {stat.S_IMODE(status.st_mode):o} (octal)")
+            raise ValueError(
+                f"{path} is not trusted, since its mode {stat.S_IMODE(status.st_mode):o} lets other users into this folder; "
+                f"{STATE_ADVICE}"
+            )
     elif not stat.S_ISREG(status.st_mode):
-        raise _make_refusal(path, "it is a link or a special file")
+        raise ValueError(f"{path} is not trusted, since it is a link or a device, not a file or folder; {STATE_ADVICE}")
     elif status.st_nlink > 1:
-        raise _make_refusal(path, "it has another name elsewhere (a hard link)")
+        raise ValueError(f"{path} is not trusted, since this file has {status.st_nlink} names (hard links); {STATE_ADVICE}")
 
 
 def _check_tree(folder: Path) -> None:
@@ -142,10 +164,3 @@ def _read_mark(folder: int) -> int | None:
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
     return found if isinstance(found, int) else None
-
-
-def _make_refusal(path: Path, why: str, *, or_else: str = "") -> ValueError:
-    lost = "only the token, the sessions and the queue are lost, no result"
-    return ValueError(
-        f"{path} is not trusted: {why}. Delete the service's folder ({lost}), or give another one with --state{or_else}"
-    )

@@ -120,7 +120,7 @@ def draw(values: NDArray[Any], count: int, *, part: Part, skip: int = 0, source:
     Raises ValueError if the part has fewer than skip + count examples, or is unknown.
     """
     if part not in PARTS:
-        raise ValueError(f"unknown part {part!r}. Known: {', '.join(PARTS)}")
+        raise ValueError(f"unknown part {part!r} of a data set; use one of {', '.join(PARTS)}")
     by_hash = {hash_example(value): i for i, value in enumerate(values)}
     own = [by_hash[key] for key in sorted(by_hash) if find_part(key) == part]
     if len(own) < skip + count:

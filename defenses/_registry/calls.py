@@ -104,7 +104,9 @@ class _Reader:
 
     def _read_value(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Name) and node.id.lower() in ("nan", "inf", "infinity"):
-            raise ValueError(f"{self.what} {self.text!r} has {node.id} as an argument; give a finite number instead")
+            raise ValueError(
+                f"the {self.what} {self.text!r} has the argument {node.id}, which is not finite; give a finite number"
+            )
         if self.nested is not None and _is_steps(node):
             return self.nested(self.read_steps(node))
         try:

@@ -23,7 +23,7 @@ _QUOTED_OR_REFERENCE = re.compile(rf"'[^']*'|\"[^\"]*\"|({REFERENCE_PATTERN.patt
 class NotAdmitted(ValueError):
     """Error for code that the local user has not allowed to be imported (admitted). reference: its name, `module:function`."""
 
-    def __init__(self, reference: str, message: str) -> None:
+    def __init__(self, message: str, *, reference: str) -> None:
         super().__init__(message)
         self.reference = reference
 
@@ -90,10 +90,10 @@ def load_admitted(reference: str, group: str) -> Any:
     """
     if not is_admitted(reference):
         raise NotAdmitted(
-            reference,
             f"{reference!r} in {group} is code that is not part of this project, which is imported only if you ask for it: put "
-            f"--code {reference} before the command, as in: attacker --code {reference} score RUN; in Python, give it to "
-            "fedleak.load as code",
+            f"--code {reference} before the command, as in attacker --code {reference} score RUN, or call fedleak.load with "
+            f"code=[{reference!r}]",
+            reference=reference,
         )
     return _import(reference)
 

@@ -36,7 +36,9 @@ class Registry(Generic[T]):
             return self._check(references.load_admitted(name, self.group), f"{name} in {self.group}")
         for entry in entry_points(group=self.group, name=name):
             return self._load(entry)
-        raise ValueError(f"unknown name {name!r} in {self.group}.{suggest_name(name, self)} Known: {', '.join(sorted(self))}")
+        raise ValueError(
+            f"unknown name {name!r} in the registry {self.group}.{suggest_name(name, self)} Known: {', '.join(sorted(self))}"
+        )
 
     def is_builtin(self, name: str) -> bool:
         """Return whether `name` is built in, as opposed to the name of an entry point or admitted code."""

@@ -43,10 +43,10 @@ def update_mod(
             return reply
         trained = _read_weights(reply.content, key, "the app's reply")
         if sent.keys() != trained.keys():
-            wrong = sorted(sent.keys() ^ trained.keys())[0]
-            where = "the server's message" if wrong in sent else "the app's reply"
+            unmatched = sorted(sent.keys() ^ trained.keys())[0]
+            where = "the server's message" if unmatched in sent else "the app's reply"
             raise ValueError(
-                f"tensor {wrong!r} is only in {where}; the server's message and the app's reply must hold the same tensors"
+                f"tensor {unmatched!r} is only in {where}; the server's message and the app's reply must hold the same tensors"
             )
         beside = {name: tensor for name, tensor in trained.items() if name.rpartition(".")[2] in buffers}
         update = {name: _subtract(tensor, sent[name]) for name, tensor in trained.items() if name not in beside}

@@ -164,21 +164,27 @@ def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
                     file.seek(0)
                     loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
                 if not isinstance(loaded, Mapping):
-                    raise ValueError(f"holds a {type(loaded).__name__} instead of a state dict; save model.state_dict()")
+                    raise ValueError(f"{path} holds a {type(loaded).__name__} instead of a state dict; save model.state_dict()")
                 tensors = {str(name): t.detach() for name, t in loaded.items() if isinstance(t, Tensor)}
-                if odd := [name for name, t in tensors.items() if t.layout is not torch.strided or t.device.type != "cpu"]:
-                    raise ValueError(f"tensor {odd[0]!r} is sparse or on the meta device; save it as a dense tensor on the CPU")
+                if not_dense := [n for n, t in tensors.items() if t.layout is not torch.strided or t.device.type != "cpu"]:
+                    raise ValueError(
+                        f"{path}: tensor {not_dense[0]!r} is sparse or on the meta device; save it as a dense tensor on the CPU"
+                    )
                 return tensors
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
     except UnpicklingError:  # torch.load's own message advises to execute the file
         raise ValueError(
-            f"{path}: holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()"
+            f"{path} holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()"
         ) from None
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except Exception as error:  # the readers raise many types of errors on invalid files
-        raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from None
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")
+        raise ValueError(
+            f"{path} cannot be read as a {path.suffix} file ({reason}); check that it may be read and is complete, or save the "
+            "weights again"
+        ) from None
     raise ValueError(f"{path}: unknown kind of file; give .safetensors, .npz or .pt")
 
 
@@ -226,8 +232,8 @@ def _rename_tensors(
             raise ValueError(
                 f"[names] of the import settings: the model has no tensor {name!r}, given for {own!r}; it has {', '.join(state)}"
             )
-    if wrong := [name for name in settings.flatten if name not in state]:
-        raise ValueError(f"flatten: the model has no tensor {wrong[0]!r}; it has {', '.join(state)}")
+    if unknown := [name for name in settings.flatten if name not in state]:
+        raise ValueError(f"flatten: the model has no tensor {unknown[0]!r}; it has {', '.join(state)}")
     renamed = {settings.names.get(own, own): t for own, t in tensors.items()}
     if len(renamed) < len(tensors):
         given = [settings.names.get(own, own) for own in tensors]
@@ -266,7 +272,8 @@ def _check(t: Tensor, expected: Tensor, name: str, path: Path) -> None:
     wider = t.dtype is torch.float64 and expected.dtype is torch.float32
     if t.dtype is not expected.dtype and not wider:
         raise ValueError(
-            f"{path}: {name!r} has type {t.dtype}, but the model's has {expected.dtype}; save the weights as the client used them"
+            f"{path}: tensor {name!r} has type {t.dtype}, but the model's tensor has {expected.dtype}; convert it to this type "
+            "and save the file again"
         )
     if not torch.isfinite(t).all():
         raise ValueError(f"{path}: {name!r} holds NaN or infinity, so it cannot be attacked")

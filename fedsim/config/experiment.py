@@ -48,7 +48,10 @@ class Named(_Frozen):
             return {"name": value}
         if isinstance(value, dict) and isinstance(value.get("name"), str):
             return {"name": value["name"], "arguments": {k: v for k, v in value.items() if k != "name"}}
-        raise ValueError('expected a name or a table { name = "...", ... }')
+        raise ValueError(
+            'this setting must be a name in quotes, or a table with the key `name`, such as { name = "photos", size = 64 }, got '
+            f"{value!r}"
+        )
 
     def to_toml(self) -> Any:
         return {"name": self.name, **self.arguments} if self.arguments else self.name

@@ -40,9 +40,12 @@ def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std
         return hold_out_every_fifth(name, spec, classes, own)
     path, shape = test or train, held_out.values.shape[1:]
     if shape != spec.shape:
-        raise ValueError(f"{path}: examples have shape {shape}, but those of {train} have {spec.shape}")
+        raise ValueError(f"{path}: held-out examples have shape {shape}, but the training examples of {train} have {spec.shape}")
     if held_out.labels.max() >= len(classes):
-        raise ValueError(f"{path}: label {held_out.labels.max()} is not one of the {len(classes)} classes of {train}")
+        raise ValueError(
+            f"{path}: label {held_out.labels.max()} of a held-out example is not one of the {len(classes)} classes of the "
+            f"training examples of {train}"
+        )
     return Dataset(name=name, spec=spec, class_names=classes, train=own, test=held_out)
 
 

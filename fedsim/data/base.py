@@ -35,9 +35,11 @@ class Examples:
     groups: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        lengths = {len(column) for column in (self.values, self.labels, *self.groups.values())}
-        if len(lengths) > 1:
-            raise ValueError(f"examples: values, labels and groups must have equal lengths, got {sorted(lengths)}")
+        lengths = {"values": len(self.values), "labels": len(self.labels)}
+        lengths |= {f"groups[{name!r}]": len(column) for name, column in self.groups.items()}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{length} {name}" for name, length in lengths.items())
+            raise ValueError(f"examples: values, labels and groups must have equal lengths, got {shown}")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -86,10 +86,10 @@ def fit_to(own: Dataset, like: Dataset) -> Dataset:
     if (
         _has_names(own)
         and _has_names(like)
-        and (wrong := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b])
+        and (renamed := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b])
     ):
         raise ValueError(
-            f"{own.name}: class {wrong[0]!r} has another index than in {like.name}; write your data with `fedsim part`, which "
+            f"{own.name}: class {renamed[0]!r} has another index than in {like.name}; write your data with `fedsim part`, which "
             f"numbers the classes in its order: {', '.join(like.class_names)}"
         )
     return replace(own, spec=like.spec, class_names=like.class_names)

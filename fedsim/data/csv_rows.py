@@ -32,7 +32,8 @@ def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
     if not path.exists():
         raise FileNotFoundError(f"data set file {path} does not exist")
     if not path.is_file():
-        raise ValueError(f"{path} is not a regular file; copy its content into one")
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise ValueError(f"{path} is {kind}, not a regular file; give the path of a regular file")
     if len(delimiter) != 1:
         raise ValueError(f"{path}: delimiter must be one character, got {delimiter!r}")
     with _explain_errors(path):
@@ -66,7 +67,7 @@ def _check_names(path: Path, names: list[str]) -> None:
     if len(names) < 2:
         raise ValueError(f"{path}: a table needs a label and at least one more column, got {names}; is the delimiter right?")
     if unnamed := [i for i, name in enumerate(names, start=1) if not name]:
-        raise ValueError(f"{path}: column {unnamed[0]} has no name in the first row")
+        raise ValueError(f"{path}: the first row has no name for column {unnamed[0]}, counted from 1; add a name there")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{path}: two columns are called {twice[0]!r}")
 
@@ -76,4 +77,5 @@ def _explain_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (BrokenCsv, UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: not a table of comma-separated values: {error}") from None
+        form = "UTF-8 text compressed by gzip" if path.suffix == ".gz" else "UTF-8 text"
+        raise ValueError(f"{path} is not a valid CSV file: {error}; save the table again as {form}") from None

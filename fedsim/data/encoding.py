@@ -97,7 +97,10 @@ def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limi
             )
         categories = list(map(str, known.categories.get(name) or sorted(set(texts[known.source_rows]))))
         if len(categories) > limit:
-            raise ValueError(f"{file}: column {name!r} has {len(categories)} categories; drop it, or raise max_categories")
+            raise ValueError(
+                f"{file}: column {name!r} has {len(categories)} categories, more than max_categories = {limit}; list it under "
+                "drop, or raise max_categories"
+            )
         return _encode_categories(name, texts, categories)
     if np.isinf(numbers).any():
         raise ValueError(

@@ -95,5 +95,7 @@ def _read_face(path: Path, size: int) -> Array:
         with Image.open(path, formats=("JPEG",)) as photograph:
             face = photograph.convert("RGB").crop(FACE_CROP).resize((size, size))
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"lfw: {path} cannot be read ({error}); delete lfw_home to download it again") from None
+        raise ValueError(
+            f"lfw: {path} cannot be read ({error}); delete the folder {path.parents[2]} to download the data set again"
+        ) from None
     return np.asarray(face).transpose(2, 0, 1)

@@ -1,6 +1,5 @@
 """Loader of data sets of images in one folder per class."""
 
-import errno
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -57,7 +56,7 @@ def _split_classes(folder: Path) -> tuple[Classes, Classes]:
     """
     if not folder.is_dir():
         if folder.exists():
-            raise NotADirectoryError(errno.ENOTDIR, "exists, but is not a folder of pictures", str(folder))
+            raise NotADirectoryError(f"imagefolder: {folder} is not a folder; give a folder with one folder of images per class")
         raise FileNotFoundError(f"imagefolder: the folder {folder} does not exist")
     held_out = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if held_out is not None and (folder / "train").is_dir():
@@ -67,7 +66,10 @@ def _split_classes(folder: Path) -> tuple[Classes, Classes]:
         train = {name: [f for i, f in enumerate(files) if i % 5 != 4] for name, files in found.items()}
         test = {name: files[4::5] for name, files in found.items()}
         if found and not any(test.values()):
-            raise ValueError(f"imagefolder: {folder}: every fifth image of a class is held out, but no class has five images")
+            raise ValueError(
+                f"imagefolder: {folder}: every fifth image of a class is held out, but no class has five images; add images, or "
+                "make folders `train` and `test` in it, each with one folder of images per class"
+            )
     if len(train) < 2:
         raise ValueError(f"imagefolder: {folder}: there must be folders of images for at least two classes, got {len(train)}")
     if not any(test.values()):
@@ -90,17 +92,27 @@ def _find_classes(folder: Path) -> Classes:
 def _read(classes: Classes, names: tuple[str, ...], shape: tuple[int, ...]) -> Examples:
     files = [(file, names.index(name)) for name in names for file in classes.get(name, ())]
     if len(files) * prod(shape) > MAX_BYTES:
-        raise ValueError(f"imagefolder: {len(files)} images of {shape} take more than {MAX_BYTES} bytes; lower size")
+        raise ValueError(
+            f"imagefolder: {len(files)} images of shape {shape} take more than the limit of {MAX_BYTES / 2**30:g} GiB of memory "
+            "together; lower size"
+        )
     values = np.empty((len(files), *shape), dtype=np.uint8)
     for i, (file, _) in enumerate(files):
         values[i] = _read_image(file, channels=shape[0], size=shape[1])
     return Examples(values=values, labels=np.array([label for _, label in files], dtype=np.int64))
 
 
-def _check_sides(width: int, height: int) -> None:
-    """Raise ValueError if a picture has over `MAX_PIXELS` pixels, or one side over `MAX_ASPECT` times as long as the other."""
+class _UnsuitableSides(ValueError):
+    """Error for a picture with too many pixels or with sides of too different lengths."""
+
+
+def _check_sides(file: Path, width: int, height: int) -> None:
+    """Raise an error if a picture has over `MAX_PIXELS` pixels, or one side over `MAX_ASPECT` times as long as the other."""
     if width * height > MAX_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
-        raise ValueError(f"it has {width} x {height} pixels; the limits are {MAX_PIXELS} pixels and a side ratio of {MAX_ASPECT}")
+        raise _UnsuitableSides(
+            f"imagefolder: {file} has {width} x {height} pixels, but a picture may have at most {MAX_PIXELS} pixels, and its "
+            f"long side may be at most {MAX_ASPECT} times its short side; shrink, crop or remove it"
+        )
 
 
 def _read_image(file: Path, *, channels: int, size: int) -> Array:
@@ -112,8 +124,10 @@ def _read_image(file: Path, *, channels: int, size: int) -> Array:
 
     try:
         with open_regular(file) as content, Image.open(content, formats=IMAGE_FORMATS) as opened:
-            _check_sides(*opened.size)
+            _check_sides(file, *opened.size)
             picture = ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L")
+    except _UnsuitableSides:
+        raise
     except UnidentifiedImageError:
         known = ", ".join(IMAGE_FORMATS)
         raise ValueError(f"imagefolder: {file} cannot be read (its format is none of {known}); convert or remove it") from None

@@ -95,8 +95,8 @@ def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, colu
     Returns a list with the indices (n,) of each client's examples. Raises ValueError if there are more clients than groups.
     """
     if column not in examples.groups:
-        known = f"use one of {', '.join(examples.groups)}" if examples.groups else "it has no group columns; csv and lfw do"
-        raise ValueError(f"partition by_group: the data set has no group column {column!r}; {known}")
+        advice = f"use one of {', '.join(examples.groups)}" if examples.groups else "it has no group columns; csv and lfw do"
+        raise ValueError(f"partition by_group: the data set has no group column {column!r}; {advice}")
     groups = [rng.permutation(members) for members in _group_members(examples.groups[column])]
     if clients > len(groups):
         raise ValueError(f"clients.count is {clients}, but column {column!r} has only {len(groups)} groups; use fewer clients")

@@ -113,7 +113,8 @@ def _read_labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[
     if MISSING_VALUE in texts:
         row = 1 + texts.tolist().index(MISSING_VALUE)
         raise ValueError(
-            f"{file}: row {row} below the column names has no label in column {name!r}; delete it, or name another label column"
+            f"{file}: row {row} below the column names has no label in column {name!r}; delete this row, or name another "
+            "label column"
         )
     found = set(texts[~held_out])
     numbers = parse_numbers(np.array(list(found), dtype=object))

@@ -87,7 +87,8 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
     done = subprocess.run(command, env=_make_environment(home), capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise NotReached(
-            f"the SuperLink at {link.address} did not register the keys in {keys}: {_find_last_lines(done.stdout + done.stderr)}"
+            f"the SuperLink at {link.address} did not register the public keys in {keys}; correct the error that Flower "
+            f"reports, and enrol again. Flower's output: {_find_last_lines(done.stdout + done.stderr)}"
         )
     return len(found)
 
@@ -162,7 +163,10 @@ class Submitted:
         watch()
         self._pass_warnings(on_words)
         if self.identity is None:
-            raise NotReached(f"the SuperLink at {self.link.address} did not start the run: {_find_last_lines(self._read_log())}")
+            raise NotReached(
+                f"the SuperLink at {self.link.address} did not start the run; correct the error that Flower reports, and "
+                f"run the command again. Flower's output: {_find_last_lines(self._read_log())}"
+            )
         status, details, is_cut = self._find_status(watch, on_words)
         if is_cut:
             self._pass_warnings_of(self._run_flwr("log", self.identity, CONNECTION_NAME, "--show").stdout, on_words)
@@ -215,8 +219,11 @@ class Submitted:
             runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
             return str(runs[0]["status"]), str(runs[0].get("status-details", ""))
         except (ValueError, KeyError, IndexError):
-            words = _find_last_lines(_find_refusal(done.stdout) or done.stdout + done.stderr)
-            raise NotReached(f"the SuperLink at {self.link.address} does not say how the run ended: {words}") from None
+            printed = _find_last_lines(_find_refusal(done.stdout) or done.stdout + done.stderr)
+            raise NotReached(
+                f"the SuperLink at {self.link.address} did not report the status of the run, which may still be running; check "
+                f"that the SuperLink runs and can be reached. Flower's output: {printed}"
+            ) from None
 
     def _run_flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = _make_environment(self.home)
@@ -247,12 +254,12 @@ def _make_environment(home: Path) -> dict[str, str]:
 
 
 def _find_last_lines(text: str) -> str:
-    """Return the last 600 characters of a command's output as one line; the text "it printed nothing" if the output is empty.
+    """Return the last 600 characters of a command's output as one line; the text "nothing" if the output is empty.
 
     Codes for colours, and the characters of frames that Flower draws around messages, are removed.
     """
     lines = [line.strip(" │╭╮╰╯─\t") for line in COLOUR_CODES.sub("", text).splitlines()]
-    return " ".join(line for line in lines if line)[-600:] or "it printed nothing"
+    return " ".join(line for line in lines if line)[-600:] or "nothing"
 
 
 def _find_refusal(text: str) -> str:

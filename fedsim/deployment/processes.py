@@ -93,7 +93,10 @@ class Processes:
         try:
             return self._running[name].wait(timeout)
         except subprocess.TimeoutExpired:
-            raise Ended(f"{name} has not exited after {timeout:g} seconds\n{self.read_last_lines(name)}") from None
+            raise Ended(
+                f"the process {name} still runs after {timeout:g} seconds, in which it should have exited; look for the reason "
+                f"in the end of its log:\n{self.read_last_lines(name)}"
+            ) from None
 
     def check(self) -> None:
         """Raise Ended if a process has exited that `end` did not stop.

@@ -51,8 +51,11 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_wo
     On Ctrl-C and SIGTERM the SuperLink is asked to stop the run.
     """
     if not is_healthy(link.address, link.authority):
-        secure = "without TLS" if link.authority is None else f"with a certificate that {link.authority} signed"
-        raise DeploymentFailed(f"no SuperLink answers at {link.address} {secure}; check that it runs and its address is right")
+        tls = "off" if link.authority is None else f"on, with a certificate signed by {link.authority}"
+        raise DeploymentFailed(
+            f"no SuperLink answers at {link.address} (TLS is {tls}); check that it runs, that this is its address, and that it "
+            "uses TLS in the same way"
+        )
     home = Path(tempfile.mkdtemp(prefix="fedleak-"))
     try:
         with handle_sigterm(), Processes(home / "logs") as processes:

@@ -88,11 +88,11 @@ def _make_resources(cpus: float, gpus: float | None) -> dict[str, float]:
     """
     have_cpus, have_gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if cpus <= 0 or cpus > have_cpus:
-        raise EngineError(f"one client requires {cpus:g} CPUs, and this machine has {have_cpus}; lower --client-cpus")
+        raise EngineError(f"--client-cpus must be above 0 and at most {have_cpus}, the CPUs of this machine, got {cpus:g}")
     if gpus is None:
         gpus = have_gpus / max(1, int(have_cpus // cpus)) if have_gpus else 0.0
     if gpus < 0 or gpus > have_gpus:
-        raise EngineError(f"one client requires {gpus:g} GPUs, and this machine has {have_gpus}; lower --client-gpus")
+        raise EngineError(f"--client-gpus must be from 0 to {have_gpus}, the GPUs of this machine, got {gpus:g}")
     return {"num_cpus": cpus, "num_gpus": gpus}
 
 

@@ -53,9 +53,10 @@ def find_client_run(context: Context) -> FederationRun:
     agreed = read(Path(str(own["experiment"])), own=True) if "experiment" in own else None
     run = _build_run(*_read_config(context.run_config), _read_places(own), None if seed is None else int(seed))
     if agreed is not None and agreed != run.experiment:
+        changed = [key for key in Experiment.model_fields if getattr(agreed, key) != getattr(run.experiment, key)]
         raise ValueError(
-            f"the server asks for another experiment than this client agreed to in {own['experiment']}; agree with the server on "
-            "one, and store it there"
+            f"the server's experiment differs in {', '.join(changed)} from {own['experiment']}, to which this client agreed; "
+            "agree with the server's operator on one experiment, and store it in this file"
         )
     return run
 

@@ -24,8 +24,8 @@ def find_recorded(folder: Path) -> Path:
     config = _read_app(folder).get("config", {})
     if not isinstance(config.get(RECORDED_KEY), str):
         raise ValueError(
-            f"{folder / PROJECT_FILE} has no key {RECORDED_KEY!r} in [tool.flwr.app.config], which names the folder that the "
-            "app records to; add the key, or run the app with flwr run and name that folder instead of the app"
+            f"{folder / PROJECT_FILE}: the table [tool.flwr.app.config] lacks the key `{RECORDED_KEY}`, the folder that the app "
+            "records to; add it, or run the app with `flwr run` and pass the folder that it recorded to `attacker audit`"
         )
     return folder / str(config[RECORDED_KEY])
 

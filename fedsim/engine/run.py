@@ -1,6 +1,8 @@
 """A federation run: an experiment with the folders and devices of its parties."""
 
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -120,28 +122,30 @@ class FederationRun:
         Data, network and defenses are loaded and tried on at most two examples. This is done before a run, so that the run does
         not fail later.
         """
-        try:
-            self._try_parts()
-        except TypeError as error:  # raised if an argument is a list or a text instead of a number, for example
-            raise ValueError(f"an argument of data, model, partition or strategy has the wrong type: {error}") from error
-
-    def _try_parts(self) -> None:
-        data = self.load_data()
-        model = models.build(self.make_model_spec(), data.spec)
-        x, y = _take_sample(data, 1)
-        with torch.no_grad():
-            models.find_loss(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
+        with _name_setting("data", self.experiment.data.name):
+            data = self.load_data()
+            x, y = _take_sample(data, 1)
+            x = data.spec.normalise(x)
+        with _name_setting("model", self.experiment.model.name), torch.no_grad():
+            model = models.build(self.make_model_spec(), data.spec)
+            models.find_loss(self.experiment.training.loss)(model.eval()(x), y)
         self._require_mode(model, data.spec)
-        load_public_images(InputsSpec.parse(self.experiment.inputs), data)
-        self._try_rule(model, data)
-        self.experiment.parse_defense().build().init(dict(model.named_parameters()))
-        self.build_strategy()
-        sizes = self.count_examples()
+        with _name_setting("inputs", self.experiment.inputs):
+            load_public_images(InputsSpec.parse(self.experiment.inputs), data)
+        with _name_setting("gradient", self.experiment.gradient):
+            self._try_rule(model, data)
+        with _name_setting("defense", self.experiment.defense):
+            self.experiment.parse_defense().build().init(dict(model.named_parameters()))
+        with _name_setting("strategy", self.experiment.strategy.name):
+            self.build_strategy()
+        with _name_setting("partition", self.experiment.partition.name):
+            sizes = self.count_examples()
         training, canaries = self.experiment.training, self.experiment.clients.canaries
-        if min(sizes) < canaries:
+        fewest = min(sizes) + canaries
+        if fewest < 2 * canaries:
             raise ValueError(
-                f"clients.canaries = {canaries} takes {2 * canaries} examples of each client, since a canary is a pair, and the "
-                f"smallest client holds {min(sizes) + canaries}; lower clients.canaries to at most {(min(sizes) + canaries) // 2}"
+                f"clients.canaries = {canaries} requires {2 * canaries} examples per client, two for each canary, but the "
+                f"smallest client has only {fewest}; lower clients.canaries to at most {fewest // 2}"
             )
         if training.drop_last and min(sizes) < training.batch_size:
             raise ValueError(
@@ -314,6 +318,20 @@ def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
     if len(data.train):
         return data.train[:count]
     return torch.zeros(count, *data.spec.shape), torch.zeros(count, dtype=torch.int64)
+
+
+@contextmanager
+def _name_setting(key: str, value: str) -> Iterator[None]:
+    """Turn a TypeError into a ValueError that names a setting of the experiment.
+
+    A TypeError is raised if an argument in the setting is a list or a text instead of a number, for example.
+    """
+    try:
+        yield
+    except TypeError as error:
+        raise ValueError(
+            f"an argument in the setting {key} = {value!r} of the experiment has the wrong type: {error}; correct this setting"
+        ) from error
 
 
 @lru_cache(maxsize=4)

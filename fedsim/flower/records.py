@@ -60,9 +60,16 @@ def _check_length(array: Array) -> None:
     version = np.lib.format.read_magic(buffer)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(buffer)
-    if dtype.hasobject or prod(shape) * dtype.itemsize != len(array.data) - buffer.tell():
+    if dtype.hasobject:
         raise ValueError(
-            f"an array in a message has {len(array.data)} bytes, which do not fit its shape {shape} and type {dtype}"
+            f"a received Flower message has an array of Python objects (type {dtype}), which are not loaded, for safety; send "
+            "arrays of numbers"
+        )
+    wanted, found = prod(shape) * dtype.itemsize, len(array.data) - buffer.tell()
+    if wanted != found:
+        raise ValueError(
+            f"a received Flower message is damaged or was built wrongly: an array of shape {shape} and type {dtype} has {found} "
+            f"bytes instead of {wanted}; correct the app that sent it"
         )
 
 

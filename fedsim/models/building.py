@@ -259,8 +259,8 @@ def _find_factory(name: str) -> ModelFactory:
         return _ADMITTED[name]
     if ":" in name:
         raise ValueError(
-            f"model {name!r} is code that is not part of this project, which is imported only if you ask for it: repeat the "
-            f"command with --model {name}"
+            f"model {name!r} is Python code that is not part of fedleak, and it is imported only with your permission: if you "
+            f"trust it, repeat the command with --model {name}"
         )
     return MODELS[name]
 

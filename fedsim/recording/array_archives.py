@@ -168,7 +168,10 @@ def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
     with archive.open(entry) as file:
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"array {name!r} has version {version} of NumPy's format, but only versions 1 and 2 are read")
+            raise ValueError(
+                f"array {name!r} has version {'.'.join(map(str, version))} of NumPy's format, but only versions 1.0 and 2.0 are "
+                "read; save it without named fields (structured type)"
+            )
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
         if dtype.hasobject or dtype.kind not in READABLE_KINDS:
@@ -176,7 +179,8 @@ def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
         needed, there = prod(shape) * dtype.itemsize, entry.file_size - file.tell()
         if any(length < 0 for length in shape) or needed != there:
             raise ValueError(
-                f"array {name!r} of shape {shorten(shape)} and type {dtype} takes {needed} bytes, but the file has {there}"
+                f"array {name!r} of shape {shorten(shape)} and type {dtype} takes {needed} bytes, but its entry in the archive "
+                f"has {there}; save the archive again with numpy.savez"
             )
         # reads at most the size that the entry states, whatever the archive contains
         values = np.frombuffer(file.read(needed), dtype=dtype)

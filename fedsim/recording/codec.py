@@ -41,7 +41,7 @@ class Codec(NamedTuple):
 
 
 def _refuse_update(update: Tensors) -> dict[str, Tensor]:
-    raise ValueError("codec 'weights' cannot encode an update: it marks whole weights sent by other apps; use codec 'dense'")
+    raise ValueError("codec 'weights' cannot encode an update, because it stands for whole weights; use codec 'dense'")
 
 
 def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fedsim.recording.safe_files import DamagedFile, name_errors, open_file, open_folder, open_to_write, parse_json
+from fedsim.recording.safe_files import DamagedFile, name_errors, open_file, open_folder, open_to_write, parse_json, shorten
 
 DTYPES = {
     torch.float64: "F64",
@@ -181,11 +181,12 @@ def replace_json_lines(path: Path, *values: Any) -> None:
     write_bytes(path, to_json_lines(*values))
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, advice: str = "copy the file again") -> list[dict[str, Any]]:
     """Return the JSON objects in a file of JSON lines as dicts, one per line; [] if the file does not exist.
 
     An incomplete last line, left by a crash, and empty lines are ignored. Raises DamagedFile, naming the file, if a line is not a
     valid JSON object or has more than `MAX_LINE_BYTES` bytes, or the file is a link or too large.
+    advice: end of the message for an invalid line: what the user can do.
     """
     if not os.path.lexists(path):
         return []
@@ -198,12 +199,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             try:
                 row = parse_json(line)
             except ValueError as error:
-                raise DamagedFile(path, f"row {len(rows) + 1} cannot be read: {error}") from None
+                raise DamagedFile(path, f"row {len(rows) + 1} cannot be read: {error}; {advice}") from None
             if not isinstance(row, dict):
-                raise DamagedFile(path, f"row {len(rows) + 1} is not a JSON object")
+                raise DamagedFile(path, f"row {len(rows) + 1} must be a JSON object, got {shorten(row)}; {advice}")
             rows.append(row)
         if len(line) > MAX_LINE_BYTES:
-            raise DamagedFile(path, f"row {len(rows) + 1} has more than {MAX_LINE_BYTES} bytes")
+            raise DamagedFile(path, f"row {len(rows) + 1} has more than {MAX_LINE_BYTES} bytes; {advice}")
     return rows
 
 

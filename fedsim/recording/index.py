@@ -162,8 +162,8 @@ def check_clients(folder: Path, clients: Iterable[Any]) -> None:
         if not (isinstance(client, str) and is_plain(client)):
             raise DamagedFile(
                 folder / INDEX_FILE,
-                f"{shorten(client)} is not a valid name of a client: a name has 1 to 64 of the characters A-Z a-z 0-9 - _, and "
-                "is not 'global' or 'sum'",
+                f"{shorten(client)} is not a valid name of a client, because a name has 1 to 64 of the characters A-Z a-z 0-9 - "
+                "_ and is not 'global' or 'sum'; copy the recording again",
             )
 
 

@@ -248,7 +248,7 @@ def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
         beside: tuple[int, ...] = ()
     else:
         if not stat.S_ISREG(journal.st_mode):
-            raise DamagedFile(folder / JOURNAL_FILE, "is not a regular file; copy the recording again without it")
+            raise DamagedFile(folder / JOURNAL_FILE, "is not a regular file, so SQLite did not write it; delete it")
         beside = _read_state(journal)
     return str(folder), *_read_state(os.fstat(file.fileno())), *beside, start
 

@@ -63,10 +63,14 @@ class Manifest:
     def __post_init__(self) -> None:
         check_name(self.name)
         if not MODEL_PATTERN.fullmatch(self.model.name):
-            raise ValueError(f"{shorten(self.model.name)} is not a valid name of a model: use 1 to 200 letters, digits, _ . : -")
-        if wrong := [text for pair in self.software.items() for text in pair if not SOFTWARE_PATTERN.fullmatch(text)]:
             raise ValueError(
-                f"software: {shorten(wrong[0])} is not a valid name or version: use 1 to 200 letters, digits, _ . + -"
+                f"{shorten(self.model.name)} is not a valid name of a model, because a name has 1 to 200 letters, digits, _ . : "
+                "-; use another name, or copy the recording again"
+            )
+        if invalid := [text for pair in self.software.items() for text in pair if not SOFTWARE_PATTERN.fullmatch(text)]:
+            raise ValueError(
+                f"the table 'software', in which fedleak notes installed packages, has {shorten(invalid[0])}, which is not a "
+                "valid name or version (1 to 200 letters, digits, _ . + -); copy the recording again"
             )
         if self.created and not CREATED_PATTERN.fullmatch(self.created):
             raise ValueError(f"{shorten(self.created)} is not a valid time of creation: write it as 2026-01-31T12:00:00Z")
@@ -98,18 +102,18 @@ class Manifest:
             version = raw.pop("format_version", None)
             if version != FORMAT_VERSION or type(version) is not int:
                 newer = type(version) is int and version > FORMAT_VERSION
-                mend = "install a newer one" if newer else "run the federation again"
-                raise ValueError(f"format version {shorten(version)}, but this program reads version {FORMAT_VERSION}; {mend}")
-            return _from_json(cls, raw)
+                advice = "install a newer one" if newer else "run the federation again"
+                raise ValueError(f"format version {shorten(version)}, but this program reads version {FORMAT_VERSION}; {advice}")
+            return _from_json(cls, raw, "Manifest")
         except DamagedFile as error:
             if not path.exists() and not path.is_symlink():
-                lack = f"it has no {path.name}" if path.parent.exists() else "the folder does not exist"
-                raise ValueError(f"{path.parent} is not a recording: {lack}") from None
+                reason = f"it has no {path.name}" if path.parent.exists() else "the folder does not exist"
+                raise ValueError(f"{path.parent} is not a recording: {reason}") from None
             raise ValueError(str(error)) from None
         except RecursionError:
-            raise ValueError(f"{path}: the JSON is nested too deeply") from None
+            raise ValueError(f"{path}: the JSON is nested too deeply for a manifest; copy the recording again") from None
         except NotAdmitted as error:
-            raise NotAdmitted(error.reference, f"{path}: {error}") from None
+            raise NotAdmitted(f"{path}: {error}", reference=error.reference) from None
         except (ValueError, TypeError, ArithmeticError) as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -130,16 +134,18 @@ def make_name(text: str) -> str:
     return re.sub(r"[^\w .,:()+=@-]", "_", text)[:200] or "run"
 
 
-def _from_json(cls: type[T], raw: Any) -> T:
-    """Build a dataclass from parsed JSON, checking names and types of all fields.
+def _from_json(cls: type[T], raw: Mapping[str, Any], where: str) -> T:
+    """Build a dataclass from a parsed JSON object, checking names and types of all fields.
 
+    where: name of the object, such as "Manifest.model", for messages.
     Raises ValueError if they do not fit, or if data exceed `MAX_VALUES` per example or `MAX_CLASSES`.
     """
-    if not isinstance(raw, dict):
-        raise ValueError(f"{shorten(raw)} is not a JSON object, as {cls.__name__} needs")
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
     if unknown := sorted(raw.keys() - known.keys()):
-        raise ValueError(f"unknown keys {shorten(unknown)} for {cls.__name__}; is it of a newer version, or damaged?")
+        raise ValueError(
+            f"{where} has unknown keys, {shorten(unknown)}; install a newer fedleak if a newer one wrote the file, or copy the "
+            "file again"
+        )
     required = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     if missing := sorted(required - raw.keys()):
         raise ValueError(
@@ -161,7 +167,9 @@ def _convert_value(where: str, value: Any, hint: Any) -> Any:
     if hint is DefenseSpec:
         return DefenseSpec.parse(_convert_value(where, value, str))
     if is_dataclass(hint):
-        return _from_json(hint, value)  # type: ignore[arg-type]
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} must be a JSON object, got {shorten(value)}; copy the file again")
+        return _from_json(hint, value, where)  # type: ignore[arg-type]
     if kind is Literal:  # the dataclass itself checks which values are known
         return _convert_value(where, value, str)
     if kind is types.UnionType:

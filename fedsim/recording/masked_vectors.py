@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.recording.packing.parts import TensorLike
+from fedsim.recording.safe_files import shorten
 
 MASKED_CODEC = "masked"
 """Codec and status of a row that holds a masked vector instead of an update."""
@@ -61,8 +62,12 @@ class Masked:
         Raises ValueError if a size in bytes in `sealed`, `up` or `down` is negative or above `MAX_NUMBER`.
         """
         for name in ("sealed", "up", "down"):
-            if bool(((tensors[name] < 0) | (tensors[name] > MAX_NUMBER)).any()):
-                raise ValueError(f"tensor {name!r} holds a size that is negative or above {MAX_NUMBER}")
+            impossible = tensors[name][(tensors[name] < 0) | (tensors[name] > MAX_NUMBER)]
+            if len(impossible):
+                raise ValueError(
+                    f"tensor {name!r} holds the size {impossible[0].item()} of a message, which must be from 0 to {MAX_NUMBER} "
+                    "bytes; copy the recording again"
+                )
         up, down = (
             {exchange: size for exchange, size in zip(EXCHANGE_NAMES, tensors[name].tolist(), strict=True) if size}
             for name in ("up", "down")
@@ -91,9 +96,19 @@ def check_fit(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) 
         "down": (torch.int64, (len(EXCHANGE_NAMES),)),
     }
     if {*got, "words"} != {*expected, "sealed"}:
-        raise ValueError(f"the tensors {sorted(got)} are not those of a masked vector"[:300])
-    if got["sealed"].dtype != torch.int64 or len(got["sealed"].shape) != 1:
-        raise ValueError("tensor 'sealed', the sizes of encrypted messages, is not a vector of int64")
+        raise ValueError(
+            f"has the tensors {shorten(sorted(got), 200)}, but a file with a masked vector has {sorted({*expected, 'sealed'})}; "
+            "copy the recording again"
+        )
+    sealed = got["sealed"]
+    if sealed.dtype != torch.int64 or len(sealed.shape) != 1:
+        raise ValueError(
+            f"tensor 'sealed', the sizes of encrypted messages, must be a vector of int64, got {sealed.dtype} of shape "
+            f"{shorten(tuple(sealed.shape))}; copy the recording again"
+        )
     for name, (dtype, shape) in expected.items():
         if name in got and (got[name].dtype, tuple(got[name].shape)) != (dtype, shape):
-            raise ValueError(f"tensor {name!r} is {got[name].dtype} {tuple(got[name].shape)}, expected {dtype} {shape}")
+            raise ValueError(
+                f"tensor {name!r} of a masked vector must have type {dtype} and shape {shape}, got {got[name].dtype} and "
+                f"{shorten(tuple(got[name].shape))}; copy the recording again"
+            )

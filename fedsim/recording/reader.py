@@ -106,7 +106,11 @@ class Recording:
         rows: list[Row] = []
         for row in _read_undamaged(found, lambda line: index.make_row(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
-                raise DamagedFile(self.folder / INDEX_FILE, f"row {row.round}, {row.client!r} is out of order, or occurs twice")
+                raise DamagedFile(
+                    self.folder / INDEX_FILE,
+                    f"the row of round {row.round}, client {row.client!r} is out of order or occurs twice; copy the recording "
+                    "again",
+                )
             rows.append(self._replace_count(row))
         return rows
 
@@ -271,7 +275,11 @@ class Recording:
         try:
             found = self._read_sent_rows("WHERE round = ?", round)
             if not found:
-                raise DamagedFile(self.folder / INDEX_FILE, f"has no global weights of round {round}")
+                raise DamagedFile(
+                    self.folder / INDEX_FILE,
+                    f"has no global weights of round {round}, which the server sent; copy the recording again, or select other "
+                    "rounds",
+                )
             weights, buffers = _split_buffers(read_tensors(self.folder, found[0].file, found[0].sha256))
             return Sent(weights, buffers, found[0].cohort)
         except DamagedFile as error:
@@ -300,7 +308,7 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
         raise ValueError(
-            f"the reply's tensors differ from the round's weights: it has buffer {shorten(names[0])}, which was not sent to it"
+            f"the reply has buffer {shorten(names[0])}, which the server did not send in this round; copy the recording again"
         )
     for name, entry in buffers.items():
         with name_parameter(name):

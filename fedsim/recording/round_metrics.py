@@ -13,6 +13,7 @@ COUNT_KEYS = ("round", "clients", "missing")
 MEASURE_KEYS = ("loss", "accuracy")
 """Keys of a row that hold numbers, or null for NaN and infinity."""
 MAX_COUNT = 2**53
+ROW_ADVICE = "remove the row, or the file"
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -22,7 +23,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     needs none but `round`), a loss or accuracy is neither a number nor null, or `check_plain` refuses a text or integer in it.
     """
     path = run / METRICS_FILE
-    rows = read_json_lines(path)
+    rows = read_json_lines(path, ROW_ADVICE)
     for number, row in enumerate(rows, start=1):
         for key in (*COUNT_KEYS, *MEASURE_KEYS):
             value = row.get(key)
@@ -30,13 +31,13 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                 continue
             good = _is_count(value) if key in COUNT_KEYS else value is None or type(value) in (int, float)
             if not good:
-                told = f"{shorten(value)} is not a valid value of {key}" if key in row else f"{key} is missing"
-                raise DamagedFile(path, f"row {number}: {told}; remove the row, or the file")
+                reason = f"{shorten(value)} is not a valid value of {key}" if key in row else f"{key} is missing"
+                raise DamagedFile(path, f"row {number}: {reason}; {ROW_ADVICE}")
         for key, value in row.items():
             try:
                 check_plain(to_printable(key)[:80], {key: value})
             except ValueError as error:
-                raise DamagedFile(path, f"row {number}: {error}; remove the row, or the file") from None
+                raise DamagedFile(path, f"row {number}: {error}; {ROW_ADVICE}") from None
     return rows
 
 

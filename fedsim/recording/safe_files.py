@@ -25,7 +25,9 @@ UNPRINTABLE_PATTERN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]
 MAX_JSON_BYTES = 64 * 2**20
 """Default limit of the size of a JSON document, in bytes."""
 COPY_ADVICE = "copy the run without its links, with cp -rL, if you trust what they lead to"
-"""Advice for symbolic and hard links, used in error messages."""
+"""Advice for symbolic links, used in error messages."""
+SIZE_ADVICE = "check that fedleak wrote this file, or copy it again"
+"""Advice for a file that is too large, used in error messages."""
 
 
 class DamagedFile(ValueError):
@@ -144,7 +146,8 @@ def check_status(status: os.stat_result) -> None:
         raise ValueError("is not a regular file")
     if status.st_nlink > 1:
         raise ValueError(
-            f"is a hard link to a file with {status.st_nlink} names, some of which may be outside the run; {COPY_ADVICE}"
+            f"is a hard link to a file with {status.st_nlink} names, some of which may be outside the run; if you trust it, copy "
+            "the run with cp -r, which makes separate files"
         )
 
 
@@ -156,7 +159,7 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
     with open_file(folder, name, limit=limit) as file:
         content = file.read(limit + 1)
         if len(content) > limit:
-            raise ValueError(f"has more than {limit} bytes, the limit for this file")
+            raise ValueError(f"has more than {limit} bytes, the limit for this file; {SIZE_ADVICE}")
         return content
 
 
@@ -240,7 +243,7 @@ def _check(descriptor: int, limit: int) -> None:
     status = os.fstat(descriptor)
     check_status(status)
     if status.st_size > limit:
-        raise ValueError(f"has {status.st_size} bytes, more than the limit of {limit}")
+        raise ValueError(f"has {status.st_size} bytes, more than the limit of {limit}; {SIZE_ADVICE}")
     stored = 512 * status.st_blocks
     if status.st_size > max(SPARSE_BYTES, MAX_SPARSE_RATIO * stored) and _has_holes(descriptor, status.st_size):
         raise ValueError(
@@ -272,12 +275,14 @@ def _check_distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a dict of the JSON pairs. Raises ValueError for a duplicate key."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key occurs twice in one JSON object")
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {shorten(repeated)} occurs twice in one JSON object; give each key once")
     return found
 
 
 def _refuse_number(text: str) -> float:
-    raise ValueError(f"{text} is not a valid JSON number")
+    raise ValueError(f"{text} in a JSON text is not a valid number; give a finite number")
 
 
 def _parse_finite(text: str) -> float:

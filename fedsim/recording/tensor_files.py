@@ -21,6 +21,8 @@ CHUNK_BYTES = 1 << 20
 """Number of bytes that are read and hashed at a time, so that they are still in the processor's cache for hashing."""
 
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+COPY_AGAIN = "copy the recording again"
+"""Advice for a damaged file, used in error messages."""
 
 
 class TensorEntry(NamedTuple):
@@ -96,39 +98,53 @@ def _parse_header(header: bytes, size: int) -> dict[str, TensorEntry]:
     try:
         described = parse_json(header)
     except ValueError as error:
-        raise ValueError(f"its header cannot be read: {error}") from None
+        raise ValueError(f"is not a safetensors file: its header cannot be read: {error}; {COPY_AGAIN}") from None
     if not isinstance(described, dict):
-        raise ValueError("its header is not a JSON object")
-    if not isinstance(described.pop("__metadata__", {}), dict):
-        raise ValueError("the metadata in its header are not a JSON object")
+        raise ValueError(f"is not a safetensors file: its header is {shorten(described)}, not a JSON object; {COPY_AGAIN}")
+    if not isinstance(metadata := described.pop("__metadata__", {}), dict):
+        raise ValueError(
+            f"is not a safetensors file: '__metadata__' in its header is {shorten(metadata)}, not a JSON object; {COPY_AGAIN}"
+        )
     layout = {name: _check_entry(name, entry) for name, entry in described.items()}
     at = 0
     for name, entry in sorted(layout.items(), key=lambda item: item[1][2:]):
         if entry.start != at:
-            raise ValueError(f"tensor {name!r} begins at byte {entry.start}, but the previous one ends at {at}")
+            raise ValueError(
+                f"tensor {name!r} begins at byte {entry.start}, but the tensor before it ends at byte {at}; {COPY_AGAIN}"
+            )
         at = entry.end
     if at != size:
-        raise ValueError(f"its tensors end at byte {at}, but the file has {size} bytes of tensors")
+        raise ValueError(f"has {size} bytes of tensors, but its header describes {at} bytes; {COPY_AGAIN}")
     return layout
 
 
 def _check_entry(name: str, described: Any) -> TensorEntry:
     """Return the entry for one tensor's description in the header. Raises ValueError if the name or description is invalid."""
-    words = f"tensor {shorten(name)}"
+    tensor = f"tensor {shorten(name)}"
     if not name or len(name) > 512 or UNPRINTABLE_PATTERN.search(name):
-        raise ValueError(f"{words}: a name must have 1 to 512 printable characters")
+        raise ValueError(f"{tensor}: a name must have 1 to 512 printable characters")
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{words} is not described by dtype, shape and data_offsets")
+        raise ValueError(
+            f"{tensor} is described in the header by {shorten(described)}, not by dtype, shape and data_offsets; {COPY_AGAIN}"
+        )
     dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES_BY_NAME:
-        raise ValueError(f"{words} has an unknown type {shorten(dtype)}")
+        raise ValueError(f"{tensor} has type {shorten(dtype)}, which is not one of {', '.join(DTYPES_BY_NAME)}; {COPY_AGAIN}")
     if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS or prod(max(1, length) for length in shape) > MAX_BYTES:
-        raise ValueError(f"{words} has an impossible shape {shorten(shape)}")
+        raise ValueError(
+            f"{tensor} has shape {shorten(shape)}, not a list of at most {MAX_DIMENSIONS} whole numbers of which the product is "
+            f"at most {MAX_BYTES}; {COPY_AGAIN}"
+        )
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"{words} has impossible offsets {shorten(offsets)}")
+        raise ValueError(
+            f"{tensor} has data_offsets {shorten(offsets)}, not two whole numbers from 0 to {MAX_BYTES}; {COPY_AGAIN}"
+        )
     needed, (start, end) = prod(shape) * DTYPES_BY_NAME[dtype].itemsize, offsets
     if end - start != needed:
-        raise ValueError(f"{words} of shape {tuple(shape)} and type {dtype} takes {needed} bytes, not {end - start}")
+        raise ValueError(
+            f"{tensor} of shape {tuple(shape)} and type {dtype} takes {needed} bytes, but its data_offsets span {end - start}; "
+            f"{COPY_AGAIN}"
+        )
     return TensorEntry(DTYPES_BY_NAME[dtype], tuple(shape), start, end)
 
 
@@ -140,8 +156,8 @@ def _view_tensor(name: str, entry: TensorEntry, data: Tensor) -> Tensor:
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=entry.dtype)
     part = data[entry.start : entry.end]
-    if entry.dtype is torch.bool and int(part.max()) > 1:
-        raise ValueError(f"bool tensor {name!r} holds values other than 0 and 1")
+    if entry.dtype is torch.bool and (highest := int(part.max())) > 1:
+        raise ValueError(f"bool tensor {name!r} holds a byte of value {highest}, but a bool is 0 or 1; {COPY_AGAIN}")
     if entry.start % entry.dtype.itemsize:
         part = part.clone()
     return part.view(entry.dtype).reshape(entry.shape)

@@ -8,8 +8,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim.flower import records
+from fedsim.recording.safe_files import shorten
 from fedsim.secagg.protocol.aggregator import Asked, Roster
-from fedsim.secagg.protocol.keys import check_public
+from fedsim.secagg.protocol.keys import KEY_BYTES, check_public
 from fedsim.secagg.protocol.masks import Words
 from fedsim.secagg.protocol.participant import STAGES, Opened, Participant, Publics, Shares, Stage
 from fedsim.secagg.protocol.shamir import SHARE_BYTES
@@ -19,6 +20,8 @@ EXCHANGE_KEY = "secagg"
 MASKED_KEY = "masked"
 """Key of the record with a masked vector."""
 WORDS_KEY = "words"
+VERSION_ADVICE = "install the same version of fedleak on server and clients"
+"""Advice for a malformed message, used in error messages."""
 
 
 def read_context(message: Message) -> str:
@@ -37,7 +40,10 @@ def read_stage(content: RecordDict) -> Stage | None:
         return None
     stage = _find_record(content)["stage"]
     if stage not in STAGES:
-        raise ValueError(f"unknown exchange {stage!r}. Known: {', '.join(STAGES)}")
+        raise ValueError(
+            f"the server's message names {stage!r} as its exchange of secure aggregation, which is not one of "
+            f"{', '.join(STAGES)}; {VERSION_ADVICE}"
+        )
     return stage
 
 
@@ -86,7 +92,7 @@ def read_sealed(content: RecordDict) -> dict[int, bytes]:
 
 def read_asked(content: RecordDict) -> Asked:
     record = _find_record(content)
-    return Asked(_check_numbers(record["summed"]), _check_numbers(record["dropped"]))
+    return Asked(_check_numbers(record["summed"], "summed"), _check_numbers(record["dropped"], "dropped"))
 
 
 # --- what clients answer ---
@@ -117,11 +123,14 @@ def answer_unmask(opened: Opened) -> ConfigRecord:
 
 def read_publics(content: RecordDict) -> Publics:
     record = _find_record(content)
-    found = Publics(_check_bytes(record["mask-key"]), _check_bytes(record["share-key"]))
-    if [len(key) for key in found] != [32, 32]:
-        raise ValueError("the public keys do not have 32 bytes each")
+    found = Publics(_check_bytes(record["mask-key"], "mask-key"), _check_bytes(record["share-key"], "share-key"))
+    if [len(key) for key in found] != [KEY_BYTES, KEY_BYTES]:
+        raise ValueError(
+            f"the client's public keys must have {KEY_BYTES} bytes each, got {len(found.mask)} and {len(found.share)}; "
+            f"{VERSION_ADVICE}"
+        )
     if found.mask == found.share:
-        raise ValueError("the same public key was sent for masks and for shares")
+        raise ValueError(f"the client sent the same public key for masks and for shares; {VERSION_ADVICE}")
     for key in found:  # checked here, since otherwise every neighbour of the client would fail
         check_public(key)
     return found
@@ -135,8 +144,8 @@ def read_shared(content: RecordDict, roster: Roster) -> dict[int, bytes]:
     sealed = read_sealed(content)
     if sealed.keys() != roster.peers.keys():
         raise ValueError(
-            f"a client must send one encrypted share to each of its neighbours, {sorted(roster.peers)}, got shares for "
-            f"{sorted(sealed)}"
+            f"the client must send one encrypted share to each of its neighbours, {shorten(sorted(roster.peers))}, got shares "
+            f"for {shorten(sorted(sealed))}; {VERSION_ADVICE}"
         )
     return sealed
 
@@ -148,10 +157,13 @@ def read_words(content: RecordDict, length: int) -> Words:
     """
     record = content[MASKED_KEY]
     if not isinstance(record, ArrayRecord) or WORDS_KEY not in record:
-        raise ValueError("the answer contains no masked vector")
+        raise ValueError(f"the client's answer contains no masked vector; {VERSION_ADVICE}")
     words = records.read_array(record[WORDS_KEY])
     if words.dtype != np.uint32 or words.shape != (length,):
-        raise ValueError(f"expected a masked vector of {length} uint32 words, got {words.dtype} of shape {words.shape}")
+        raise ValueError(
+            f"the client's masked vector must have {length} uint32 words, got {words.dtype} of shape {words.shape}; give server "
+            "and clients the same experiment file"
+        )
     return cast(Words, words)
 
 
@@ -163,9 +175,14 @@ def read_opened(content: RecordDict, asked: Asked) -> Opened:
     record = _find_record(content)
     opened = Opened(_read_by_member(record, "summed", "seeds"), _read_by_member(record, "dropped", "keys"))
     if sorted(opened.seeds) != asked.summed or sorted(opened.keys) != asked.dropped:
-        raise ValueError("the shares are not exactly those that were requested")
-    if any(len(share) != SHARE_BYTES for shares in opened for share in shares.values()):
-        raise ValueError(f"the shares do not have {SHARE_BYTES} bytes each")
+        raise ValueError(
+            f"the client revealed shares of members {shorten(sorted([*opened.seeds, *opened.keys]))}, but the server requested "
+            f"those of members {shorten(sorted([*asked.summed, *asked.dropped]))}; {VERSION_ADVICE}"
+        )
+    if sizes := {len(share) for shares in opened for share in shares.values()} - {SHARE_BYTES}:
+        raise ValueError(
+            f"the client revealed a share of {min(sizes)} bytes, but a share has {SHARE_BYTES} bytes; {VERSION_ADVICE}"
+        )
     return opened
 
 
@@ -195,30 +212,50 @@ def decode_state(state: RecordDict) -> Participant | None:
 def _find_record(content: RecordDict) -> ConfigRecord:
     record = content.get(EXCHANGE_KEY)
     if not isinstance(record, ConfigRecord):
-        raise ValueError(f"the message contains no record {EXCHANGE_KEY!r} of secure aggregation")
+        raise ValueError(
+            f"the message contains no record {EXCHANGE_KEY!r}, which every message of secure aggregation has; give server and "
+            "clients the same experiment file"
+        )
     return record
 
 
 def _read_by_member(record: ConfigRecord, members: str, values: str) -> dict[int, bytes]:
-    numbers, found = _check_numbers(record[members]), record[values]
+    numbers, found = _check_numbers(record[members], members), record[values]
     if not isinstance(found, list) or len(found) != len(numbers):
-        raise ValueError(f"the field {values!r} must be a list with one value for each client of the field {members!r}")
-    return {number: _check_bytes(value) for number, value in zip(numbers, found, strict=True)}
+        given = f"{len(found)} values" if isinstance(found, list) else type(found).__name__
+        raise ValueError(
+            f"field {values!r} in a message of secure aggregation must be a list of {len(numbers)} values, one for each client "
+            f"in field {members!r}, got {given}; {VERSION_ADVICE}"
+        )
+    return {number: _check_bytes(value, values) for number, value in zip(numbers, found, strict=True)}
 
 
-def _check_numbers(value: object) -> list[int]:
-    if not isinstance(value, list) or len(set(value)) != len(value):
-        raise ValueError("the numbers of members (clients of the round) in the message are not a list, or one occurs twice")
+def _check_numbers(value: object, field: str) -> list[int]:
+    """Return a field of a message, checked to be a list of numbers of clients. field: its name, for messages."""
+    if not isinstance(value, list):
+        raise ValueError(
+            f"field {field!r} in a message of secure aggregation must be a list of clients, got {type(value).__name__}; "
+            f"{VERSION_ADVICE}"
+        )
+    if repeated := sorted(number for number in set(value) if value.count(number) > 1):
+        raise ValueError(
+            f"field {field!r} in a message of secure aggregation lists client {repeated[0]} more than once; {VERSION_ADVICE}"
+        )
     return [_check_number(number) for number in value]
 
 
 def _check_number(value: object) -> int:
     if type(value) is not int or value < 1:
-        raise ValueError(f"the number of a member must be an integer of at least 1, got {value!r}")
+        raise ValueError(
+            f"a client has the number {value!r} in a message of secure aggregation, which numbers clients from 1; "
+            f"{VERSION_ADVICE}"
+        )
     return value
 
 
-def _check_bytes(value: object) -> bytes:
+def _check_bytes(value: object, field: str) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError(f"a key or share in the message must be of type bytes, got {type(value).__name__}")
+        raise ValueError(
+            f"field {field!r} in a message of secure aggregation must hold bytes, got {type(value).__name__}; {VERSION_ADVICE}"
+        )
     return value

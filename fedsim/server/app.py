@@ -31,7 +31,7 @@ from fedsim.secagg.recording import SecureRecording
 from fedsim.server import checkpoint
 from fedsim.server.attendance import Attended, wait_for_all
 from fedsim.server.checkpoint import ServerCheckpoint
-from fedsim.server.outcome import FAILURE_PREFIX, check_end, find_failures
+from fedsim.server.outcome import FAILURE_PREFIX, check_end, explain_clearing, find_failures
 from fedsim.strategies.averaging import Averaging
 from fedsim.strategies.recording_strategy import RecordingStrategy
 
@@ -129,7 +129,10 @@ class FederationServer:
             return Recorder(folder, self.settings.manifest)
         there, ours = Manifest.read(folder / "manifest.json"), self.settings.manifest
         if replace(there, created="", software={}) != replace(ours, created="", software={}):
-            raise ValueError(f"{folder} is the recording of another experiment; choose another --out, or delete it")
+            raise ValueError(
+                f"{folder} is the recording of another experiment; choose another --out, or clear this one: "
+                f"{explain_clearing(self.settings.folder)}"
+            )
         recorder = Recorder(folder, there)
         if self.found is None and (rounds := recorder.count_rounds()):
             raise ValueError(

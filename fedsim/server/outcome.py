@@ -27,7 +27,7 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     words = f"{missing} of {answers + missing} replies are missing, {_read_first_reason(recording)}" if missing else ""
     if rounds and not answers:
         raise EmptyRunError(
-            f"no client ever answered: {words}; correct the cause, then {_explain_clearing(folder)}, and run again; "
+            f"no client ever answered: {words}; correct the cause, then {explain_clearing(folder)}, and run again; "
             "it cannot be resumed, since all rounds are done"
         )
     if words:
@@ -35,7 +35,7 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     if rounds and not recording.list_clients():
         raise EmptyRunError(
             "nothing was recorded: no client of record.clients, or no round of record.rounds, took part; change these "
-            f"settings, then {_explain_clearing(folder)}, and run again; it cannot be resumed, since all rounds are done"
+            f"settings, then {explain_clearing(folder)}, and run again; it cannot be resumed, since all rounds are done"
         )
 
 
@@ -65,7 +65,7 @@ def _is_finite(observation: Observation) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in observation.update.values())
 
 
-def _explain_clearing(folder: Path) -> str:
+def explain_clearing(folder: Path) -> str:
     """Return words that tell the user how to delete the files of the run in `folder`, to start it again.
 
     In a deployment, `recording` in the run's folder is a symbolic link. In containers, the folder and the link's target are mount

@@ -116,9 +116,13 @@ class ReplyReader:
 
         The kinds are floating-point, integer and boolean; for tensors in `types`, the kind of the dtype there counts.
         """
-        got = {name: (tuple(t.shape), _name_kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
+        got = {
+            name: (tuple(t.shape), _name_kind(t.dtype, f"{name!r} in the client's reply"))
+            for tensors in (update, buffers)
+            for name, t in tensors.items()
+        }
         sent = {
-            name: (tuple(array.shape), _name_kind(self.types[name]) if name in self.types else _find_kind(array))
+            name: (tuple(array.shape), _name_kind(self.types.get(name) or _find_type(array), f"{name!r} of the server's weights"))
             for name, array in self.start.items()
         }
         if got != sent:
@@ -151,7 +155,8 @@ def to_whole(count: float) -> int:
     """Return a number of examples as an int. Raises ValueError unless it is an integer from 1 to `MAX_EXAMPLES` - 1."""
     if not isfinite(count) or count != int(count) or not 1 <= count < MAX_EXAMPLES:
         raise ValueError(
-            f"the client's number of examples in its metrics must be a whole number from 1 to {MAX_EXAMPLES - 1}, got {count}"
+            f"the metric {records.NUM_EXAMPLES_KEY!r} in the client's reply, its number of examples, must be a whole number from "
+            f"1 to {MAX_EXAMPLES - 1}, got {count}"
         )
     return int(count)
 
@@ -174,16 +179,15 @@ def _describe(layout: tuple[tuple[int, ...], str] | None) -> str:
     return "no such tensor" if layout is None else f"shape {layout[0]} with {layout[1]} values"
 
 
-def _name_kind(dtype: torch.dtype) -> str:
+def _name_kind(dtype: torch.dtype, what: str) -> str:
+    """Return the kind of a type: floating-point, integer or boolean. what: the tensor of this type, for messages."""
     if dtype not in DTYPES:
-        raise ValueError(
-            f"a tensor of the weights or the reply has type {dtype}, which cannot be recorded; convert it to float32"
-        )
+        raise ValueError(f"tensor {what} has type {dtype}, which cannot be recorded; convert it to float32")
     return "floating-point" if dtype.is_floating_point else "boolean" if dtype == torch.bool else "integer"
 
 
-def _find_kind(array: Array) -> str:
-    return _name_kind(torch.from_numpy(np.empty(0, np.dtype(array.dtype))).dtype)
+def _find_type(array: Array) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, np.dtype(array.dtype))).dtype
 
 
 def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) -> None:

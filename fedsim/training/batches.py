@@ -36,7 +36,10 @@ def choose_versions(mine: BatchIndices, canaries: int, coins: BatchIndices) -> t
     `mine` has fewer than `2 * canaries` examples.
     """
     if 2 * canaries > len(mine):
-        raise ValueError(f"clients.canaries = {canaries} takes {2 * canaries} examples, and a client has {len(mine)}; lower it")
+        raise ValueError(
+            f"clients.canaries = {canaries} takes {2 * canaries} examples, a pair for each canary, and a client has {len(mine)}; "
+            "lower clients.canaries"
+        )
     pairs = mine[: 2 * canaries].reshape(canaries, 2)
     used = pairs[np.arange(canaries), coins]
     return np.concatenate([used, mine[2 * canaries :]]), [(int(a), int(b)) for a, b in pairs]

@@ -130,9 +130,9 @@ def test_public_images_carry_no_label_and_come_from_the_pool() -> None:
 
 
 def test_public_images_are_required_if_they_are_named_and_refused_otherwise() -> None:
-    with pytest.raises(ValueError, match="mix needs public images, but none were given"):
+    with pytest.raises(ValueError, match="pool must be the public images with public='p', got None"):
         mixed(instahide(4, public="p"))
-    with pytest.raises(ValueError, match="mix takes no public images, but some were given"):
+    with pytest.raises(ValueError, match="pool must be None with public='', got public images"):
         mixed(instahide(4), pool=POOL)
 
 

@@ -35,7 +35,9 @@ def test_third_parties_add_names_and_what_is_built_in_wins(installed: None) -> N
 
 
 def test_an_unknown_name_lists_what_exists_and_the_closest(installed: None) -> None:
-    with pytest.raises(ValueError, match=r"unknown name 'gcb' in things\. Did you mean 'gcd'\? Known: gcd, other, own"):
+    with pytest.raises(
+        ValueError, match=r"unknown name 'gcb' in the registry things\. Did you mean 'gcd'\? Known: gcd, other, own"
+    ):
         Registry("things", {"own": len, "other": max})["gcb"]
 
 

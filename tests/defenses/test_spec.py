@@ -147,6 +147,10 @@ def test_what_is_built_is_what_was_written() -> None:
         ("clip(" + "-" * 3000 + "1)", ["write it as"]),
         ("clip(sign)", ["max_norm must be a number, got sign()"]),
         ("withhold(sign)", ["withhold", "names"]),
+        (
+            "clip(1) | withhold(3)",
+            ["an argument of withhold(3) has the wrong type", "are: names: str |"],
+        ),
         ("withhold([sign])", ["[sign]"]),
         ("withhold([['a']])", ["[['a']]"]),
         ("masked('clip(1)', ['*'])", ["masked: the first argument must be a defense"]),
@@ -222,5 +226,7 @@ def test_third_parties_add_names_through_an_entry_point_and_cannot_replace_what_
     assert list(toys) == ["added", "builtin"]
     assert toys["added"](2.5) == 2
     assert toys["builtin"] is abs
-    with pytest.raises(ValueError, match=r"unknown name 'aded' in toys\. Did you mean 'added'\? Known: added, builtin"):
+    with pytest.raises(
+        ValueError, match=r"unknown name 'aded' in the registry toys\. Did you mean 'added'\? Known: added, builtin"
+    ):
         toys["aded"]

@@ -68,7 +68,7 @@ def test_without_true_examples_failures_and_damaged_files_are_named(
     page = report(run)
     assert "1 case without a reconstruction: its checksum <differs>" in page.text
     assert f"{second}: not a reconstruction" in page.text
-    assert f"{third}: expected examples of shape (3, 12, 12)" in page.text
+    assert f"{third} must hold examples of shape (3, 12, 12)" in page.text
     assert page.text.count("label 0, confidence 1.00") == 1
     monkeypatch.setattr("attacker.report.gather.MAX_PAIRS", 2)
     other = make_run("second")

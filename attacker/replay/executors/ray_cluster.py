@@ -77,9 +77,9 @@ def _init_ray(address: str) -> None:
                 if not left:
                     raise
     except Exception as error:  # Ray raises exceptions of many types
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        mend = "try again when this machine is less busy" if address == "local" else "--ray local starts one on this machine"
-        raise RuntimeError(f"no Ray cluster at {address!r} (the reason: {first}); {mend}") from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        advice = "try again when this machine is less busy" if address == "local" else "--ray local starts one on this machine"
+        raise RuntimeError(f"no Ray cluster at {address!r} (the reason: {reason}); {advice}") from None
 
 
 def _describe_foreign_code() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from attacker.service.http.jobs import QUEUE_FULL_RESPONSE
 from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, Name, check_parameters
 from attacker.service.http.reports import HTML_TYPE
-from attacker.service.jobs.job import MAX_AUDIT_SECONDS, AuditSpec, Job
+from attacker.service.jobs.job import FINAL_STATES, MAX_AUDIT_SECONDS, AuditSpec, Job
 from attacker.service.schemas import AuditTold, FindingTold, Problem
 
 router = APIRouter(dependencies=[Depends(check_parameters)])
@@ -106,10 +106,11 @@ def _find_verdict(service: Parts, id: str) -> AuditPaths:
         raise RequestError(f"job {id} is not an audit; it attacks {job.spec.recording} by {job.spec.attack}", status=409)
     paths = make_audit_paths(make_audit_base(service.settings.state_folder, job.id))
     if job.state != "done" or job.result is None:
-        raise RequestError(f"job {id} is {job.state}; an audit has a verdict when it is done", status=409)
+        advice = "audit the recording again" if job.state in FINAL_STATES else "wait until it is done"
+        raise RequestError(f"the audit {id} has no verdict, since its state is {job.state!r}; {advice}", status=409)
     if missing := [path.name for path in paths if not path.exists()]:
-        words = f"the folder audits in the service's state folder lacks {' and '.join(missing)}"
-        raise RequestError(f"the verdict of job {id} was deleted: {words}; audit the recording again", status=409)
+        reason = f"the folder audits in the service's state folder lacks {' and '.join(missing)}"
+        raise RequestError(f"the verdict of job {id} was deleted: {reason}; audit the recording again", status=409)
     if job.result.scored and not service.catalogue.get_run(job.spec.recording).told["truth"]:
         raise RequestError("this verdict shows scores; it is served if the service is started with --truth", status=409)
     return paths

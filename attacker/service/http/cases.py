@@ -174,7 +174,7 @@ def _find_case(service: Parts, run: CatalogueRun, source: str, case: str) -> tup
     """
     of = service.catalogue.get_source(run, source)
     if case not in of.cases:
-        raise UnknownName(f"there is no case {case[:100]!r} of {source}")
+        raise UnknownName(f"the attack {source} has no case {case[:100]!r} (updates attacked together) on {run.id}")
     return of, of.cases[case], list(service.catalogue.get_scores(run).get(source, {}).get(case, ()))
 
 
@@ -241,7 +241,7 @@ def _list_examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _
 
 def _get_data(run: CatalogueRun) -> Any:
     if run.manifest is None:
-        raise NoImage("the recording's manifest cannot be read, so the shape of its examples is unknown")
+        raise NoImage(f"no image of {run.id} can be shown, since its manifest cannot be read: {run.told['trouble'][0]}")
     return run.manifest.data
 
 

@@ -22,7 +22,7 @@ from attacker.service.http.queries import (
     cut_page,
     parse_cursor,
 )
-from attacker.service.index import CatalogueRun, views
+from attacker.service.index import CatalogueRun, UnknownName, views
 from attacker.service.index.attack_folders import Source
 from attacker.service.index.grid import compute_leakage, make_grid
 from attacker.service.index.headline import find_strongest_source, find_worst_examples, make_headline
@@ -198,7 +198,8 @@ async def over_rounds(request: Request, service: Service, id: Name) -> Response:
 
 
 def _find_source(service: Parts, run: CatalogueRun, name: str) -> Any:
-    known = {source.name: source for source in service.catalogue.list_sources(run)}
-    if name not in known:
-        raise RequestError(f"there is no attack {name!r} on {run.id}", field="attack", known=list(known))
-    return known[name]
+    try:
+        return service.catalogue.get_source(run, name)
+    except UnknownName as error:
+        known = [source.name for source in service.catalogue.list_sources(run)]
+        raise RequestError(str(error), field="attack", known=known) from None

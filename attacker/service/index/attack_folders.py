@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from attacker.replay.attack_facts import REPLAY_ADVICE
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
 from attacker.service.index.reconstruction_files import ReconstructionSummary, read_answer, read_failure, read_metadata
 from attacker.service.index.recording_index import format_error
@@ -211,26 +212,31 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
     Raises ValueError if the file is missing, invalid, or of another recording than `manifest` describes. The last check is
     skipped if `manifest` is None.
     """
-    where = f"reconstructions/{name}/attack.json"
+    folder = f"reconstructions/{name}"
+    where = f"{folder}/attack.json"
     try:
         told = parse_json(read_bytes(run, where, limit=MAX_BYTES))
     except ValueError as error:
-        raise ValueError(f"{format_error(error, run)}; replay the attack again") from None
+        raise ValueError(f"{format_error(error, run)}; {REPLAY_ADVICE}") from None
     if not isinstance(told, dict):
-        raise ValueError(f"{where}: is not a JSON object; replay the attack again")
+        raise ValueError(f"{where} must be a JSON object, got {shorten(told)}; {REPLAY_ADVICE}")
     of = told.get("run")
     if manifest is not None and isinstance(of, dict):
         for key, mine in (("name", manifest.name), ("created", manifest.created)):
             if of.get(key, mine) != mine:
                 raise ValueError(
-                    f"{where}: belongs to another recording, whose {key} is {shorten(of[key])}; move this folder away"
+                    f"{where} is of an attack on another recording, whose {key} is {shorten(of[key])}, not {shorten(mine)}; move "
+                    f"the folder {folder} out of this run"
                 )
     try:
         cases = [_parse_case(case) for case in told["cases"]]
         oracles, withheld = (tuple(str(one)[:100] for one in told.get(key, ())) for key in ("oracles", "withheld"))
-        seed = int(told["seed"])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{where}: is not a valid attack.json: {shorten(str(error))}; replay the attack again") from None
+        if type(seed := told["seed"]) is not int:
+            raise ValueError(f"the entry seed of attack.json must be a whole number, got {shorten(seed)}; {REPLAY_ADVICE}")
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: is not a valid attack.json: {shorten(str(error))}; {REPLAY_ADVICE}") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     return Source(
         name=name,
         attack=str(told.get("attack", ""))[:100],
@@ -248,11 +254,11 @@ def _parse_case(told: Mapping[str, Any]) -> CaseFacts:
     key, client, number, examples = told["key"], told["client"], told["round"], told["num_examples"]
     rounds = tuple(one[0] for one in told["rounds"]) if "rounds" in told else (number,)
     if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
-        raise ValueError(f"case {shorten(key)}: the key is not a valid file name")
+        raise ValueError(f"attack.json has a case named {shorten(key)}, which cannot be the name of a file; {REPLAY_ADVICE}")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
-        raise ValueError(f"case {key} has no valid client name")
+        raise ValueError(f"the case {key} in attack.json has the invalid client name {shorten(client)}; {REPLAY_ADVICE}")
     if not rounds or not all(type(one) is int and 1 <= one < 2**53 for one in rounds):
-        raise ValueError(f"case {key} has no valid list of rounds")
+        raise ValueError(f"the case {key} in attack.json has the invalid rounds {shorten(rounds)}; {REPLAY_ADVICE}")
     if examples is not None and (type(examples) is not int or not 0 <= examples <= 2**53):
-        raise ValueError(f"case {key} has no valid number of examples")
+        raise ValueError(f"the case {key} in attack.json has the invalid number of examples {shorten(examples)}; {REPLAY_ADVICE}")
     return CaseFacts(key, client, rounds, examples, str(told.get("status", ""))[:20], str(told.get("reason") or "")[:300])

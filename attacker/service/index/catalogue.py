@@ -183,9 +183,11 @@ class Catalogue:
 
         Raises UnknownName if there is no such folder, or its attack.json cannot be read.
         """
-        found = self._load_source(run, name) if name in run.sources else None
-        if not isinstance(found, Source):
+        if name not in run.sources:
             raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")
+        found = self._load_source(run, name)
+        if isinstance(found, str):
+            raise UnknownName(f"the attack {name!r} on {run.id} cannot be shown: {found}")
         return found
 
     def get_scores(self, run: CatalogueRun) -> Scores:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from attacker.report.pairs import ExamplePair, read_pair, show_alone
+from attacker.report.pairs import SCORE_ADVICE, ExamplePair, read_pair, show_alone
 from attacker.service.index.json_lines import ShownScore
-from attacker.service.index.reconstruction_files import Whole, read_example
+from attacker.service.index.reconstruction_files import REPLACE_ADVICE, Whole, read_example
 from attacker.service.index.recording_index import format_error
-from fedsim.recording import DataSpec
+from fedsim.recording import DamagedFile, DataSpec
 from fedsim.recording.safe_files import read_bytes
 
 MAX_BYTES = 64 * 2**20
@@ -90,12 +90,14 @@ def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) ->
 def _read_alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:
     try:
         x = read_example(run, file, number)
-    except IndexError:
-        raise NoImage(f"there is no example {number}") from None
+    except IndexError as error:
+        raise NoImage(str(error)) from None
     except ValueError as error:
         raise NoImage(f"the reconstruction cannot be read: {format_error(error, run)}") from None
     if x.shape != data.shape:
-        raise NoImage(f"the reconstruction has shape {x.shape}, and the data have shape {data.shape}")
+        raise NoImage(
+            f"the examples in {file} have shape {x.shape}, but those of the recording have shape {data.shape}; {REPLACE_ADVICE}"
+        )
     return show_alone(torch.from_numpy(x), data)
 
 
@@ -111,10 +113,14 @@ def _read_pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
         if data.is_image:
             with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
                 height, width = data.shape[1:]
-                if image.format != "PNG" or image.size != (2 * width, height):
-                    raise NoImage(f"{file} is not a PNG of {2 * width} by {height} pixels")
+                if image.size != (2 * width, height):
+                    raise NoImage(
+                        f"the picture {file} must be a PNG of {2 * width} by {height} pixels, got {image.width} by "
+                        f"{image.height}; {SCORE_ADVICE}"
+                    )
         return read_pair(run, file, data.columns)
     except NoImage:
         raise
     except (OSError, ValueError, SyntaxError, TypeError, OverflowError, StructError) as error:
-        raise NoImage(f"{file} cannot be read: {type(error).__name__}") from None
+        reason = error.reason if isinstance(error, DamagedFile) else "it is not a valid PNG"
+        raise NoImage(f"the picture {file} cannot be read: {reason}; {SCORE_ADVICE}") from None

@@ -18,7 +18,9 @@ from fedsim.recording.safe_files import open_file, parse_json, read_exactly, sho
 MAX_BYTES = 8 * 2**30
 MAX_HEADER = 64 * 2**20
 """Largest size in bytes of the header of a reconstruction file; most of it is the list of places that the examples fill."""
-MAX_VALUES = 10**8
+MAX_VALUES = 100_000_000
+REPLACE_ADVICE = "delete the file and replay the attack again"
+"""Advice for a reconstruction that cannot be used. A replay skips a file that it can read, so that it must be deleted first."""
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
 MAX_CURVE_POINTS = 200
 """Largest number of points of a loss curve."""
@@ -86,7 +88,7 @@ def read_whole(run: Path, name: str) -> Whole:
             rounds.setdefault(example, set()).add(round)
         labels = _read_values(file, layout, "y")
         if not np.isfinite(labels).all():
-            raise ValueError("is not a reconstruction: some of its labels are NaN or infinite")
+            raise ValueError(f"the labels of this reconstruction must be finite, but some are NaN or infinite; {REPLACE_ADVICE}")
         return Whole(
             answer=answer,
             labels=tuple(int(label) for label in labels.tolist()),
@@ -109,10 +111,12 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
         layout, _ = _read_header(file)
         kind, shape, start = layout["x"]
         if not shape or not 0 <= number < shape[0]:
-            raise IndexError(number)
+            raise IndexError(
+                f"the reconstruction {name} has no example {number}: it holds {shape[0] if shape else 0} examples, counted from 0"
+            )
         count = prod(shape[1:])
         if count > MAX_VALUES:
-            raise ValueError(f"an example of {count} values is too large to be shown")
+            raise ValueError(f"an example of {count} values cannot be shown; the limit is {MAX_VALUES} values")
         content = _read(file, start + number * count * np.dtype(kind).itemsize, count * np.dtype(kind).itemsize)
         return np.frombuffer(content, dtype=kind).reshape(shape[1:]).astype(np.float32)
 
@@ -165,11 +169,16 @@ def _read_confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
 def _read_header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
     metadata, layout = _read_layout(file)
     facts = parse_json(metadata.get("facts", "null"))
-    if not isinstance(facts, dict) or not {"x", "y", "confidence", "loss"} <= layout.keys():
-        raise ValueError("is not a reconstruction: tensor x, y, confidence or loss is missing, or its metadata are invalid")
-    examples = layout["x"][1][:1]
-    if len(examples) != 1 or not layout["y"][1] == layout["confidence"][1] == examples or len(layout["loss"][1]) != 1:
-        raise ValueError("is not a reconstruction: the lengths of x, y and confidence differ, or loss is not one-dimensional")
+    if not isinstance(facts, dict):
+        raise ValueError(f"the metadata of a reconstruction must be a JSON object, got {shorten(facts)}; {REPLACE_ADVICE}")
+    if missing := [name for name in ("x", "y", "confidence", "loss") if name not in layout]:
+        raise ValueError(f"this file is not a reconstruction, since it lacks the tensor {missing[0]}; {REPLACE_ADVICE}")
+    x, y, confidence, loss = (layout[name][1] for name in ("x", "y", "confidence", "loss"))
+    if not x or not x[:1] == y == confidence or len(loss) != 1:
+        raise ValueError(
+            "the tensors x, y and confidence of a reconstruction must be of one length, and y, confidence and loss "
+            f"one-dimensional, got shapes {shorten(x)}, {shorten(y)}, {shorten(confidence)} and {shorten(loss)}; {REPLACE_ADVICE}"
+        )
     return layout, facts
 
 
@@ -178,31 +187,37 @@ def _read_layout(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tup
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_HEADER, size - 8):
-        raise ValueError("is not a safetensors file: its first 8 bytes do not hold the length of a header")
+        raise ValueError(
+            f"this file of {size} bytes is not a safetensors file: its first 8 bytes must give the length of its header; "
+            f"{REPLACE_ADVICE}"
+        )
     described = parse_json(_read(file, 8, length))
     if not isinstance(described, dict):
-        raise ValueError("its header is not a JSON object")
+        raise ValueError(f"the header of this safetensors file must be a JSON object, got {shorten(described)}; {REPLACE_ADVICE}")
     metadata = described.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("the metadata in its header must be strings")
-    return metadata, {name: _parse_entry(entry, 8 + length, size) for name, entry in described.items()}
+        raise ValueError(f"the metadata of this safetensors file must be texts, got {shorten(metadata)}; {REPLACE_ADVICE}")
+    return metadata, {name: _parse_entry(name, entry, 8 + length, size) for name, entry in described.items()}
 
 
-def _parse_entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], int]:
+def _parse_entry(name: str, described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], int]:
+    tensor = f"the tensor {shorten(name)} of this safetensors file"
     try:
         kind, shape = NUMPY_TYPES.get(described["dtype"], "u1"), tuple(described["shape"])
         start, end = described["data_offsets"]
     except (TypeError, KeyError, ValueError):
-        raise ValueError("a tensor in its header is not described by dtype, shape and data_offsets") from None
+        raise ValueError(
+            f"{tensor} must have a dtype, a shape and two data_offsets in the header, got {shorten(described)}; {REPLACE_ADVICE}"
+        ) from None
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
         raise ValueError(
-            "its header places a tensor beyond the end of the file, or gives an invalid size or position; run the attack again "
-            "to replace the file"
+            f"{tensor} has an invalid shape {shorten(shape)}, or lies outside the file, at the data_offsets "
+            f"{shorten([start, end])}; {REPLACE_ADVICE}"
         )
     if described["dtype"] in NUMPY_TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
         raise ValueError(
-            "in its header, the dtype and shape of a tensor do not fit the size of its data_offsets; run the attack again to "
-            "replace the file"
+            f"{tensor} has {end - start} bytes by its data_offsets, but {prod(shape) * np.dtype(kind).itemsize} bytes by its "
+            f"dtype and shape; {REPLACE_ADVICE}"
         )
     return kind, shape, base + start
 
@@ -210,7 +225,10 @@ def _parse_entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, 
 def _read_values(file: FileIO, layout: TensorLayout, name: str) -> NDArray[np.float64]:
     kind, shape, start = layout[name]
     if prod(shape) > MAX_VALUES:
-        raise ValueError(f"{name} has {prod(shape)} values, more than the limit of {MAX_VALUES}")
+        raise ValueError(
+            f"the tensor {name} of this reconstruction has {prod(shape)} values, more than the limit of {MAX_VALUES}; "
+            f"{REPLACE_ADVICE}"
+        )
     return np.frombuffer(_read(file, start, prod(shape) * np.dtype(kind).itemsize), dtype=kind).astype(np.float64)
 
 
@@ -223,17 +241,23 @@ def _read(file: FileIO, start: int, count: int) -> bytes:
 
 def _parse_slot(slot: Any) -> tuple[int, str, int, int, int]:
     if not isinstance(slot, list) or len(slot) != 5:
-        raise ValueError(f"its slot {shorten(slot)} is not a list of round, client, batch, position and example")
+        raise ValueError(
+            f"an entry of slots in the metadata must be a list [round, client, batch, position, example], got {shorten(slot)}; "
+            f"{REPLACE_ADVICE}"
+        )
     round, client, batch, position, example = slot
     if not isinstance(client, str) or not all(type(n) is int and 0 <= n < 2**53 for n in (round, batch, position, example)):
-        raise ValueError(f"its slot {shorten(slot)} must hold a client's name and otherwise whole numbers from 0 to 2**53 - 1")
+        raise ValueError(
+            "an entry [round, client, batch, position, example] of slots in the metadata must hold a name and four whole numbers "
+            f"below 2**53, got {shorten(slot)}; {REPLACE_ADVICE}"
+        )
     return round, client[:64], batch, position, example
 
 
 def _get_list(facts: Mapping[str, Any], key: str) -> list[Any]:
     found = facts.get(key, [])
     if not isinstance(found, list):
-        raise ValueError(f"the {key} in its metadata are not a list")
+        raise ValueError(f"the entry {key} of the metadata must be a list, got {shorten(found)}; {REPLACE_ADVICE}")
     return found
 
 

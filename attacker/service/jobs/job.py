@@ -97,8 +97,10 @@ class JobSpec(BaseModel):
         from fedsim.recording.masked_vectors import SUM_CLIENT
         from fedsim.recording.writer import is_plain
 
-        if wrong := [name for name in clients if name != SUM_CLIENT and not is_plain(name)]:
-            raise ValueError(f"{wrong[0]!r} is not a valid client name: use letters, digits, - and _, as fedsim show prints it")
+        if invalid := [name for name in clients if name != SUM_CLIENT and not is_plain(name)]:
+            raise ValueError(
+                f"{invalid[0]!r} is not a valid client name, which has only letters, digits, - and _; copy it from fedsim show"
+            )
         return clients
 
 

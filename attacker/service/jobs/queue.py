@@ -191,7 +191,7 @@ class Queue:
         with self.store.open_transaction() as db:
             job = get_job(db, id)
             if job.state not in ("failed", "cancelled", "set_aside"):
-                raise NotNow(f"job {id} is {job.state}; only jobs that failed, were cancelled or set aside can be repeated")
+                raise NotNow(f"job {id} is {job.state}; only jobs in state failed, cancelled or set_aside can be repeated")
             self._check_room(db)
             db.execute(
                 "UPDATE jobs SET state = 'queued', crashes = 0, share = 0, words = '', error = NULL, result = NULL, "

@@ -40,7 +40,9 @@ def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
     query = "SELECT * FROM jobs WHERE id = ? AND attempts = ? AND owner = ? AND state = 'running'"
     row: sqlite3.Row | None = db.execute(query, (claim.id, claim.attempt, claim.owner)).fetchone()
     if row is None:
-        raise Fenced(f"attempt {claim.attempt} of job {claim.id} is over, or another attempt has claimed the job")
+        raise Fenced(
+            f"the results of attempt {claim.attempt} of job {claim.id} are dropped, since it has ended or a newer one has begun"
+        )
     return row
 
 

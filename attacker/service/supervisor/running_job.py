@@ -110,7 +110,7 @@ class RunningJob:
         try:
             self.end()
         except Fenced as error:
-            log.warning("%s; the result of its worker is dropped", error)
+            log.warning("%s", error)
         return True
 
     def watch(self, *, cancelled: bool) -> None:

@@ -83,7 +83,10 @@ def compare(none: Scored, defended: Scored) -> Change:
     """
     if none.psnr.keys() != defended.psnr.keys():
         apart = sorted(none.psnr.keys() ^ defended.psnr.keys())
-        raise ValueError(f"examples {', '.join(apart[:5])} were attacked only with the defense or only without it; attack both")
+        raise ValueError(
+            f"examples {', '.join(apart[:5])} were attacked only with the defense or only without it; attack the same ones "
+            "in both runs"
+        )
     return Change(
         estimate_difference(defended.psnr, none.psnr, defended.case),
         estimate_difference(defended.psnr, defended.null, defended.case),

@@ -27,7 +27,8 @@ def port_upscaler(asked: Options, out: Path) -> TableAndSummary:
     folder = None if asked.data is None else asked.data / "esrgan-medium"
     if folder is None or not (folder / "model.json").exists():
         raise ValueError(
-            "give --data with a folder esrgan-medium that holds package/models/x4 of `npm pack @upscalerjs/esrgan-medium`"
+            f"the folder of --data, {asked.data}, must have esrgan-medium/model.json: run npm pack @upscalerjs/esrgan-medium, "
+            "unpack the archive, and copy its folder package/models/x4 to esrgan-medium"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     network = Upscaler(blocks=BLOCKS)
@@ -44,7 +45,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         content = b"".join((folder / name).read_bytes() for name in group["paths"])
         for entry in group["weights"]:
             if entry["dtype"] != "float32" or "quantization" in entry:
-                raise ValueError(f"{entry['name']}: expected float32 without quantisation, got {entry}")
+                raise ValueError(
+                    f"the weight {entry['name']} in {folder / 'model.json'} must have dtype float32 and no quantization, "
+                    f"got {entry}; copy package/models/x4 of the npm package again"
+                )
             count = int(np.prod(entry["shape"]))
             values = np.frombuffer(content, dtype="<f4", count=count, offset=at).reshape(entry["shape"])
             at += 4 * count

@@ -60,7 +60,10 @@ def measure_tradeoff(asked: Options, folder: Path) -> TableAndSummary:
     rows: list[ResultRow] = []
     for federation, result in state.results:
         if result is None or result.failed:
-            raise ValueError(f"{federation.name}: {'not finished' if result is None else result.failed}")
+            reason = "it was not run" if result is None else result.failed
+            raise ValueError(
+                f"the federation {federation.name} has no result: {reason}; start the benchmark again to continue it"
+            )
         name = describe_defense(federation)
         for one in score_federation(asked, folder / "federations" / federation.name):
             rows.append({"defense": name, "accuracy": result.accuracy, **list_scores(one)})

@@ -97,7 +97,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     if setting.data in ("adult", "breast_cancer"):
         table = load_table(asked, setting.data, count)
         if table is None:
-            raise ValueError(f"{setting.data}: --data must name the folder that holds it, got {asked.data}")
+            raise ValueError(f"--data must name a folder with adult/adult.csv.gz, got {asked.data}")
         images = table
     else:
         images = load_images(asked, setting.data, count, part=part)

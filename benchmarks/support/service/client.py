@@ -131,9 +131,11 @@ def load(
                 path = paths[(count * clients + number) % len(paths)]
                 connection.request("GET", path, headers=make_headers(token))
                 answer = connection.getresponse()
-                answer.read()
+                content = answer.read()
                 if answer.status != 200:
-                    raise RuntimeError(f"the service answered {path} with status {answer.status}; see its log")
+                    raise RuntimeError(
+                        f"the service answered {path} with status {answer.status}: {content[:300]!r}; see service.log"
+                    )
                 own.append(time.perf_counter() - due)
                 count += 1
         taken.extend(own)

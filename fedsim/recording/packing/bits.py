@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.recording.files import DTYPES
+from fedsim.recording.packing.parts import PACKED_ADVICE
 
 Bits = NDArray[Any]
 """Bit patterns (N,) of the entries of a tensor, as unsigned integers of the same width."""
@@ -53,7 +54,10 @@ def pack(numbers: NDArray[Any], width: int) -> Tensor:
 def unpack(packed: Tensor, width: int, count: int) -> NDArray[Any]:
     """Return the `count` integers (count,) that `pack` packed. Raises ValueError if `packed` has the wrong length."""
     if len(packed) != (expected := count_packed_bytes(width, count)):
-        raise ValueError(f"has {len(packed)} bytes for {count} numbers of {width} bits each, which take {expected} bytes")
+        raise ValueError(
+            f"is packed with {len(packed)} bytes for {count} numbers of {width} bits each, which take {expected} bytes; "
+            f"{PACKED_ADVICE}"
+        )
     kind = np.min_scalar_type((1 << width) - 1)
     numbers = np.zeros(count, kind)
     for place, plane in enumerate(packed.numpy().reshape(width, -(-count // 8))):

@@ -26,6 +26,9 @@ class TensorLike(Protocol):
 
 T = TypeVar("T")
 
+PACKED_ADVICE = "copy the recording again, or install the server's version of fedleak on the client that sent this"
+"""Advice for tensors that no codec writes, used in error messages; they come from a damaged file or from another program."""
+
 
 def join_parts(name: str, parts: Mapping[str, T]) -> dict[str, T]:
     """Return the parts of a parameter under their names on the wire, `NAME/PART`."""
@@ -41,7 +44,10 @@ def split_parts(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
     for key, tensor in tensors.items():
         name, separator, part = key.rpartition(PART_SEPARATOR)
         if not separator:
-            raise ValueError(f"tensor {shorten(key)} is not part of a packed update: its name has no {PART_SEPARATOR!r}")
+            raise ValueError(
+                f"the name of tensor {shorten(key)} has no {PART_SEPARATOR!r}, but a packed update names its tensors "
+                f"PARAMETER{PART_SEPARATOR}PART; {PACKED_ADVICE}"
+            )
         found.setdefault(name, {})[part] = tensor
     return found
 
@@ -57,9 +63,10 @@ def name_parameter(name: str) -> Iterator[None]:
 
 def check_names(got: Mapping[str, object], weights: Mapping[str, object]) -> None:
     """Raise ValueError if the names of an update differ from those of the weights."""
-    if names := sorted(got.keys() ^ weights.keys()):
-        side = "has" if names[0] in got else "lacks"
-        raise ValueError(f"the update's tensors differ from the round's weights: it {side} {shorten(names[0])}")
+    if missing := sorted(weights.keys() - got.keys()):
+        raise ValueError(f"the update lacks tensor {shorten(missing[0])} of the weights sent in this round; {PACKED_ADVICE}")
+    if unknown := sorted(got.keys() - weights.keys()):
+        raise ValueError(f"the update has tensor {shorten(unknown[0])}, which the weights of its round lack; {PACKED_ADVICE}")
 
 
 def check_shape(got: TensorLike, weight: TensorLike) -> None:
@@ -81,8 +88,12 @@ def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least
     `least` to `most`, both included.
     """
     if len(got.shape) != 1 or not least <= got.shape[0] <= most:
-        fitting = f"{most}" if least == most else f"{least} to {most}"
-        raise ValueError(f"has {part} of shape {shorten(tuple(got.shape))}, not a vector of {fitting} values")
+        expected = f"{most}" if least == most else f"{least} to {most}"
+        raise ValueError(
+            f"is packed with {part!r} of shape {shorten(tuple(got.shape))}, which must be a vector of {expected} values; "
+            f"{PACKED_ADVICE}"
+        )
     if got.dtype != dtype and (dtype is not None or got.dtype not in DTYPES):
-        raise ValueError(f"has {part} of type {got.dtype}{'' if dtype is None else f', not {dtype}'}")
+        expected = "floating-point, integer or bool" if dtype is None else str(dtype)
+        raise ValueError(f"is packed with {part!r} of type {got.dtype}, which must be {expected}; {PACKED_ADVICE}")
     return got.shape[0]

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.recording.packing.bits import count_packed_bytes
 from fedsim.recording.packing.bits import pack as pack_bits
 from fedsim.recording.packing.bits import unpack as unpack_bits
-from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
+from fedsim.recording.packing.parts import PACKED_ADVICE, TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
 
 Positions = NDArray[np.int64]
 
@@ -53,15 +53,18 @@ def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
     """
     if "index" in parts:
         found = parts["index"].numpy()
-        if found.dtype.itemsize == 8 and len(found) and int(found.max()) >= size:
-            raise ValueError(f"has position {found.max()}, but positions must be below {size}")
-        positions = found.astype(np.int64)
     elif "mask" in parts:
-        positions = np.flatnonzero(unpack_bits(parts["mask"], 1, size))
+        found = np.flatnonzero(unpack_bits(parts["mask"], 1, size))
     else:
-        positions = _decode_gaps(parts["high"], parts["low"], size)
-    if not len(positions) or positions[-1] >= size or (positions[1:] <= positions[:-1]).any():
-        raise ValueError(f"has {len(positions)} positions; there must be at least one, in ascending order, all below {size}")
+        found = _decode_gaps(parts["high"], parts["low"], size)
+    if not len(found):
+        raise ValueError(f"is packed without positions, but needs at least one; {PACKED_ADVICE}")
+    if (highest := int(found.max())) >= size:  # checked before the conversion, in which a uint64 could overflow
+        raise ValueError(f"is packed with position {highest}, but it has only {size} entries, counted from 0; {PACKED_ADVICE}")
+    positions = found.astype(np.int64)
+    if len(at := np.flatnonzero(positions[1:] <= positions[:-1])):
+        first, second = positions[at[0]], positions[at[0] + 1]
+        raise ValueError(f"is packed with position {second} after {first}, but positions must ascend; {PACKED_ADVICE}")
     return positions
 
 
@@ -83,7 +86,10 @@ def _decode_gaps(high: Tensor, low: Tensor, size: int) -> Positions:
     lower = _count_lower_bits(size, count)
     needed = -(-_count_unary_bits(size, count, lower) // 8)
     if len(high) != needed:
-        raise ValueError(f"has {len(high)} bytes of gaps for {count} positions among {size} values, but they take {needed}")
+        raise ValueError(
+            f"is packed with {len(high)} bytes in 'high', the upper bits of positions, but {count} positions among {size} "
+            f"entries take {needed}; {PACKED_ADVICE}"
+        )
     upper: Positions = (steps - np.arange(count)) << lower
     return upper | unpack_bits(low, lower, count).astype(np.int64)
 

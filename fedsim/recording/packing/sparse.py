@@ -14,6 +14,7 @@ from defenses.base import Tensors
 from fedsim.recording.packing import positions, values
 from fedsim.recording.packing.bits import to_bits, to_tensor
 from fedsim.recording.packing.parts import (
+    PACKED_ADVICE,
     TENSOR_OVERHEAD_BYTES,
     TensorLike,
     check_names,
@@ -75,7 +76,7 @@ def _decode_tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
         at = positions.unpack(parts, len(bits))
         found = to_bits(parts["values"]) if "values" in parts else values.decode_table(parts, len(at))
         if len(found) != len(at):
-            raise ValueError(f"has {len(found)} values for {len(at)} positions")
+            raise ValueError(f"is packed with {len(found)} values for {len(at)} positions; {PACKED_ADVICE}")
         bits[at] = found
     return to_tensor(bits, some.dtype, shape)
 
@@ -103,7 +104,9 @@ def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorL
             elif parts.keys() in SPARSE_PARTS:
                 _check(parts, size)
             else:
-                raise ValueError(f"has the parts {shorten(sorted(parts))}, which codec sparse does not write")
+                raise ValueError(
+                    f"is packed as {shorten(sorted(parts))}, a combination that codec 'sparse' does not write; {PACKED_ADVICE}"
+                )
 
 
 def _check(parts: Mapping[str, TensorLike], size: int) -> None:

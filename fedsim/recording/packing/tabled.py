@@ -12,7 +12,15 @@ from torch import Tensor
 from defenses.base import Tensors
 from fedsim.recording.packing import values
 from fedsim.recording.packing.bits import to_bits, to_tensor
-from fedsim.recording.packing.parts import TensorLike, check_names, check_shape, join_parts, name_parameter, split_parts
+from fedsim.recording.packing.parts import (
+    PACKED_ADVICE,
+    TensorLike,
+    check_names,
+    check_shape,
+    join_parts,
+    name_parameter,
+    split_parts,
+)
 from fedsim.recording.safe_files import shorten
 
 
@@ -61,4 +69,7 @@ def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorL
             elif parts.keys() in values.VALUE_PARTS:
                 values.check(parts, most=size if most is None else min(most, size), least_count=size, most_count=size)
             else:
-                raise ValueError(f"has the parts {shorten(sorted(parts))}, which this codec does not write")
+                codec = "levels" if most is None else "bits"
+                raise ValueError(
+                    f"is packed as {shorten(sorted(parts))}, a combination that codec {codec!r} does not write; {PACKED_ADVICE}"
+                )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.recording.packing import palette
 from fedsim.recording.packing.bits import Bits, compute_width, count_packed_bytes, pack, to_bits, to_tensor, unpack
-from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
+from fedsim.recording.packing.parts import PACKED_ADVICE, TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
 
 VALUE_PARTS = ({"palette"}, {"palette", "codes"})
 
@@ -38,7 +38,9 @@ def decode_table(parts: Mapping[str, Tensor], count: int) -> Bits:
         return table.repeat(count)
     codes = unpack(parts["codes"], compute_width(len(table)), count)
     if count and codes.max() >= len(table):
-        raise ValueError(f"has code {codes.max()} in a palette of {len(table)} values")
+        raise ValueError(
+            f"is packed with index {codes.max()} into a table of {len(table)} values, counted from 0; {PACKED_ADVICE}"
+        )
     found: Bits = table[codes]
     return found
 
@@ -51,9 +53,14 @@ def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_
     """
     length = check_vector("palette", parts["palette"], None, least=1, most=most)
     width = compute_width(length)
-    if bool(width) != ("codes" in parts):
+    if width and "codes" not in parts:
         raise ValueError(
-            f"has a palette of {length} values {'and no' if width else 'and'} codes, which are needed for two or more values only"
+            f"is packed as a table of {length} values ('palette') without an index per entry ('codes'); {PACKED_ADVICE}"
+        )
+    if not width and "codes" in parts:
+        raise ValueError(
+            "is packed as a table of a single value ('palette') with an index per entry ('codes'), which only larger tables "
+            f"need; {PACKED_ADVICE}"
         )
     if width:
         least, most = count_packed_bytes(width, least_count), count_packed_bytes(width, most_count)

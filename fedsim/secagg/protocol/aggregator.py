@@ -124,7 +124,10 @@ class Aggregator:
     def _recover_mask_key(self, member: int, opened: Mapping[int, Opened]) -> bytes:
         key = self._recover_secret(member, {holder: own.keys for holder, own in opened.items()})
         if derive_public(key) != self._publics[member].mask:
-            raise Lost(f"the shares revealed at exchange 'unmask' give another key than member {member} advertised")
+            raise Lost(
+                f"the shares of member {member} that clients revealed at exchange 'unmask' give another key than this member "
+                "advertised, so a client sent a wrong share; training continues without this round"
+            )
         return key
 
     def _recover_secret(self, member: int, given: Mapping[int, Mapping[int, bytes]]) -> bytes:
@@ -133,12 +136,16 @@ class Aggregator:
             around = len(self._graph[member]) + 1
             raise Lost(
                 f"only {len(shares)} of the {around} clients that hold shares of member {member} answered at exchange "
-                f"'unmask', and the threshold is {self.agreement.threshold}: the sum cannot be unmasked"
+                f"'unmask', and the threshold is {self.agreement.threshold}, so that {_MEANS['unmask']}; keep more clients "
+                "connected, or lower secure_aggregation.threshold"
             )
         try:
             return shamir.combine(shares, self.agreement.threshold)
         except ValueError as error:
-            raise Lost(f"member {member} cannot be unmasked at exchange 'unmask': {error}") from None
+            raise Lost(
+                f"the masks of member {member} cannot be removed from the sum at exchange 'unmask': {error}; training continues "
+                "without this round"
+            ) from None
 
     def _check_enough(self, answered: Collection[int], stage: Stage) -> None:
         if len(answered) < self.agreement.threshold:
@@ -156,8 +163,9 @@ class Aggregator:
             near = len((self._graph[member] | {member}) & frozenset(left))
             if near < self.agreement.threshold:
                 raise Lost(
-                    f"only {near} of the {len(self._graph[member]) + 1} clients that are member {member} or its neighbours "
-                    f"answered at exchange '{stage}', and the threshold is {self.agreement.threshold}, so that {_MEANS[stage]}"
+                    f"of the group of {len(self._graph[member]) + 1} clients, member {member} and its neighbours, only {near} "
+                    f"answered at exchange '{stage}', and the threshold is {self.agreement.threshold}, so that {_MEANS[stage]}; "
+                    "keep more clients connected, or lower secure_aggregation.threshold"
                 )
 
 

@@ -42,7 +42,10 @@ def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise ValueError("the public key is not a point of the curve, or has small order") from None
+        raise ValueError(
+            "a client's public key (X25519) is invalid or has small order, so that secrets shared with it would be predictable; "
+            "check the client that sent it"
+        ) from None
     return _derive_key(shared, purpose, context)
 
 
@@ -66,4 +69,7 @@ def unseal(key: bytes, sealed: bytes, about: str) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about.encode())
     except (InvalidTag, ValueError):
-        raise ValueError(f"the message {about} cannot be decrypted, so it was changed or encrypted with another key") from None
+        raise ValueError(
+            f"the message {about} cannot be decrypted, so it was changed or encrypted with another key; this client leaves the "
+            "round"
+        ) from None

@@ -97,7 +97,10 @@ def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw
     _check_stage("setup", "share", me)
     _check_enough(me, len(peers) + 1, "share")
     if number in peers or min((number, *peers)) < 1:
-        raise ValueError(f"member {number} with peers {sorted(peers)}: the numbers of members must be distinct and at least 1")
+        raise ValueError(
+            f"the server gave this client the number {number} and its neighbours {sorted(peers)}, but the numbers must be "
+            "distinct and at least 1; this client leaves the round"
+        )
     keys = [key for publics in (me.publics, *peers.values()) for key in publics]
     if len(set(keys)) != len(keys):
         raise ValueError("among this client and its neighbours, two public keys are equal; this client shares no secrets")
@@ -124,12 +127,17 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
     _check_stage("share", "collect", me)
     _check_enough(me, len(sealed) + 1, "collect")
     if strangers := sorted(sealed.keys() - me.peers.keys()):
-        raise ValueError(f"member {strangers[0]} sent shares, but is not a neighbour of this client")
+        raise ValueError(
+            f"member {strangers[0]} sent shares, but is not a neighbour of this client; this client leaves the round"
+        )
     shares = dict(me.shares)
     for peer, text in sorted(sealed.items()):
         opened = unseal(_derive_channel_key(me, peer, outward=False), text, _describe_message(me, peer, me.number))
         if len(opened) != 2 * shamir.SHARE_BYTES:
-            raise ValueError(f"member {peer} sent {len(opened)} bytes of shares, and two shares have {2 * shamir.SHARE_BYTES}")
+            raise ValueError(
+                f"member {peer} sent {len(opened)} bytes of shares, but the two shares that it must send have "
+                f"{2 * shamir.SHARE_BYTES} bytes; this client leaves the round"
+            )
         shares[peer] = Shares(opened[: shamir.SHARE_BYTES], opened[shamir.SHARE_BYTES :])
     return replace(me, shares=shares)
 
@@ -165,7 +173,9 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
             f"the server requests both shares of member {both[0]}, which together reveal its update; no share is sent"
         )
     if strangers := sorted((summed | dropped) - me.shares.keys()):
-        raise ValueError(f"the server requests a share of member {strangers[0]}, which sent no shares to this client")
+        raise ValueError(
+            f"the server requests a share of member {strangers[0]}, which sent no shares to this client; no share is sent"
+        )
     if me.number not in summed:
         raise ValueError("this client sent its vector, but the server leaves it out of the sum; no share is sent")
     _check_enough(me, len(summed), "unmask")

@@ -51,8 +51,9 @@ class Quantiser:
         largest = self.clients * self.max_weight * self.target_range
         if largest > MAX_SUM:
             raise ValueError(
-                f"{self.clients} clients x a weight of up to {self.max_weight} x a target range of {self.target_range} add up to "
-                f"{largest}, and 32-bit words hold {MAX_SUM}; lower secure_aggregation.bits or secure_aggregation.max_weight"
+                f"{self.clients} clients x a weight of up to {self.max_weight} x scaled values of up to {self.target_range} add "
+                f"up to {largest}, and 32-bit words hold {MAX_SUM}; lower secure_aggregation.bits or "
+                "secure_aggregation.max_weight"
             )
 
     def encode(self, update: Mapping[str, NDArray[np.floating]], shapes: Shapes, weight: int) -> Words:
@@ -68,13 +69,15 @@ class Quantiser:
         if not 1 <= weight <= self.max_weight:
             # the message omits the number, because it is sent to the server, which must not learn it
             raise ValueError(
-                "this client's number of examples is not from 1 to secure_aggregation.max_weight = "
-                f"{self.max_weight}; raise max_weight"
+                f"this client has no examples, or more than secure_aggregation.max_weight = {self.max_weight}; give it examples, "
+                "or raise max_weight (its number of examples is kept from the server)"
             )
-        if wrong := sorted(name for name, values in update.items() if shapes.get(name) != values.shape):
+        if unknown := sorted(update.keys() - shapes.keys()):
+            raise ValueError(f"the update has tensor {unknown[0]!r}, and no such weight was sent")
+        if misfits := sorted(name for name, values in update.items() if shapes[name] != values.shape):
+            name = misfits[0]
             raise ValueError(
-                f"the update's tensor {wrong[0]!r} has shape {update[wrong[0]].shape}, and the weight that was sent has "
-                f"{shapes.get(wrong[0])}"
+                f"the update's tensor {name!r} has shape {update[name].shape}, and the weight that was sent has {shapes[name]}"
             )
         words = np.zeros(self.count_words(shapes), np.uint32)
         clipped = 0
@@ -107,8 +110,8 @@ class Quantiser:
         num_examples, clipped, clipped_clients = map(int, total[:HEADER_WORDS])
         if not clients <= num_examples <= clients * self.max_weight or clipped_clients > clients:
             raise ValueError(
-                f"the header of the sum over {clients} clients is out of range, so a vector or a share was wrong: the round is "
-                "lost"
+                f"the sum over {clients} clients states {num_examples} examples and {clipped_clients} clients with clipped "
+                "values, which is impossible, so a client sent a wrong vector or share; training continues without this round"
             )
         step = self.clip / self.target_range / num_examples
         mean = {name: total[place].view(np.int32).reshape(shapes[name]) * step for name, place in _find_slices(shapes).items()}

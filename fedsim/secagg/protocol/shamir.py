@@ -38,14 +38,16 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """
     if len(shares) < threshold:
         raise ValueError(f"only {len(shares)} shares were given, and {threshold} are needed")
-    if wrong := [point for point, share in shares.items() if len(share) != SHARE_BYTES or point < 1]:
-        raise ValueError(f"the share at point {wrong[0]} does not have {SHARE_BYTES} bytes, or its point is below 1")
+    if min(shares) < 1:
+        raise ValueError(f"a share has point {min(shares)}, but points are at least 1")
+    if misfits := [point for point, share in shares.items() if len(share) != SHARE_BYTES]:
+        raise ValueError(f"the share at point {misfits[0]} has {len(shares[misfits[0]])} bytes, but a share has {SHARE_BYTES}")
     points = sorted(shares)
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
     found = {_interpolate_at_zero(tuple(some), values) for some in (points[:threshold], points[-threshold:])}
     secret = found.pop()
     if found or secret >= 2 ** (8 * SECRET_BYTES):
-        raise ValueError("the shares belong to different secrets")
+        raise ValueError(f"the shares at points {points} belong to different secrets, so at least one of them is wrong")
     return secret.to_bytes(SECRET_BYTES, "big")
 
 

@@ -129,7 +129,7 @@ class Terms:
         known = [field.name for field in fields(cls)]
         given = {} if value is True else value
         if not isinstance(given, dict):
-            raise ValueError(f"expected false, true or a table of {', '.join(known)}, got {value!r}")
+            raise ValueError(f"secure_aggregation must be false, true or a table of {', '.join(known)}, got {value!r}")
         if unknown := sorted(given.keys() - set(known)):
             raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(known)}.{suggest_name(unknown[0], known)}")
         return cls(**given)
@@ -182,8 +182,8 @@ def _compute_range(clients: int, weight: int) -> int:
     widest = MAX_SUM // (clients * weight)
     if widest < MIN_LEVELS:
         raise ValueError(
-            f"{clients} clients with a weight of up to {weight} leave only a target range of {widest} in 32-bit words, so that "
-            f"updates would be rounded more coarsely than with the minimum of {MIN_LEVELS}; lower secure_aggregation.max_weight "
-            "or, to accept coarser rounding, set a small secure_aggregation.bits"
+            f"{clients} clients of up to {weight} examples leave {widest} as the largest rounded value in 32-bit sums, below the "
+            f"minimum of {MIN_LEVELS}; lower secure_aggregation.max_weight or, to accept coarser rounding, set a small "
+            "secure_aggregation.bits"
         )
     return widest

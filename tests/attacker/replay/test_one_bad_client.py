@@ -85,7 +85,7 @@ def test_manifest_of_another_model_is_refused(run: Path, part: str, changes: dic
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         replay(run).run()
     assert str(error.value).startswith(str(run / "recording" / "manifest.json"))
-    assert str(error.value).endswith("copy the recording again")
+    assert str(error.value).endswith("restore the manifest and the model's code as of the time of the recording")
 
 
 def test_unknown_and_missing_weights_are_named() -> None:

@@ -133,5 +133,5 @@ def test_invalid_number_of_a_case_is_refused_by_its_own_name(attacked: Path, key
     facts = json.loads((attacked / "attack.json").read_text())
     facts["cases"][0][key] = -7
     (attacked / "attack.json").write_text(json.dumps(facts))
-    with pytest.raises(DamagedFile, match=f": -7 is not a valid value of {key}; replay"):
+    with pytest.raises(DamagedFile, match=f": the entry {key} of the case .* in attack.json has the invalid value -7; replay"):
         rows_of(attacked)

@@ -238,6 +238,8 @@ def test_attack_on_another_recording_is_left_out(root: Path, catalogue: Open) ->
     found = catalogue()
     assert len(found.list_sources(found.get_run("digits"))) == 1
     assert any("another recording" in trouble for trouble in found.list_trouble(found.get_run("digits")))
+    with pytest.raises(UnknownName, match=r"cannot be shown: .*attack\.json is of an attack on another recording"):
+        found.get_source(found.get_run("digits"), path.parent.name)
 
 
 def test_damaged_manifest_is_reported_without_the_root(root: Path, catalogue: Open) -> None:

@@ -168,8 +168,11 @@ def test_port_in_use_is_refused_with_advice(tmp_path: Path) -> None:
         ({"job_seconds": 0.0}, "--job-seconds"),
         ({"job_seconds": float("nan")}, "--job-seconds must be positive"),
         ({"job_megabytes": 0}, "--job-megabytes must be positive"),
-        ({"job_megabytes": 100, "ray": "10.0.0.1:6379"}, "--job-megabytes with --ray 10.0.0.1:6379: .* use --ray local"),
-        ({"job_megabytes": 100, "ray": "auto"}, "--job-megabytes with --ray auto"),
+        (
+            {"job_megabytes": 100, "ray": "10.0.0.1:6379"},
+            "--job-megabytes cannot be applied with --ray 10.0.0.1:6379: .* use --ray local",
+        ),
+        ({"job_megabytes": 100, "ray": "auto"}, "--job-megabytes cannot be applied with --ray auto"),
     ],
 )
 def test_invalid_settings_are_refused(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:

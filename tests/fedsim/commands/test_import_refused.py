@@ -58,12 +58,12 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         (
             broken(lambda a: a.update({"0.bias": a["0.bias"].astype(np.float16)})),
             "",
-            "has type torch.float16, but the model's has",
+            "has type torch.float16, but the model's tensor has torch.float32; convert it",
         ),
         (
             broken(lambda a: a.update({"0.bias": a["0.bias"].astype(int)})),
             "",
-            "has type torch.int64, but the model's has torch.float32",
+            "has type torch.int64, but the model's tensor has torch.float32",
         ),
         (lambda folder, step: (write(folder / "a.npz", step[0]),) * 2, "", "hold the same weights, so there is no update"),
         (
@@ -96,14 +96,14 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         (lambda folder, step: (write(folder / "a.npz", step[0]), folder / "no.npz"), "", "no.npz does not exist"),
         (other("b.h5", b"x"), "", "b.h5: unknown kind of file; give .safetensors, .npz or .pt"),
         (other("b.npz", b"PK\x03\x04 no archive"), "", "b.npz: not a NumPy archive"),
-        (other("b.safetensors", b"\xff" * 100), "", "b.safetensors: cannot be read"),
-        (other("b.pt", b"junk"), "", "b.pt: "),
-        (other("b.pt", b""), "", "b.pt: "),
+        (other("b.safetensors", b"\xff" * 100), "", "b.safetensors cannot be read as a .safetensors file"),
+        (other("b.pt", b"junk"), "", "b.pt "),
+        (other("b.pt", b""), "", "b.pt cannot be read as a .pt file (EOFError); check"),
         (objects, "", "b.npz: array '0.weight' has type object"),
         (
             whole_model,
             "",
-            "b.pt: holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()",
+            "b.pt holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()",
         ),
     ],
 )

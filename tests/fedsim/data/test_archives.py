@@ -104,8 +104,8 @@ def test_a_bad_archive_is_named_with_what_is_wrong(arrays: dict[str, Any], words
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"images": COLOUR, "labels": LABELS}, r"shape \(3, 4, 6\), but those of .* have \(1, 4, 6\)"),
-        ({"images": GREY, "labels": LABELS + 1}, "label 3 is not one of the 3 classes"),
+        ({"images": COLOUR, "labels": LABELS}, r"shape \(3, 4, 6\), but the training examples of .* have \(1, 4, 6\)"),
+        ({"images": GREY, "labels": LABELS + 1}, "label 3 of a held-out example is not one of the 3 classes"),
     ],
 )
 def test_a_held_out_file_must_match_the_training_file(arrays: dict[str, Any], words: str, archive: Callable[..., str]) -> None:
@@ -178,7 +178,7 @@ def test_labels_in_a_column_are_read(archive: Callable[..., str]) -> None:
 
 def test_wrong_held_out_arrays_are_refused_with_the_reason(archive: Callable[..., str]) -> None:
     path = archive(train_images=GREY, train_labels=LABELS, test_images=COLOUR, test_labels=LABELS)
-    with pytest.raises(ValueError, match=r"shape \(3, 4, 6\), but those of"):
+    with pytest.raises(ValueError, match=r"shape \(3, 4, 6\), but the training examples of"):
         datasets.npz(path)
     with pytest.raises(ValueError, match="no array 'train_labels'; it holds train_images"):
         datasets.npz(archive("half.npz", train_images=GREY))

@@ -240,7 +240,7 @@ PLAIN = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
         ("y\n1\n", {}, r"a label and at least one more column, got \['y'\]"),
         ("a,y\n", {}, "no rows below"),
         ("a,a\n1,2\n", {}, "two columns are called 'a'"),
-        ("a,,y\n1,2,3\n", {}, "column 2 has no name"),
+        ("a,,y\n1,2,3\n", {}, "the first row has no name for column 2, counted from 1"),
         (PLAIN + "1,2,3\n", {}, "row 11 below the column names has 3 values for 2 columns"),
         (PLAIN, {"label": "agee"}, "no column 'agee'.* It has: a, y"),
         (PLAIN, {"drop": ["aa"]}, "no column 'aa'. Did you mean 'a'"),
@@ -256,7 +256,11 @@ PLAIN = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
         (PLAIN.replace("4,0", "4,7"), {}, "label column 'y' holds '7' in held-out rows, but never in training rows"),
         (PLAIN.replace("3,1", "inf,1"), {}, "column 'a' has an infinite value"),
         ("a,y\n1,0\n2,1\n", {}, "every fifth row is held out, but there are only 2"),
-        (PLAIN, {"categorical": "a", "max_categories": 1}, "column 'a' has 2 categories; drop it, or raise max_categories"),
+        (
+            PLAIN,
+            {"categorical": "a", "max_categories": 1},
+            "column 'a' has 2 categories, more than max_categories = 1; list it under drop",
+        ),
         ("a,b,y\n" + "".join(f"{'x' if i == 4 else '?'},1,{i % 2}\n" for i in range(10)), {"drop": "b"}, None),
         (
             "a,b,y\n" + "".join(f"{3 if i == 3 else '?'},1,{i % 2}\n" for i in range(10)),
@@ -289,7 +293,7 @@ def test_wrong_tables_and_arguments_are_refused_with_the_reason(
 )
 def test_a_file_that_is_no_table_is_named(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name}: not a table of comma-separated values"):
+    with pytest.raises(ValueError, match=rf"{name} is not a valid CSV file"):
         datasets.csv(str(tmp_path / name))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.csv does not exist"):
         datasets.csv(str(tmp_path / "nowhere.csv"))

@@ -95,8 +95,8 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda path: saved(path, IMAGES, np.array([2**63] + [0] * 9, np.uint64)),
         "label 9223372036854775808",
     ),
-    "seven terabytes": (lambda path: claimed(path, (7 * 2**40,)), "takes 7696581394432 bytes, but the file has 40"),
-    "a negative length": (lambda path: claimed(path, (-5, -4, 2)), "but the file has"),
+    "seven terabytes": (lambda path: claimed(path, (7 * 2**40,)), "takes 7696581394432 bytes, but its entry .* has 40"),
+    "a negative length": (lambda path: claimed(path, (-5, -4, 2)), "but its entry in the archive has"),
     "more dimensions than lengths": (lambda path: claimed(path, (1,) * 40 + (40,)), "."),
     "a bomb": (bomb, "claims 300000128 bytes, packed into"),
     "a directory that lies": (lying_directory, "."),
@@ -198,9 +198,9 @@ def test_an_image_with_extreme_sides_is_refused(pictures: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("csv", {"label": "a"}, "is not a regular file; copy its content into one"),
+        ("csv", {"label": "a"}, "is a pipe or a device, not a regular file; give the path of a regular file"),
         ("npz", {}, "is not a regular file; copy its content into one"),
-        ("imagefolder", {}, "exists, but is not a folder of pictures"),
+        ("imagefolder", {}, "is not a folder; give a folder with one folder of images per class"),
     ],
 )
 def test_a_pipe_in_place_of_data_is_refused(tmp_path: Path, name: str, arguments: dict[str, Any], words: str) -> None:

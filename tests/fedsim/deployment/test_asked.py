@@ -136,15 +136,15 @@ def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
 
 
 def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], Submitted]) -> None:
-    with pytest.raises(NotReached, match=r"did not start the run: .*Connection to the SuperLink is unavailable"):
+    with pytest.raises(NotReached, match=r"did not start the run; .*Connection to the SuperLink is unavailable"):
         play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
-    with pytest.raises(NotReached, match="does not say how the run ended: gone"):
+    with pytest.raises(NotReached, match=r"did not report the status of the run.* output: gone$"):
         play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
 
 
 def test_errors_of_flower_in_json_are_reported_as_text(play: Callable[[str, str], Submitted]) -> None:
     refused = json.dumps({"success": False, "error-message": "The SuperLink\nis unavailable.\n\n1"})
-    with pytest.raises(NotReached, match=r"does not say how the run ended: The SuperLink is unavailable\. 1$"):
+    with pytest.raises(NotReached, match=r"status of the run.* output: The SuperLink is unavailable\. 1$"):
         play("echo 'Successfully started run 17'", f"cat <<'END'\n{refused}\nEND\nexit 1").wait(lambda: None)
 
 
@@ -153,7 +153,7 @@ def test_a_superlink_that_never_answers_is_given_up_on(
 ) -> None:
     monkeypatch.setattr("fedsim.deployment.flower_commands.COMMAND_SECONDS", 0.2)
     submitted = play("echo 'Successfully started run 17'", "exec sleep 20")
-    with pytest.raises(NotReached, match=r"does not say how the run ended: no answer within 0\.2 seconds"):
+    with pytest.raises(NotReached, match=r"status of the run.* output: no answer within 0\.2 seconds"):
         submitted.wait(lambda: None)
     submitted.stop()
 
@@ -231,7 +231,9 @@ def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tiny: Callable
     assert run.experiment == agreed
     assert (run.client_seed, run.threads, run.out) == (3, 2, Path("/out"))
     assert run.places == Places(data="digits", private=tmp_path / "p", truth=tmp_path / "t")
-    with pytest.raises(ValueError, match="asks for another experiment than this client agreed to"):
+    with pytest.raises(
+        ValueError, match=r"the server's experiment differs in defense from .*e\.toml, to which this client agreed"
+    ):
         flower.find_client_run(context({**asked_for, "settings": tiny(defense="").to_toml()}, node))
     assert flower.find_client_run(context({**asked_for, "settings": tiny().to_toml()}, own)).experiment == tiny()
 

@@ -253,13 +253,13 @@ def test_a_wrong_number_of_nodes_fails_at_once_with_advice(
 @pytest.mark.parametrize(
     ("resources", "gpus", "words"),
     [
-        ({"client_cpus": 1000}, 0, "1000 CPUs, and this machine has"),
-        ({"client_cpus": 0}, 0, "0 CPUs"),
-        ({"client_cpus": 0}, 1, "0 CPUs"),
-        ({"client_cpus": -1}, 0, "-1 CPUs"),
-        ({"client_gpus": 1}, 0, "1 GPUs, and this machine has 0"),
-        ({"client_gpus": 3}, 2, "3 GPUs, and this machine has 2"),
-        ({"client_gpus": -1}, 1, "-1 GPUs"),
+        ({"client_cpus": 1000}, 0, r"at most \d+, the CPUs of this machine, got 1000"),
+        ({"client_cpus": 0}, 0, "must be above 0 .* got 0"),
+        ({"client_cpus": 0}, 1, "must be above 0 .* got 0"),
+        ({"client_cpus": -1}, 0, "must be above 0 .* got -1"),
+        ({"client_gpus": 1}, 0, "from 0 to 0, the GPUs of this machine, got 1"),
+        ({"client_gpus": 3}, 2, "from 0 to 2, the GPUs of this machine, got 3"),
+        ({"client_gpus": -1}, 1, "from 0 to 1, .* got -1"),
     ],
 )
 def test_resources_that_no_client_can_have_are_refused_before_anything_starts(

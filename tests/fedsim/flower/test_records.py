@@ -1,5 +1,6 @@
 """Tests of the conversion between tensors and Flower's records, which gives the same bytes as Flower's own."""
 
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -66,3 +67,14 @@ def test_bytes_are_counted_as_flower_counts_them_and_empty_values_as_none() -> N
     assert records.count_bytes(full) == sum(record.count_bytes() for record in full.values())
     empty = RecordDict({"a": ConfigRecord({"k": "text", "list": [1, 2], "no": "", "bytes": b"", "none": []}), "m": full["m"]})
     assert records.count_bytes(empty) == records.count_bytes(full) + len("no" + "bytes" + "none")
+
+
+def test_messages_about_received_arrays_give_the_sizes_or_say_that_objects_are_not_loaded() -> None:
+    whole = Array(np.float32([1, 2]))
+    cut = Array(dtype="float64", shape=(2,), stype=whole.stype, data=whole.data[:-1])
+    with pytest.raises(ValueError, match=r"shape \(2,\) and type float32 has 7 bytes instead of 8"):
+        records.read_array(cut)
+    buffer = BytesIO()
+    np.save(buffer, np.array([None, "a"], dtype=object))
+    with pytest.raises(ValueError, match="an array of Python objects"):
+        records.read_array(Array(dtype="float32", shape=(2,), stype=whole.stype, data=buffer.getvalue()))

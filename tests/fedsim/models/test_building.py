@@ -79,7 +79,7 @@ def spec(name: str, **arguments: object) -> ModelSpec:
 
 
 def test_code_named_by_a_manifest_is_not_imported_unless_it_is_admitted(their_code: str) -> None:
-    with pytest.raises(ValueError, match=r"not part of this project, .* only if you ask for it: .* --model somebodys_nets:Net"):
+    with pytest.raises(ValueError, match=r"not part of fedleak, .* only with your permission: .* --model somebodys_nets:Net"):
         build(spec(f"{their_code}:Net"), DATA)
     assert their_code not in sys.modules
 

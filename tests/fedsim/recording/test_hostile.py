@@ -195,14 +195,14 @@ def test_a_false_header_is_refused_before_memory_is_allocated(
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({"w": torch.ones(3)}, "the update's tensors differ .* it lacks 'b'"),
-        ({"w": torch.ones(3), "b": torch.tensor(0.0), "x": torch.ones(1)}, "the update's tensors differ .* it has 'x'"),
+        ({"w": torch.ones(3)}, "the update lacks tensor 'b'"),
+        ({"w": torch.ones(3), "b": torch.tensor(0.0), "x": torch.ones(1)}, "the update has tensor 'x', which"),
         ({"w": torch.ones(4), "b": torch.tensor(0.0)}, r"'w' has shape \(4,\), but the weight that was sent has \(3,\)"),
         ({"w": torch.ones(3, 1), "b": torch.tensor(0.0)}, r"'w' has shape \(3, 1\)"),
         ({"w": torch.ones(10**6), "b": torch.tensor(0.0)}, r"'w' has shape \(1000000,\)"),
         (
             {"w": torch.ones(3), "b": torch.tensor(0.0), "buffer:m": torch.ones(9)},
-            "the reply's tensors differ .* it has buffer 'm'",
+            "the reply has buffer 'm', which the server did not send",
         ),
     ],
 )
@@ -231,7 +231,7 @@ def test_booleans_that_are_neither_0_nor_1_are_refused(recorded: Path) -> None:
     described = {"w": entry([3], 0, 3, "BOOL"), "b": entry([], 3, 7)}
     wrong, right = (tensor_file(described, bytes([0, 1, value, 0, 0, 0, 0])) for value in (2, 1))
     (recorded / "t").write_bytes(wrong)
-    with pytest.raises(DamagedFile, match="'w' holds values other than"):
+    with pytest.raises(DamagedFile, match="'w' holds a byte of value 2"):
         tensors_module.read_tensors(recorded, "t", hashlib.sha256(wrong).hexdigest())
     (recorded / "t").write_bytes(right)
     read = tensors_module.read_tensors(recorded, "t", hashlib.sha256(right).hexdigest())
@@ -281,9 +281,9 @@ def test_an_unknown_model_is_refused_and_nothing_imported(
     monkeypatch.syspath_prepend(tmp_path)
     raw = json.loads((recorded / "manifest.json").read_text()) | {"model": {"name": name, "arguments": {}}}
     (recorded / "manifest.json").write_text(json.dumps(raw))
-    with pytest.raises(ValueError, match=r"unknown name|not part of this project|is not a valid name of a model"):
+    with pytest.raises(ValueError, match=r"unknown name|not part of fedleak|is not a valid name of a model"):
         models.build(Recording(recorded).manifest.model, manifest.data)
-    with pytest.raises(ValueError, match=r"unknown name|not part of this project"):  # also without a manifest
+    with pytest.raises(ValueError, match=r"unknown name|not part of fedleak"):  # also without a manifest
         models.build(ModelSpec(name=name), manifest.data)
     assert "evil" not in sys.modules
 

@@ -97,11 +97,11 @@ def test_parts_of_the_right_shapes_that_cannot_be_unpacked_are_damage(
     tensors = tensors_of(packed)
     if codec == "sparse":
         tensors["w/high"] = torch.zeros_like(tensors["w/high"])
-        words = "'w' has .* bytes of gaps for 0 positions"
+        words = "'w' is packed with .* bytes in 'high', .*, but 0 positions"
     else:
         tensors["w/palette"] = torch.zeros(3)
         tensors["w/codes"] = torch.full((1024,), 255, dtype=torch.uint8)
-        words = "'w' has (code 3 in a palette of 3|palette of shape)"
+        words = "'w' is packed with (index 3 into a table of 3|'palette' of shape)"
     forged(packed, forge, tensors)
     refused(packed, ANNA, words)
     errors: list[DamagedFile] = []

@@ -51,7 +51,7 @@ def test_the_largest_sum_does_not_overflow_and_one_more_is_refused() -> None:
     for sign in (1.0, -1.0):
         total = sum((quantiser.encode({"w": np.full(2, sign)}, {"w": (2,)}, 30) for _ in range(7)), np.zeros(5, np.uint32))
         assert quantiser.decode(total, {"w": (2,)}, 7).mean["w"].tolist() == pytest.approx([sign, sign])
-    with pytest.raises(ValueError, match=rf"7 clients x a weight of up to 30 x a target range of {largest + 1} add up to"):
+    with pytest.raises(ValueError, match=rf"7 clients x a weight of up to 30 x scaled values of up to {largest + 1} add up to"):
         Quantiser(clip=1.0, target_range=largest + 1, clients=7, max_weight=30)
 
 
@@ -74,7 +74,7 @@ def test_a_tensor_that_is_withheld_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("weight", [0, -1, 11])
 def test_a_weight_out_of_range_is_refused(weight: int) -> None:
-    with pytest.raises(ValueError, match=r"not from 1 to secure_aggregation\.max_weight = 10"):
+    with pytest.raises(ValueError, match=r"no examples, or more than secure_aggregation\.max_weight = 10"):
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(drawn(0), SHAPES, weight)
 
 
@@ -95,7 +95,7 @@ def test_nan_and_infinity_are_refused(value: float) -> None:
 def test_other_shapes_and_names_are_refused() -> None:
     quantiser = Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10)
     for update in ({"a": np.zeros((4, 3))}, {"c": np.zeros(())}):
-        with pytest.raises(ValueError, match="the update's tensor"):
+        with pytest.raises(ValueError, match="the update"):
             quantiser.encode(update, SHAPES, 1)
 
 
@@ -104,5 +104,5 @@ def test_a_sum_with_an_invalid_header_is_refused(header: tuple[int, int, int]) -
     """A sum with a remaining mask has a random header, which is valid with a probability of one in ten million."""
     quantiser = Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10)
     total = np.array([*header, 1, 2], np.uint32)
-    with pytest.raises(ValueError, match="is out of range"):
+    with pytest.raises(ValueError, match="which is impossible"):
         quantiser.decode(total, {"w": (2,)}, 2)

@@ -128,7 +128,7 @@ def one_key(content: Any, _: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [(small_order, "small order"), (one_key, "the same public key was sent for masks and for shares")]
+    ("change", "words"), [(small_order, "small order"), (one_key, "sent the same public key for masks and for shares")]
 )
 def test_invalid_public_keys_exclude_only_their_owner(
     change: Callable[[Any, int], None], words: str, federate: Federate, monkeypatch: pytest.MonkeyPatch

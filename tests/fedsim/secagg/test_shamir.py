@@ -82,5 +82,5 @@ def test_invalid_secrets_points_and_shares_are_refused() -> None:
     shares = split(bytes(32), 3, [1, 2, 3], draw_bytes)
     with pytest.raises(ValueError, match="only 2 shares were given, and 3 are needed"):
         combine({point: shares[point] for point in (1, 2)}, 3)
-    with pytest.raises(ValueError, match="share at point 2 does not have 66 bytes"):
+    with pytest.raises(ValueError, match=r"share at point 2 has .* bytes, but a share has 66"):
         combine({**shares, 2: b"short"}, 3)

@@ -47,8 +47,8 @@ def test_defaults_follow_from_the_federation() -> None:
         ({"max_weight": 0}, "max_weight must be a whole number from 1"),
         ({"reveal": 1}, r"reveal must be true or false \(whether clients send .* unmasked\), got 1"),
         ({"revel": True}, "unknown key 'revel'; known: threshold, neighbours, clip, bits, max_weight, reveal"),
-        (3, "expected false, true or a table of threshold.*, got 3"),
-        ("yes", "expected false, true or a table of threshold.*, got 'yes'"),
+        (3, "must be false, true or a table of threshold.*, got 3"),
+        ("yes", "must be false, true or a table of threshold.*, got 'yes'"),
     ],
 )
 def test_wrong_values_are_refused_with_their_range(table: Any, words: str) -> None:
@@ -65,9 +65,9 @@ def test_wrong_values_are_refused_with_their_range(table: Any, words: str) -> No
         ({"max_weight": 23}, r"at least batch_size \* steps = 24, got 23"),
         (
             {"bits": 26},
-            "5 clients x a weight of up to 24 x a target range of 33554431 add up to 4026531720, and 32-bit words hold",
+            "5 clients x a weight of up to 24 x scaled values of up to 33554431 add up to 4026531720, and 32-bit words hold",
         ),
-        ({"clients": 10**6, "max_weight": 10**4}, "only a target range of 0 in 32-bit words, .* the minimum of 127"),
+        ({"clients": 10**6, "max_weight": 10**4}, "leave 0 as the largest rounded value in 32-bit sums, .* minimum of 127"),
         (
             {"training": replace(STEPS, buffers="shared")},
             "would send batch-norm statistics unmasked",
@@ -110,7 +110,7 @@ def test_the_command_line_sets_it(experiment: Callable[..., Any], tmp_path: Path
         ({"clients": {"count": 5, "fraction": 0.2}}, "at least 2 clients a round"),
         ({"secure_aggregation": {"threshold": 9}}, "threshold must be from 2 to 5"),
         ({"secure_aggregation": {"clipp": 9}}, "tiny.toml: secure_aggregation: unknown key 'clipp'"),
-        ({"secure_aggregation": 1}, "secure_aggregation: expected false, true or a table"),
+        ({"secure_aggregation": 1}, "secure_aggregation must be false, true or a table"),
         (
             {"training": {"learning_rate": 1, "batch_size": 4, "steps": 1, "mode": "train", "buffers": "shared"}},
             "would send batch-norm statistics unmasked",

@@ -151,7 +151,7 @@ def test_smooth_decoder_maps_white_noise_to_smooth_images_and_is_inverted() -> N
 def test_default_decoder_is_pixels_and_unknown_names_are_refused() -> None:
     assert cpl().parametrisation.decoder is inverting_gradients().parametrisation.decoder is get_decoder("pixels")
     assert list(DECODERS) == ["bicubic4", "deep_prior", "pixels", "shared_prior", "smooth", "tanh_box"]
-    with pytest.raises(ValueError, match=r"unknown name 'bicubic' in attacker\.decoders"):
+    with pytest.raises(ValueError, match=r"unknown name 'bicubic' in the registry attacker\.decoders"):
         AttackSpec(name="cpl", arguments={"decoder": "bicubic"})
 
 
