@@ -124,5 +124,7 @@ def test_autoencoder_file_can_be_named_as_a_decoder(autoencoder: Path, case: Cas
     assert float(answer.loss[-1]) < float(answer.loss[0])
     with pytest.raises(ValueError, match="whose sides 4 divides"):
         get_decoder(str(autoencoder))(DataSpec(shape=(3, 10, 16), num_classes=2))
-    with pytest.raises(ValueError, match="of kind enhancer or generator or upscaler: it is of kind 'autoencoder'"):
+    with pytest.raises(
+        ValueError, match="of kind enhancer or generator or upscaler: this file holds a prior of kind 'autoencoder'"
+    ):
         attack(case, enhancer=str(autoencoder))

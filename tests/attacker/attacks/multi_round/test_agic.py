@@ -224,7 +224,7 @@ def test_rounds_of_several_clients_are_refused(client: Client) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"compare": "guess"}, "unknown comparison 'guess'"),
+        ({"compare": "guess"}, "argument compare must be one of .*, got 'guess'"),
         ({"local_steps": "many"}, "unknown local_steps 'many'"),
         ({"shape": "cubic"}, "unknown shape"),
         ({"label_rule": "joint"}, "label_rule cannot be 'joint'"),
