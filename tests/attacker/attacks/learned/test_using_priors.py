@@ -82,7 +82,7 @@ def test_images_of_any_size_keep_their_shape(shape: tuple[int, ...]) -> None:
     made = read_enhancer(READY_FILE)(x)
     assert made.shape == x.shape
     assert 0 <= float(made.min()) <= float(made.max()) <= 1
-    with pytest.raises(ValueError, match="1 or 3 channels, got 2"):
+    with pytest.raises(ValueError, match="1 or 3 channels, and these have 2"):
         read_enhancer(READY_FILE)(torch.rand(1, 2, 8, 8))
 
 
