@@ -139,7 +139,8 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         good = tensor.dtype == torch.int64 if name == "y" else tensor.is_floating_point()
         if not good or (tensor.ndim < 1 if name == "x" else tensor.ndim != 1):
-            raise ValueError(f"tensor {name} has type {tensor.dtype} and shape {tuple(tensor.shape)}, which no attack writes")
+            wanted = f"{'int64' if name == 'y' else 'floats'} with {'at least one axis' if name == 'x' else 'one axis'}"
+            raise ValueError(f"tensor {name} must be {wanted}, got {tensor.dtype} of shape {tuple(tensor.shape)}")
 
 
 def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
@@ -156,11 +157,17 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
     for slot in slots:
         numbers = (slot.round, slot.batch, slot.position, slot.example)
         if not isinstance(slot.client, str) or not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
-            raise ValueError(f"{shorten(slot)} is invalid: client must be a name, and the other fields whole numbers below 2**53")
+            raise ValueError(
+                f"in {shorten(slot)}, client must be a text, and round, batch, position and example whole numbers from 0 to "
+                "2**53 - 1"
+            )
     words = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
     evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
     if beyond := [slot.example for slot in slots if slot.example >= examples]:
-        raise ValueError(f"a slot has example={beyond[0]}, but the file has only {examples} examples, numbered from 0")
+        raise ValueError(
+            f"the list of slots, which says where each example occurred, names example {beyond[0]}, but the file has only "
+            f"{examples} examples, numbered from 0"
+        )
     if wrong := [name for name, values in evidence.items() if len(values) != examples]:
         raise ValueError(
             f"evidence {shorten(wrong[0])} has {len(evidence[wrong[0]])} values instead of one for each of {examples} examples"

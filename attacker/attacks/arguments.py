@@ -109,6 +109,7 @@ def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, A
         declared = allowed[key]
         is_word = isinstance(value, str)
         if is_word and declared.words and value not in declared.words:
-            raise ValueError(f"{name}: {key} cannot be {value!r}; the texts allowed for it are {', '.join(declared.words)}")
+            allowed_words = ", ".join(declared.words) + ", or a number, true or false" * declared.scalar
+            raise ValueError(f"{name}: a job of the web service cannot set {key} to {value!r}; choose one of {allowed_words}")
         if is_word and not declared.words:
             raise ValueError(f"{name}: {key} must be a number, true or false, got {value!r}")

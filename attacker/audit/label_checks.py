@@ -94,16 +94,21 @@ def format_counts(counts: Sequence[int]) -> str:
 def _estimate_counts(observation: Observation) -> Tensor:
     """Return the estimated numbers of examples of each label, (K,), floats. Raises ValueError if they cannot be estimated."""
     examples = observation.num_examples or 0
-    if observation.client == SUM_CLIENT or not 0 < examples <= MAX_EXAMPLES:
+    if observation.client == SUM_CLIENT:
         raise ValueError(
-            f"labels can only be counted in the update of a single client with a known number of examples, at most {MAX_EXAMPLES}"
+            "labels can only be counted in the update of a single client, and this is a sum under secure aggregation"
+        )
+    if not 0 < examples <= MAX_EXAMPLES:
+        reported = "no number" if observation.num_examples is None else observation.num_examples
+        raise ValueError(
+            f"labels can only be counted if the client reports 1 to {MAX_EXAMPLES} examples, and this one reported {reported}"
         )
     if observation.training.loss != "cross_entropy":
         raise ValueError(f"labels can only be counted for cross-entropy, and the loss is {observation.training.loss}")
     model = build_network(observation)
     seen = ObservedGradients([observation], model=model, device="cpu", knows_defense=False)
     if seen.steps > 1:
-        raise ValueError("labels can only be counted in updates of one local step")
+        raise ValueError(f"labels can only be counted in updates of one local step, and this update is of {seen.steps} steps")
     _, bias = models.find_head(model, observation.data)
     if bias is None:
         raise ValueError("labels can only be counted if the last layer has a bias, and this model's has none")

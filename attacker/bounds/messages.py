@@ -94,10 +94,13 @@ def _find_rule_noise(used: UsedExamples) -> float:
     if step is None:
         return 0.0
     if step.name not in RULES:
-        raise NotBounded(f"no lower bound on the reconstruction error is known for the gradient rule {step.name}")
+        raise NotBounded(
+            f"no lower bound on the reconstruction error is known for clients that compute gradients with gradient={step.name}"
+        )
     if len(used.steps) > 1:
         raise NotBounded(
-            f"no lower bound on the reconstruction error is known for the gradient rule {step.name} over several local steps"
+            "no lower bound on the reconstruction error is known for clients that compute gradients with "
+            f"gradient={step.name} in several local steps"
         )
     channel = seen.gradient.build().channel(build_facts(seen, build_network(seen)))
     return float((channel.noise(seen.update) / sum(u.numel() for u in seen.update.values())).sqrt())

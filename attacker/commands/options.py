@@ -40,17 +40,14 @@ def resolve_device(wanted: str) -> str:
     return wanted
 
 
-def check_takes(attack: str, argument: str, why: str) -> None:
-    """Raise ValueError if the attack has no argument named `argument`.
-
-    why: the beginning of the message, which names the attack that has this argument.
-    """
+def check_takes(attack: str, argument: str, owner: str) -> None:
+    """Raise ValueError if the attack has no argument named `argument`, which an option sets. owner: an attack that has it."""
     from inspect import signature
 
     from attacker.attacks import ATTACKS
 
     if argument not in signature(ATTACKS[attack]).parameters:
-        raise ValueError(f"{why}; {attack} has no argument {argument}, so leave it out")
+        raise ValueError(f"--{argument} is an option of the attack {owner}, and {attack} does not have it; leave it out")
 
 
 def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:

@@ -118,17 +118,18 @@ def replay(
                 references.admit(str(given[name]))
         arguments = _resolve_preset(attack, preset, opened) | given
         if route is not None:
-            check_takes(attack, "route", "--route is an option of the attack exact")
+            check_takes(attack, "route", owner="exact")
             arguments["route"] = route
         if anonymous:
-            check_takes(
-                attack, "anonymous", "--anonymous is an option of the attack spans, which links updates by their examples"
-            )
+            check_takes(attack, "anonymous", owner="spans")
             arguments["anonymous"] = True
         if ray is not None and workers is not None:
             raise ValueError("--workers starts processes on this machine and --ray uses a cluster: give only one of them")
         if verbose and (ray is not None or (workers or 1) > 1):
-            raise ValueError("--verbose shows the errors of this process: leave out --workers and --ray")
+            raise ValueError(
+                "--verbose shows only errors in this process, and --workers and --ray attack in other processes: leave them out, "
+                "or leave out --verbose"
+            )
         told = _make_oracles(oracle or [], opened, truth, AttackSpec(name=attack, arguments=arguments))
         results = [
             replay_with_progress(
@@ -151,7 +152,7 @@ def replay(
         if as_json:
             print_json([{**asdict(result), "folder": str(result.folder)} for result in results])
         if not results[0].done + results[0].skipped:
-            raise RuntimeError("no case could be attacked")
+            raise RuntimeError("no case could be attacked, for the reasons that are printed above")
         if any(result.failed for result in results) and not allow_failures:
             raise typer.Exit(EXIT_FAILURES)
 

@@ -6,6 +6,7 @@ smoothness prior, computed by Gauss-Newton. The gradients of earlier layers are 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 
 import torch
 from torch import Generator, Tensor, nn
@@ -59,12 +60,16 @@ def require_features(observed: Observed) -> None:
     """Raise ValueError with the reason if model, training or defense show that features cannot be computed and inverted."""
     first, model = observed.cases[0].observations[0], observed.model
     if not models.has_head(model, observed.data):
-        raise ValueError("features are computed from the gradient of the last linear layer, and this model has none")
+        raise ValueError(
+            "the closed form 'features' needs a last linear layer whose outputs are the logits, and this model has none; a "
+            "search, such as the attack dlg, does not need it"
+        )
     weight, _ = models.find_head(model, observed.data)
     count, width = observed.weights[weight].shape[1:]
     if count == 1:
         raise ValueError(
-            "the model has a single logit, so that only a weighted mean of the features of the batch can be computed"
+            "the model has a single logit, whose gradient gives only a weighted mean of the features of the batch; a search, "
+            "such as the attack cpl, has no such limit"
         )
     if weight in observed.omitted:
         raise ValueError(
@@ -77,14 +82,16 @@ def require_features(observed: Observed) -> None:
             "other examples; choose another attack"
         )
     if width < MIN_FEATURE_RATIO * observed.data.size:
+        least = ceil(MIN_FEATURE_RATIO * observed.data.size)
         raise ValueError(
-            f"{width:,} features are too few to determine an example of {observed.data.size:,} values; at least "
-            f"{MIN_FEATURE_RATIO:.0%} as many features as values are needed"
+            f"the last layer has {width:,} inputs, and at least {least:,} are needed to determine an example of "
+            f"{observed.data.size:,} values; a search, such as the attack cpl, has no such limit"
         )
     if width > MAX_FEATURES or width * observed.data.size > MAX_JACOBIAN_ENTRIES:
         raise ValueError(
-            f"{width:,} features of examples with {observed.data.size:,} values are too many to be inverted; the limits are "
-            f"{MAX_FEATURES:,} features, and {MAX_JACOBIAN_ENTRIES:,} for the product of both numbers"
+            f"an example of {observed.data.size:,} values cannot be computed from the last layer's {width:,} inputs: the limits "
+            f"are {MAX_FEATURES:,} inputs, and {MAX_JACOBIAN_ENTRIES:,} for inputs times values; a search, such as the attack "
+            "cpl, has none"
         )
 
 

@@ -76,7 +76,8 @@ def read_heads(
         return [_solve_from_bias(loss, weight, bias, gradient, bias_gradient)]
     if loss == "logistic" and bias is not None:
         raise ValueError(
-            "the gradient of the last layer's bias is zero or was not sent; R-GAP needs it if a single logit has a bias"
+            "R-GAP needs the gradient of the last layer's bias if the model has a single logit, and it is zero or the client did "
+            "not send it; a search, such as the attack cpl, does not need it"
         )
     if loss == "logistic":
         return _solve_from_product(weight, gradient)

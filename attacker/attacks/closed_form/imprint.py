@@ -146,7 +146,8 @@ def read_imprint(observed: Observed) -> ImprintedExamples:
     layer = find_imprint(weights, observed.data.size)
     if layer is None:
         raise ValueError(
-            "the model has no imprint layer, a linear layer whose neurons all measure the same quantity of the input"
+            "this model has no imprint layer, which a malicious server adds to read examples off its gradient; attack a "
+            "recording of the model imprint, or choose another attack"
         )
     rows, bias = observed.gradient[layer.weight][0][layer.order], observed.gradient[layer.bias][0][layer.order]
     row_steps, bias_steps = _subtract_next(rows), _subtract_next(bias)

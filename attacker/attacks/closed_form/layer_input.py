@@ -86,16 +86,22 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     """
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
-            f"the input of a layer can be computed from an update of one example and one step only, and this update is of "
-            f"{observed.examples} example{'s' * (observed.examples != 1)} and {observed.steps} step{'s' * (observed.steps != 1)}"
+            "the closed form 'layer_input' needs an update of one example and one step, and this update is of "
+            f"{observed.examples} example{'s' * (observed.examples != 1)} and {observed.steps} "
+            f"step{'s' * (observed.steps != 1)}; a search, such as the attack cpl, has no such limit"
         )
-    if sum(p.numel() for p in observed.model.parameters()) > MAX_WEIGHTS:
+    count = sum(p.numel() for p in observed.model.parameters())
+    if count > MAX_WEIGHTS:
         raise ValueError(
-            f"the network has more than {MAX_WEIGHTS:,} parameters, the limit for inverting it from the input of a layer"
+            f"the network has {count:,} parameters, and the closed form 'layer_input' supports at most {MAX_WEIGHTS:,}; a "
+            "search, such as the attack cpl, has no such limit"
         )
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in observed.model.modules())
     if drops and observed.training.mode == "train":
-        raise ValueError("with dropout in training mode, it is unknown which inputs of a layer were zero before dropout")
+        raise ValueError(
+            "clients train with dropout, and the closed form 'layer_input' cannot tell which inputs of a layer were zero before "
+            "dropout; a search, such as the attack cpl, does not need to know"
+        )
     passed = _RecordedPasses(observed, 0)
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     least = MIN_INPUT_RATIO * observed.data.size

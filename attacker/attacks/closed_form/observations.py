@@ -198,8 +198,10 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
     )
 
 
-def _check_gradient(gradient: dict[str, Tensor], key: str) -> None:
+def _check_gradient(gradient: dict[str, Tensor], round_and_client: str) -> None:
     if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
-        raise ValueError(f"the update of {key} contains NaN or infinite values, so it cannot be inverted")
+        raise ValueError(
+            f"the update of {round_and_client} contains NaN or infinite values, so it cannot be inverted; attack other updates"
+        )
     if not any(bool((g != 0).any()) for g in gradient.values()):
-        raise ValueError(f"the update of {key} is zero, so it contains no information on the client's examples")
+        raise ValueError(f"the update of {round_and_client} is zero, so it contains no information on the client's examples")

@@ -43,10 +43,14 @@ def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Clo
 def _require_linear(observed: Observed) -> Chain:
     chain = observed.chain
     if isinstance(chain, str):
-        raise ValueError(f"this model is not a chain of layers: {chain}")
+        reason = chain
+        raise ValueError(
+            f"the closed form 'linear' cannot invert this network: {reason}; a search, such as the attack cpl, has no such limit"
+        )
     if chain.layers[0].kernel is not None:
         raise ValueError(
-            f"the first layer, {chain.layers[0].name}, is a convolution, and the closed form 'linear' needs a linear layer there"
+            f"the first layer, {chain.layers[0].name}, is a convolution, and the closed form 'linear' needs a linear layer "
+            "there; a search, such as the attack cpl, does not need it"
         )
     return chain
 
@@ -79,7 +83,10 @@ def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Cl
     report = analyse_rank(chain)
     deficient = report.deficient_layers or (0,) * bool(report.unused)
     if not deficient:
-        raise ValueError("every layer has enough equations to be solved on its own; use the closed form `layers` instead")
+        raise ValueError(
+            "each layer of this network can be solved on its own, so that the closed form 'peeled', which solves several layers "
+            "together, does not apply; set route=layers"
+        )
     readings = choose_readings(observed, chain, observed.gradient, walk)
     point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _get_input_range(observed)

@@ -141,7 +141,8 @@ def _batch_norm(
     """
     if training or running_mean is None or running_var is None:
         raise ValueError(
-            "batch norm normalises with the mean and variance of the batch, so several cases cannot be computed in one batch"
+            "batch norm uses the mean and variance of the batch, so that cases in one forward pass would affect each other; "
+            "compute the gradient of each case separately"
         )
     problems = taps.problems
     shape = (1, -1, *(1,) * (input.ndim - 2))

@@ -70,7 +70,7 @@ def compute_moment(g: Tensor, v: Tensor, order: int, along: Tensor | None = None
         third: Tensor = torch.einsum("j,ja,jb,jc->abc", g, v, v, v) / len(g)
         return third - _symmetrise(first, eye)
     if along is None:
-        raise ValueError("a moment of order 4 is computed only along a direction")
+        raise ValueError("compute_moment needs the argument along, a unit vector, for order=4; got none")
     h = v @ along
     cubic: Tensor = torch.einsum("j,ja,jb,jc->abc", g * h, v, v, v) / len(g)
     quadratic = _symmetrise(along, second) + _symmetrise(second @ along, eye)

@@ -163,7 +163,8 @@ def get_label_rule(name: str) -> LabelRule | None:
         return None
     if name not in LABEL_RULES:
         raise ValueError(
-            f"unknown label rule {name!r}. Known: {', '.join([*LABEL_RULES, 'joint'])} (optimised with the examples)"
+            f"unknown label rule {name!r}. Known: {', '.join(LABEL_RULES)}, or joint, which optimises labels together with "
+            "examples"
         )
     return LABEL_RULES[name]
 

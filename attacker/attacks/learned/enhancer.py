@@ -104,7 +104,10 @@ def read_enhancer(path: Path, *, optimiser: str = "adam", lpips_weights: str = "
 
         return Enhancer(name, match, uses_labels=True)
     if optimiser != "adam":
-        raise ValueError(f"{path} holds no generator, the only prior that is searched; leave out @{optimiser}")
+        raise ValueError(
+            f"{path} holds a prior of kind {prior.facts.kind}, and only a generator is searched with an optimiser; leave out "
+            f"@{optimiser}"
+        )
     return Enhancer(prior.name, lambda x: apply_network(prior.network, x))
 
 
@@ -129,7 +132,9 @@ def apply_network(network: nn.Module, x: Tensor) -> Tensor:
     A single channel is repeated three times, and the three channels of the result are averaged. Raises ValueError for another C.
     """
     if x.shape[1] not in (1, 3):
-        raise ValueError(f"the network works on images of 1 or 3 channels, got {x.shape[1]}")
+        raise ValueError(
+            f"an enhancer or denoiser needs images of 1 or 3 channels, and these have {x.shape[1]}; leave it out of the attack"
+        )
     height, width = x.shape[-2:]
     stride = int(network.stride)  # type: ignore[arg-type]
     padded = pad(x.float().expand(-1, 3, -1, -1), (0, -width % stride, 0, -height % stride), mode="replicate")

@@ -42,7 +42,10 @@ def match_images(
     """
     wanted = (3, network.side, network.side)
     if tuple(x.shape[1:]) != wanted:
-        raise ValueError(f"the generator makes images of shape {wanted}, got {tuple(x.shape[1:])}")
+        raise ValueError(
+            f"the generator makes images of shape {wanted}, and the images to match have shape {tuple(x.shape[1:])}; train a "
+            "generator of that size"
+        )
     if optimiser not in SEARCH_OPTIMISERS:
         raise ValueError(f"unknown optimiser {optimiser!r} of the generator's latents. Known: {', '.join(SEARCH_OPTIMISERS)}")
     network = network.to(x.device)

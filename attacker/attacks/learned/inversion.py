@@ -97,9 +97,10 @@ class LearningToInvert:
 
 def _refuse_unsuitable(observation: Observation) -> None:
     sizes, steps = find_schedule(observation)
-    if sum(sizes) > MAX_BATCH:
+    examples = sum(sizes)
+    if examples > MAX_BATCH:
         raise ValueError(
-            f"the client has {sum(sizes)} examples, and this attack works for at most {MAX_BATCH}; choose another attack"
+            f"the client trained on {examples} examples, and this attack works for at most {MAX_BATCH}; choose another attack"
         )
     if steps != 1 or observation.training.optimiser != "sgd":
         used = f"{steps} steps of {observation.training.optimiser}"

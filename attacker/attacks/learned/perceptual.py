@@ -208,20 +208,26 @@ def _check_weights(path: Path, net: str, tensors: dict[str, Tensor], model: nn.M
     """
     parameters = {name: p for name, p in model.named_parameters() if name.startswith("net.")}
     own = {f"features.{name.split('.', 2)[2]}": name for name in parameters}
-    not_these = f"{path}: not the weights of {BACKBONES[net].title}, --lpips-net {net}"
+    title = BACKBONES[net].title
     if wrong := sorted(set(own) ^ {name for name in tensors if name.startswith("features.")}):
         raise ValueError(
-            f"{not_these}: {'unexpected' if wrong[0] in tensors else 'missing'} tensor {wrong[0]} in the file; give a file of "
-            "torchvision's weights"
+            f"{path} {'has the unknown' if wrong[0] in tensors else 'lacks the'} tensor {wrong[0]}; give a file of torchvision's "
+            f"weights of {title}, or another --lpips-net than {net}"
         )
     for name, inner in own.items():
         expected, got = tuple(parameters[inner].shape), tuple(tensors[name].shape)
         if got != expected:
-            raise ValueError(f"{not_these}: {name} has shape {got}, expected {expected}")
+            raise ValueError(
+                f"{path}: tensor {name} has shape {got} instead of {expected}; give a file of torchvision's weights of {title}, "
+                f"or another --lpips-net than {net}"
+            )
         if not bool(tensors[name].isfinite().all()):
-            raise ValueError(f"{not_these}: {name} holds NaN or infinity")
+            raise ValueError(f"{path}: tensor {name} holds NaN or infinity; give a file of torchvision's weights of {title}")
     kernels = sorted((name for name in own if name.endswith("weight")), key=lambda name: int(name.split(".")[1]))
     for name, begins in ((kernels[0], BACKBONES[net].first), (kernels[-1], BACKBONES[net].last)):
         if not torch.allclose(tensors[name].flatten()[: len(begins)].float(), torch.tensor(begins), rtol=0, atol=1e-3):
-            raise ValueError(f"{not_these}: {name} differs from torchvision's ImageNet weights, which LPIPS requires")
+            raise ValueError(
+                f"{path}: tensor {name} differs from torchvision's ImageNet weights of {title}, which --lpips-net {net} needs; "
+                "give a file of those"
+            )
     return {inner: tensors[name].float() for name, inner in own.items()}

@@ -119,7 +119,7 @@ def _check(facts: PriorFacts, kinds: Sequence[PriorKind], digest: Any, tensors: 
     be the one that the file states, `digest`, and all their values must be finite.
     """
     if facts.kind not in kinds:
-        raise ValueError(f"it is of kind {facts.kind!r}")
+        raise ValueError(f"this file holds a prior of kind {facts.kind!r}; give another file")
     if not all(type(value) is int and 0 < value <= MAX_SETTING for value in facts.settings.values()):
         raise ValueError(
             f"the settings of its network must be whole numbers from 1 to {MAX_SETTING}, got {dict(facts.settings)}; train it "

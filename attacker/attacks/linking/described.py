@@ -133,6 +133,11 @@ def _check_rounds(rounds: Sequence[Described]) -> None:
             if values is None or one.problem:
                 continue
             if len(values) != len(one.labels):
-                raise ValueError(f"round {one.round} has {len(one.labels)} labels and {len(values)} {name}")
+                raise ValueError(
+                    f"round {one.round} must have as many {name} as labels, got {len(values)} {name} and {len(one.labels)} labels"
+                )
             if not bool(values.isfinite().all()):
-                raise ValueError(f"{name} of round {one.round} are not finite; set `problem` for rounds that cannot be compared")
+                raise ValueError(
+                    f"{name} of round {one.round} contain NaN or infinite values; set Described.problem of this round to a text "
+                    "that says so, and it is not compared"
+                )

@@ -113,16 +113,19 @@ def _check_shapes(
 ) -> None:
     vectors = [t for t in (bias_gradient, bias) if t is not None]
     if weight_gradient.shape != weight.shape or any(v.shape != weight.shape[:1] for v in vectors):
-        of_bias = ", ".join(str(tuple(v.shape)) for v in vectors) or "none"
+        bias_shape, bias_gradient_shape = (None if v is None else tuple(v.shape) for v in (bias, bias_gradient))
         raise ValueError(
-            f"a weight of shape {tuple(weight.shape)} needs a weight gradient of the same shape, and a bias and a bias gradient "
-            f"of shape ({len(weight)},); got a weight gradient of shape {tuple(weight_gradient.shape)}, and for bias gradient "
-            f"and bias {of_bias}"
+            f"the gradient must have the weight's shape {tuple(weight.shape)}, and bias and bias gradient the shape "
+            f"({len(weight)},); got gradient {tuple(weight_gradient.shape)}, bias {bias_shape} and bias gradient "
+            f"{bias_gradient_shape}"
         )
     if not len(labels) or not bool(((labels >= 0) & (labels < max(2, len(weight)))).all()):
         raise ValueError(f"at least one label is needed, each from 0 to {max(2, len(weight)) - 1}, got {labels.tolist()}")
     if not all(bool(t.isfinite().all()) for t in (weight_gradient, weight, *vectors)):
-        raise ValueError("the layer's gradient or weights are not finite, so no features can be computed")
+        raise ValueError(
+            "the last layer's gradient or weights contain NaN or infinite values, so no features can be computed; leave out this "
+            "update"
+        )
 
 
 def _solve(

@@ -1,5 +1,6 @@
 """Links: statements about which places (positions of examples in observations) hold the same example."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,12 +32,14 @@ class Links:
         used = sorted(set().union(*each))
         if used != list(range(len(self.confidence))):
             raise ValueError(
-                f"places must hold every index from 0 to {len(self.confidence) - 1}, as confidence has {len(self.confidence)} "
-                f"entries, got the indices {used}"
+                f"Links.confidence has one entry for each of {len(self.confidence)} examples, so that Links.places must use all "
+                f"example numbers from 0 to {len(self.confidence) - 1}, got {used}"
             )
         for places in each:
-            if len(set(places)) != len(places):
-                raise ValueError(f"links must not place an example twice in one observation, got {places}")
+            if repeated := [example for example, count in Counter(places).items() if count > 1]:
+                raise ValueError(
+                    f"Links.places must hold an example once per observation, got example {repeated[0]} twice in {places}"
+                )
 
     @property
     def examples(self) -> int:

@@ -115,7 +115,11 @@ class CaseBatch:
         if not (simulation.draws and simulation.knows_defense):
             return None
         if len(self.cases[0].observations) > 1:
-            raise ValueError(f"draws are searched for one observation, got {len(self.cases[0].observations)}; set draws=false")
+            count = len(self.cases[0].observations)
+            raise ValueError(
+                f"draws=true searches for random numbers that a client drew for one update, and here {count} updates are "
+                "attacked together; set draws=false"
+            )
         own = dict(self.model.named_parameters())
         found = find_draws(first, self.model, {name: first.weights[name].to(self.attack.device) for name in own})
         self.space.drawn = None if found is None else found.start()

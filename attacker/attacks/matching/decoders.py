@@ -51,11 +51,14 @@ class Decoder:
     def __post_init__(self) -> None:
         if self.shared and (self.phases or len(self.shape) != 1 or not self.shared < self.shape[0]):
             raise ValueError(
-                f"a decoder that shares {self.shared} values needs latents of shape (size,) with more values, and no phases; got "
-                f"shape {self.shape} and phases {self.phases}"
+                f"a Decoder with shared={self.shared} needs shape=(size,) with a size above {self.shared}, and phases=(); got "
+                f"shape={self.shape} and phases={self.phases}"
             )
         if self.phases and self.shape != (sum(self.phases),):
-            raise ValueError(f"the latents of a decoder with phases {self.phases} must have their sum as shape, got {self.shape}")
+            raise ValueError(
+                f"a Decoder with phases={self.phases} needs shape=({sum(self.phases)},), the sum of the phases, got "
+                f"shape={self.shape}"
+            )
 
     def apply(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return the examples (N, *data.shape) of latents (N, *shape), and of labels if the decoder uses them."""
@@ -82,7 +85,10 @@ def bicubic(factor: int) -> DecoderFactory:
     def build(data: DataSpec) -> Decoder:
         """Return the decoder of a smaller image, enlarged by bicubic interpolation."""
         if not data.is_image:
-            raise ValueError(f"the decoder bicubic{factor} needs images, and these data are rows of shape {data.shape}")
+            raise ValueError(
+                f"the decoder bicubic{factor} needs images, and these data are table rows of shape {data.shape}; choose another "
+                "decoder"
+            )
         channels, *large = data.shape
         small = [-(-side // factor) for side in large]
         return Decoder(
@@ -156,7 +162,9 @@ def deep_prior(data: DataSpec) -> Decoder:
     Raises ValueError for table rows.
     """
     if not data.is_image:
-        raise ValueError(f"the decoder deep_prior needs images, and these data are rows of shape {data.shape}")
+        raise ValueError(
+            f"the decoder deep_prior needs images, and these data are table rows of shape {data.shape}; choose another decoder"
+        )
     prior = DeepPrior(data.shape)
     return Decoder((prior.size,), decode=prior.decode, encode=prior.encode)
 
@@ -167,7 +175,9 @@ def shared_prior(data: DataSpec) -> Decoder:
     Raises ValueError for table rows.
     """
     if not data.is_image:
-        raise ValueError(f"the decoder shared_prior needs images, and these data are rows of shape {data.shape}")
+        raise ValueError(
+            f"the decoder shared_prior needs images, and these data are table rows of shape {data.shape}; choose another decoder"
+        )
     prior = DeepPrior(data.shape, codes=CODES)
     return Decoder((prior.size,), decode=prior.decode, encode=prior.encode, shared=len(prior.weights), inject=prior.inject)
 

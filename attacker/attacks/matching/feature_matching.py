@@ -96,7 +96,10 @@ def recover_case_features(seen: ObservedGradients, labels: Tensor, rng: Generato
     weights = {name: w.cpu() for name, w in seen.get_state(i)["weights"].items()}
     layer = find_gaussian_layer(seen.model, weights)
     if layer is None:
-        raise ValueError("the network has no wide layer with random Gaussian weights before its last layer")
+        raise ValueError(
+            "the network has no wide layer with random Gaussian weights, such as a malicious server puts before the last layer; "
+            "set matched=head, which needs none"
+        )
     weight, bias = models.find_head(seen.model, seen.data)
     gradient = {name: g[i].cpu() for name, g in seen.gradients.items() if name in (weight, bias)}
     return recover_features(

@@ -58,7 +58,9 @@ def keep_largest(share: float) -> LayerWeights:
     the smallest kept one are kept too. Raises ValueError for a share out of this range.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"the share of compared entries must be above 0 and at most 1, got {share}")
+        raise ValueError(
+            f"compared_share, the share of gradient entries that are compared, must be above 0 and at most 1, got {share}"
+        )
 
     def weigh(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         sizes = {name: g.abs() for name, g in observed.items()}
@@ -80,7 +82,10 @@ def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = 
     Raises ValueError for an unknown shape, or a beta that is not positive.
     """
     if shape not in DEPTH_SHAPES:
-        raise ValueError(f"unknown shape of layer weights {shape!r}. Known: {', '.join(DEPTH_SHAPES)}")
+        raise ValueError(
+            f"the argument shape, which says how layer weights depend on depth, must be one of {', '.join(DEPTH_SHAPES)}, got "
+            f"{shape!r}"
+        )
     if not beta > 0:
         raise ValueError(f"beta must be positive, got {beta}")
 

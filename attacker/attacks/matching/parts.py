@@ -68,7 +68,10 @@ class Search:
         if self.consistency is not None and self.restarts < 2:
             raise ValueError(f"consistency compares several starts; set restarts to at least 2, got {self.restarts}")
         if self.consistency is not None and isinstance(self.optimiser, LBFGS):
-            raise ValueError("consistency is no part of the loss, which L-BFGS needs; choose another optimiser, such as adam")
+            raise ValueError(
+                "consistency cannot be used with the optimiser L-BFGS, since it is not part of the loss that L-BFGS minimises; "
+                "choose another optimiser, such as adam"
+            )
 
     @property
     def at_once(self) -> int:

@@ -45,7 +45,8 @@ class Simulation:
             raise ValueError("surrogate replaces the simulation of local steps; set local_steps=one_batch, or surrogate=false")
         if self.draws and (self.surrogate or self.local_steps == "simulated" or self.in_order):
             raise ValueError(
-                "draws are those of one step in one round; set local_steps=one_batch and no surrogate, or draws=false"
+                "draws=true searches for random numbers that a client drew in one local step, and needs local_steps=one_batch, "
+                "surrogate=false and in_order=false; set these, or draws=false"
             )
 
     def build_gradient(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:

@@ -69,7 +69,10 @@ def read_pool(path: Path, data: DataSpec, *, most: int = MAX_CANDIDATES) -> Pool
         or labels.dtype.kind not in "iu"
         or not 0 <= labels.min() <= labels.max() < data.num_classes
     ):
-        raise ValueError(f"{path}: {names[1]} must be {len(values)} whole numbers from 0 to {data.num_classes - 1}")
+        got = f"{labels.dtype} of shape {labels.shape}"
+        if labels.size and labels.dtype.kind in "iuf":
+            got += f" from {labels.min()} to {labels.max()}"
+        raise ValueError(f"{path}: {names[1]} must be {len(values)} whole numbers from 0 to {data.num_classes - 1}, got {got}")
     scaled = values.astype(np.float32) / (255 if values.dtype == np.uint8 else 1)
     if not (scaled.min() >= 0 and scaled.max() <= 1):  # also refuses NaN
         raise ValueError(f"{path}: {names[0]} must be uint8, or numbers from 0 to 1, got {scaled.min():g} to {scaled.max():g}")

@@ -61,7 +61,7 @@ def accumulate(
     if search not in SEARCHES:
         raise ValueError(f"unknown search {search!r}. Known: {', '.join(SEARCHES)}")
     if compare not in LINKS:
-        raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(LINKS)}")
+        raise ValueError(f"the argument compare must be one of {', '.join(LINKS)}, got {compare!r}")
     if search == "agic":
         base = agic(tv=tv, steps=steps, restarts=restarts, knows_defense=knows_defense).matching
     else:

@@ -299,7 +299,7 @@ def agic(
     none certifies.
     """
     if compare not in COMPARISONS:
-        raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
+        raise ValueError(f"the argument compare must be one of {', '.join(COMPARISONS)}, got {compare!r}")
     rule, adam = labels.get_label_rule(label_rule), optimiser == "adam"
     if rule is None:
         raise ValueError(

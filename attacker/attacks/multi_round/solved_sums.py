@@ -40,14 +40,15 @@ def attack_solved_sums(
             reasons[name] = str(error)
         if progress is not None:
             progress(number, len(found.clients), f"closed forms: {len(answers)} of {len(clients)} clients")
-    words = (
+    notes = (
         f"the sums determine the updates of {len(found.clients)} of {len(clients)} clients",
         f"the least squares leave {found.residual:.1e} of the sums' norm",
         f"closed forms found examples in {len(answers)} of them",
     )
     if not answers:
-        told = "; ".join(dict.fromkeys(reasons.values()))
-        raise ValueError(f"no example could be recovered: {'; '.join(words)}{': ' if told else ''}{told}")
+        details = "; ".join((*notes, *dict.fromkeys(reasons.values())))
+        advice = "; attack more rounds, which determine more updates" if len(found.clients) < len(clients) else ""
+        raise ValueError(f"no example could be recovered from the secure sums: {details}{advice}")
     x, y = (torch.cat([getattr(answer, field) for answer in answers.values()]) for field in ("x", "y"))
     slots, start = [], 0
     for name, answer in answers.items():
@@ -59,5 +60,5 @@ def attack_solved_sums(
             case, x, y, attack=attack, rng=rng, route="solved sums", slots=tuple(slots), seconds=perf_counter() - started
         ),
         evaluations=sum(answer.evaluations for answer in answers.values()),
-        notes=words,
+        notes=notes,
     )

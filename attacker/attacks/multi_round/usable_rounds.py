@@ -25,7 +25,9 @@ def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
         unusable = "; ".join(
             f"round {o.round}: {problem}" for o, problem in zip(case.observations, problems, strict=True) if problem
         )
-        raise ValueError(f"links were given for rounds that cannot be used; leave out these rounds: {unusable}")
+        raise ValueError(
+            f"Case.links covers rounds that cannot be attacked; leave these rounds out of the case and of its links: {unusable}"
+        )
     kept = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
     known = case.known_labels
     if known is not None:

@@ -97,7 +97,10 @@ def read_chain(model: nn.Module, shape: tuple[int, ...], *, one_dtype: bool = Fa
     chain, assumed = _read_for_batch(model, shape, BATCH_SIZE, one_dtype)
     for size in OTHER_BATCH_SIZES if assumed else ():
         if repr(_read_for_batch(model, shape, size, one_dtype)[0]) != repr(chain):
-            raise NotAChain("its code treats batches of different sizes differently, and closed forms support one way only")
+            raise NotAChain(
+                "the network's code treats batches of different sizes differently, and closed forms need code that treats all "
+                "sizes alike"
+            )
     return chain
 
 
@@ -134,7 +137,9 @@ class _ChainBuilder:
         Raises TraceError if the node does something else, and NotAChain if a node before it is not supported.
         """
         if not _is_size(node):
-            raise fx.proxy.TraceError(f"the value of {node} depends on the input")
+            raise fx.proxy.TraceError(
+                f"the network's code uses {node}, a value that depends on the input, as a number; decide only by sizes of tensors"
+            )
         self.take_all(node.graph, modules)
         self.assumed = True
         return self.sizes[node]
@@ -158,7 +163,10 @@ class _ChainBuilder:
             try:
                 self.sizes[node] = self._compute_value(node)
             except (TypeError, LookupError, ArithmeticError, RuntimeError) as error:
-                raise NotAChain(f"its code asks for a size that inputs of {self.shape} do not have: {error}") from error
+                raise NotAChain(
+                    f"the network's code asks for a size that its inputs of shape {self.shape} do not have: {error}; correct its "
+                    "forward method"
+                ) from error
             return
         if node.op != "placeholder":
             self._read_node(node)
@@ -170,10 +178,14 @@ class _ChainBuilder:
             raise NotAChain("it has no layer with weights")
         last = self.layers[-1]
         if self.pending or last.activation is not IDENTITY:
-            raise NotAChain("there is an activation or another map between its last layer with weights and its logits")
+            raise NotAChain(
+                f"the network applies the activation {last.activation.name} to the outputs of its last layer with weights, "
+                f"{last.name}; return these outputs as logits without it"
+            )
         if not are_reshapes(last.after):
             raise NotAChain(
-                f"average pooling follows its last layer with weights, {last.name}, so that its logits are not that layer's"
+                f"average pooling follows the network's last layer with weights, {last.name}, and closed forms need that layer's "
+                "outputs as logits; pool before this layer"
             )
         if len(last.outputs) != 1:
             raise NotAChain(f"its last layer returns shape {last.outputs} per example, and logits are a vector")
@@ -205,10 +217,11 @@ class _ChainBuilder:
             raise NotAChain(f"{shown} takes inputs of shape {self.shape}, and linear layers are inverted only for vectors")
         if any(layer.weight == f"{prefix}weight" for layer in self.layers):
             raise NotAChain(f"{shown} is used twice, and its gradient is a sum of both uses")
-        for own, value in (("weight", module.weight), ("bias", module.bias)):
-            if value is not None and self.parameters.get(prefix + own) is not value:
+        for parameter, value in (("weight", module.weight), ("bias", module.bias)):
+            if value is not None and self.parameters.get(prefix + parameter) is not value:
                 raise NotAChain(
-                    f"the {own} of {shown} is shared with another layer, or computed by a parametrisation such as weight norm"
+                    f"the {parameter} of {shown} is shared with another layer, or computed by a parametrisation such as weight "
+                    "norm, and closed forms support neither"
                 )
         layer = Layer(
             name=name,
@@ -246,7 +259,10 @@ class _ChainBuilder:
         try:
             function = build_map(node, module, (self.batch, *self.shape), arguments, keywords)
         except (TypeError, RuntimeError, IndexError) as error:
-            raise NotAChain(f"{get_call_name(node)} does not take {self.shape}: {error}") from error
+            raise NotAChain(
+                f"{get_call_name(node)} fails on an input of shape {self.shape}: {error}; correct the network or the shape of "
+                "its inputs"
+            ) from error
         x = torch.zeros(2, *self.shape)  # not on the meta device, on which adaptive pooling takes seconds to load
         self.shape = self._compute_shape(get_call_name(node), function, x)
         if self.layers and self.open:
@@ -265,9 +281,14 @@ class _ChainBuilder:
         try:
             given = tuple(function(x).shape)
         except (TypeError, RuntimeError, IndexError) as error:
-            raise NotAChain(f"{name} does not take {self.shape}: {error}") from error
+            raise NotAChain(
+                f"{name} fails on an input of shape {self.shape}: {error}; correct the network or the shape of its inputs"
+            ) from error
         if not given or given[0] != len(x):
-            raise NotAChain(f"{name} changes the size of the batch for inputs of shape {self.shape}")
+            raise NotAChain(
+                f"{name} changes the number of examples in a batch of shape {tuple(x.shape)}, and closed forms need one output "
+                "for each example"
+            )
         return given[1:]
 
     def _compute_value(self, node: fx.Node) -> Any:

@@ -68,7 +68,9 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> Any:
-        raise NotImplementedError("a function wrapped by `call_opaquely` can be differentiated only once")
+        raise NotImplementedError(
+            "second derivatives of a function that is called by call_opaquely are not supported; call the function itself"
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Any:

@@ -117,7 +117,7 @@ class _Tracer(fx.Tracer):
 
 
 def _know_no_size(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
-    raise fx.proxy.TraceError(f"the value of {node} is not known")
+    raise fx.proxy.TraceError(f"the network's code uses {node} as a number, which is unknown to trace; pass read_size to it")
 
 
 def trace(model: nn.Module, read_size: ReadSize = _know_no_size) -> tuple[fx.Graph, dict[str, nn.Module]]:
@@ -224,7 +224,10 @@ def build_map(
     Raises NotAChain if the node does something else, or mixes the examples of a batch.
     """
     if isinstance(module, Stochastic):
-        raise NotAChain(f"{get_call_name(node)} draws random numbers during training, which the server does not know")
+        raise NotAChain(
+            f"{get_call_name(node)} draws random numbers during training, which the server does not know and closed forms would "
+            "need"
+        )
     called = type(module) if module is not None else node.target
     if called in _POOLING:
         function = module if module is not None else node.target
@@ -237,7 +240,10 @@ def build_map(
         function = module if module is not None else _SHAPING[called]
         given = tuple(function(torch.empty(shape, device="meta"), *arguments, **keywords).shape)
         if not given or given[0] != shape[0]:
-            raise NotAChain(f"{get_call_name(node)} mixes the examples of a batch, since it changes the size of the batch axis")
+            raise NotAChain(
+                f"{get_call_name(node)} changes the number of examples in a batch of shape {tuple(shape)}, and closed forms need "
+                "one output for each example"
+            )
         return Reshaped(given[1:])
     what = type(module).__name__ if module is not None else get_call_name(node)
     where = f"{get_call_name(node)} is {what}" if module is not None else f"its code calls {what}"

@@ -35,7 +35,10 @@ class GradientPenalty:
         if not self.distance > 0:
             raise ValueError(f"the distance of the gradient penalty must be above 0, got {self.distance}")
         if self.inner.period != 1:
-            raise ValueError("the gradient penalty needs an optimiser of one evaluation per iteration, such as Adam")
+            raise ValueError(
+                "the gradient penalty needs an optimiser that evaluates the loss once per iteration, such as Adam, got "
+                f"{type(self.inner).__name__}"
+            )
 
     @property
     def period(self) -> int:

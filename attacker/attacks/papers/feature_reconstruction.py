@@ -60,7 +60,7 @@ def feature_reconstruction(
     a single image needs no features to tell it from others.
     """
     if matched not in MATCHED:
-        raise ValueError(f"unknown matched {matched!r}. Known: {', '.join(MATCHED)}")
+        raise ValueError(f"the argument matched must be one of {', '.join(MATCHED)}, got {matched!r}")
     layer: FeatureLayerName = "gaussian" if matched == "gaussian" else "head"
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}
     needs |= {Need.GAUSSIAN_LAYER} if layer == "gaussian" else set()

@@ -109,11 +109,15 @@ def find_draws(observation: Observation, model: nn.Module, weights: Weights) -> 
         return None
     if observation.training.count_step_examples(count) != (count,):
         raise ValueError(
-            f"draws are searched for updates of one step, and these {count} examples are trained on in several; set draws=false"
+            f"draws=true searches for random numbers that a client drew in one local step, and this client took several steps "
+            f"for its {count} examples; set draws=false"
         )
     settings = {} if step is None else dict(step.arguments)
     if step is not None and step.name == "instahide" and (settings.get("public") or settings.get("flips", 0.5)):
-        raise ValueError(f"draws of {observation.inputs} are not searched: only of instahide(flips=0) without public images")
+        raise ValueError(
+            "draws=true searches for the random numbers of InstaHide only with flips=0 and without public images, and this "
+            f"client used {observation.inputs}; set draws=false"
+        )
     x = torch.rand(1, *observation.data.shape, generator=torch.Generator().manual_seed(0))
     state = {**dict(model.named_buffers()), **{name: w.detach() for name, w in weights.items()}}
     x = observation.data.normalise(x.to(next(iter(weights.values()))))

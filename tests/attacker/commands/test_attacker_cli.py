@@ -160,7 +160,10 @@ def test_a_wrong_file_of_weights_is_refused_before_anything_is_scored(run: Path,
     assert replay(run, "--no-null").exit_code == 0
     save_file({"features.0.weight": torch.zeros(64, 3, 11, 11)}, tmp_path / "wrong.safetensors")
     for options, words in (
-        (["--lpips-weights", tmp_path / "wrong.safetensors"], "wrong.safetensors: not the weights of AlexNet"),
+        (
+            ["--lpips-weights", tmp_path / "wrong.safetensors"],
+            "wrong.safetensors lacks the tensor features.0.bias; give a file of torchvision's weights of AlexNet",
+        ),
         (["--lpips-weights", tmp_path / "absent"], "absent do not exist"),
         (["--lpips-net", "squeeze"], "unknown LPIPS net 'squeeze'"),
     ):
@@ -186,7 +189,7 @@ def test_forced_route_is_shown_and_stored(run: Path) -> None:
 def test_route_is_refused_for_attacks_without_routes(run: Path) -> None:
     refused = replay(run, "--route", "layers")
     assert refused.exit_code == 2
-    assert "--route is an option of the attack exact; cpl has no argument route" in refused.output
+    assert "--route is an option of the attack exact, and cpl does not have it" in refused.output
     unknown = call("replay", run, "--attack", "exact", "--route", "magic")
     assert unknown.exit_code == 2
     assert "unknown route 'magic'. Known: auto, " in unknown.output

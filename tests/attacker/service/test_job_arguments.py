@@ -74,7 +74,7 @@ def test_text_arguments_of_custom_attacks_need_declared_values() -> None:
             check_settable("theirs", undeclared, {key: "a"})
     assert set(list_settable(declared)) == {"steps", "share", "init", "mode"}
     check_settable("ours", declared, {"steps": None, "share": "all", "init": "b", "mode": "y"})
-    with pytest.raises(ValueError, match="init cannot be '/etc/passwd'; the texts allowed for it are a, b"):
+    with pytest.raises(ValueError, match="cannot set init to '/etc/passwd'; choose one of a, b"):
         check_settable("ours", declared, {"init": "/etc/passwd"})
     with pytest.raises(ValueError, match="steps must be a number"):
         check_settable("ours", declared, {"steps": "/etc/passwd"})

@@ -95,8 +95,8 @@ class CocktailParty:
         first = find_input_layer(case.observations[0].model, observed.data)
         if first is None and self.criterion == "published":
             raise ValueError(
-                "criterion=published separates images, and this model has no linear layer with a bias that sees them directly; "
-                "use criterion=likelihood, which also separates features"
+                "criterion=published needs a linear layer with a bias whose input is the flattened image, and this model has "
+                "none; set criterion=likelihood, which needs no such layer"
             )
         layer = FeatureLayer(first.weight, first.bias) if first is not None else find_feature_layer(observed)
         rows = join_bias(layer, observed.gradient, 0)
@@ -233,6 +233,6 @@ def check_size(examples: int, rows: Tensor) -> None:
     most = min(MAX_EXAMPLES, len(rows))
     if examples > most:
         raise ValueError(
-            f"the update is of {examples} examples, but the gradient of a layer of {len(rows)} neurons separates at most {most}; "
-            "attack a smaller batch"
+            f"the update was computed from {examples} examples, but this attack separates at most {most} by the gradient of a "
+            f"layer of {len(rows)} neurons; use an attack that searches, such as cpl"
         )

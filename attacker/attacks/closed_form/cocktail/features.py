@@ -45,8 +45,8 @@ def find_feature_layer(observed: Observed) -> FeatureLayer:
         if len(inputs) == 1 and inputs[0].ndim == 2 and len(inputs[0]) == 2 and weight in observed.gradient:
             return FeatureLayer(weight, bias if bias in observed.gradient else "")
     raise ValueError(
-        "this attack separates the inputs of a linear layer that is called once with one vector per example, and this model has "
-        "no such layer"
+        "the Cocktail Party attack needs a linear layer that is called once with one vector per example, and this model has "
+        "none; use an attack that searches, such as cpl"
     )
 
 

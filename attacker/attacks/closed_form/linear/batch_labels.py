@@ -78,7 +78,11 @@ def explain(
     Raises ValueError if `answer` has no examples, or lacks the part of the gradient of one of its examples.
     """
     if not answer.found or not bool((answer.d != 0).any(dim=1).all()):
-        raise ValueError(f"labels cannot be found, because the gradient of each single example is not known; {answer.note}")
+        reason = answer.note or "not all examples were separated"
+        raise ValueError(
+            f"labels cannot be found, because the batch's gradient was not split into those of its examples ({reason}); use "
+            "assign_labels, which does not need them"
+        )
     simulate = _Simulation(model, chain, weights, loss)
     spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
     x, y, source, misfit, twins, mixed = [], [], [], [], [], []

@@ -223,7 +223,7 @@ def _count_linear(layer: Layer) -> Count:
     The gradient constraints k x^T = dL/dW alone determine x, the layer's input after any pooling that precedes the weights. The
     number of independent ones is the number of values of x or, with pooling, the channels times the rank of the pooling matrix.
     """
-    pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
+    pool = build_pooling_matrix(layer.before, layer.inputs, f"before layer {layer.name}")
     if pool is None:
         unknowns = rank = prod(layer.inputs)
     else:

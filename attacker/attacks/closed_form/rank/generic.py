@@ -64,7 +64,7 @@ def _draw_pooled_gradient(layer: Layer, rng: torch.Generator) -> Tensor | None:
 
     Pooling restricts the possible gradients. None if the layer does not pool its input; the caller then draws any gradient.
     """
-    pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
+    pool = build_pooling_matrix(layer.before, layer.inputs, f"before layer {layer.name}")
     return None if pool is None else multiply(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
 
 

@@ -77,8 +77,8 @@ def build_footprint(layer: Layer) -> LayerFootprint:
         channels=layer.taken[0],
         filters=layer.shape[0],
         taken=height * width,
-        before=build_pooling_matrix(layer.before, layer.inputs, layer.name),
-        after=build_pooling_matrix(layer.after, layer.given, layer.name),
+        before=build_pooling_matrix(layer.before, layer.inputs, f"before layer {layer.name}"),
+        after=build_pooling_matrix(layer.after, layer.given, f"after layer {layer.name}"),
     )
 
 
@@ -102,11 +102,11 @@ def find_used_values(chain: Chain) -> list[Tensor]:
     return masks[::-1]
 
 
-def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], name: str) -> Tensor | None:
+def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], place: str) -> Tensor | None:
     """Return the average pooling in `maps` as a matrix (values after, values before) for one channel; None without pooling.
 
     Entries are 1 where a value is averaged and 0 elsewhere: sums instead of averages. For several poolings in succession, the
-    result is the product of their matrices. shape: of the input. name: layer name for errors.
+    result is the product of their matrices. shape: of the input. place: where the maps are, such as "after layer 2", for errors.
     Raises NotAChain if an image is reshaped to another one besides pooling, if what is pooled is not an image (C, H, W), or if a
     channel has more than MAX_POOLED_VALUES values.
     """
@@ -114,9 +114,12 @@ def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], name: s
     for one in maps:
         after = tuple(one(torch.empty(1, *sides, device="meta")).shape[1:])
         if not is_reshape(one, sides):
-            matrix = _compute_pooling_matrix(one, sides, name) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
+            matrix = _compute_pooling_matrix(one, sides, place) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
         elif len(after) == 3 and after != sides and len(maps) > 1:
-            raise NotAChain(f"{name} reshapes {sides} to {after} and also pools; the analysis supports only one of the two")
+            raise NotAChain(
+                f"{place}, images are pooled and also reshaped from {sides} to {after}, and closed forms support only one of the "
+                "two"
+            )
         sides = after
     return matrix
 
@@ -127,10 +130,10 @@ def is_reshape(one: Linear, shape: tuple[int, ...]) -> bool:
     return torch.equal(one(values).flatten(), values.flatten())
 
 
-def _compute_pooling_matrix(one: Linear, sides: tuple[int, ...], name: str) -> Tensor:
+def _compute_pooling_matrix(one: Linear, sides: tuple[int, ...], place: str) -> Tensor:
     if len(sides) != 3 or (count := prod(sides[1:])) > MAX_POOLED_VALUES:
         raise NotAChain(
-            f"the pooling before or after layer {name} takes inputs of shape {sides} and cannot be analysed; it must take images "
-            f"(C, H, W) of at most {MAX_POOLED_VALUES} pixels"
+            f"the pooling {place} takes inputs of shape {sides}, and closed forms support only pooling of images (C, H, W) of at "
+            f"most {MAX_POOLED_VALUES} pixels"
         )
     return (one(torch.eye(count).reshape(count, 1, *sides[1:])).reshape(count, -1).T > 0).float()

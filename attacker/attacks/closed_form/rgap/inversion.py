@@ -84,11 +84,14 @@ def require_single(observed: Observed) -> Chain:
     """
     chain = observed.chain
     if isinstance(chain, str):
-        raise ValueError(f"this model cannot be inverted layer by layer: {chain}")
+        reason = chain
+        raise ValueError(
+            f"R-GAP cannot invert this network layer by layer: {reason}; a search, such as the attack cpl, has no such limit"
+        )
     if observed.examples != 1:
         raise ValueError(
-            f"the update was computed from {observed.examples} examples, but layer by layer only a single example can be "
-            "recovered; from several, the result would be a mixture of them"
+            f"the update was computed from {observed.examples} examples, and R-GAP recovers only a single one (from several, a "
+            "mixture of them); a search, such as the attack cpl, has no such limit"
         )
     return chain
 

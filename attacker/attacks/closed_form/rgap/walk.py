@@ -102,7 +102,10 @@ def solve_last_layer(chain: Chain, weights: Tensors, gradient: Tensors, loss: st
     """
     layer = chain.layers[-1]
     if layer.kernel is not None:
-        raise ValueError(f"the last layer, {layer.name}, is a convolution, and closed forms need a linear last layer")
+        raise ValueError(
+            f"the last layer, {layer.name}, is a convolution, and R-GAP needs a linear last layer; a search, such as the attack "
+            "cpl, does not need it"
+        )
     weight, bias = weights[layer.weight], weights[layer.bias] if layer.bias else None
     heads = read_heads(loss, weight, bias, gradient[layer.weight], gradient[layer.bias] if layer.bias else None)
     return [_build_point(layer, weight, gradient[layer.weight], head, len(chain.layers) - 2) for head in heads]

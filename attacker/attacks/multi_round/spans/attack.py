@@ -108,17 +108,19 @@ class Spans:
             exact = len(found.vectors)
             found = append_estimates(review(found, spaces, forwards, first.data), estimates)
             told = (describe_estimates(estimates),)
-        words = (*_describe(spaces, shared, isolated, exact), *told)
+        notes = (*_describe(spaces, shared, isolated, exact), *told)
         groups: list[list[int]] = []
         if Need.UNNAMED in self.needs:
             groups = group_updates(spaces, shared, [one.round for one in case.observations])
-            words = (*words, _describe_groups(groups))
+            notes = (*notes, _describe_groups(groups))
         if not len(found.vectors):
-            raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
+            raise ValueError(
+                f"no example could be recovered from the updates: {'; '.join(notes)}; use an attack that searches, such as cpl"
+            )
         labels, mixed = label_examples(case, layer, found)
         if bool(mixed.any()):
             found = replace(found, clearance=found.clearance.masked_fill(mixed, 0.0))
-            words = (*words, f"{int(mixed.sum())} examples are undecided: {MIXED_LABELS}")
+            notes = (*notes, f"{int(mixed.sum())} examples are undecided: {MIXED_LABELS}")
         return build_reconstruction(
             case,
             convert_to_examples(found.vectors, first.data),
@@ -134,7 +136,7 @@ class Spans:
                 "error": tuple(found.error.tolist()),
                 **({"group": _number_groups(found.holders, groups)} if groups else {}),
             },
-            notes=words,
+            notes=notes,
         )
 
 
@@ -168,7 +170,7 @@ def require_input_layer(observation: Observation) -> InputLayer:
     if observation.training.mode == "train" and is_input_random(observation.model, observation.data, name):
         raise ValueError(
             f"clients draw random numbers before layer {name}, such as dropout of inputs, so that its updates hold other values "
-            "than those of the examples; use an attack that searches"
+            "than those of the examples; use an attack that searches, such as cpl"
         )
     return layer
 

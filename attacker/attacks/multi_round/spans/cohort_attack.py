@@ -118,7 +118,7 @@ class CohortSpans:
             for vector, clear in zip(*pair, strict=True)
             if is_plausible(vector, low, high)
         ]
-        words = _describe(spaces, clients, cohorts)
+        notes = _describe(spaces, clients, cohorts)
         found = FoundExamples(spaces[0].y.new_zeros(0, len(low) + 1), spaces[0].y.new_zeros(0), ())
         if kept:
             merged, clearance = merge_equal(
@@ -131,9 +131,12 @@ class CohortSpans:
             mixed = list_mixed_sums(case, layer, spaces, clients, parts, relu=precedes_relu(first, layer))
             found, estimates = add_components(found, mixed, spaces, first.data, seed_generator(rng, case, "components"))
             found = append_estimates(review(found, spaces, forwards, first.data), estimates)
-            words = (*words, describe_estimates(estimates))
+            notes = (*notes, describe_estimates(estimates))
         if not len(found.vectors):
-            raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
+            raise ValueError(
+                f"no example could be recovered from the secure sums: {'; '.join(notes)}; attack more rounds, or use another "
+                "attack"
+            )
         owners = [name_owner(own, cohorts) for own in found.holders]
         groups = _group(case, layer, found, spaces)
         numbers = [0] * len(owners)
@@ -158,7 +161,7 @@ class CohortSpans:
                 "rounds": tuple(float(len(own)) for own in found.holders),
                 "group": tuple(map(float, numbers)),
             },
-            notes=(*words, f"{named} of {len(owners)} examples have a single possible owner", told),
+            notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", told),
         )
 
 

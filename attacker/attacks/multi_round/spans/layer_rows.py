@@ -67,7 +67,10 @@ def read_rows(observation: Observation, layer: InputLayer, device: str = "cpu") 
     update = codec.decode(observation.payload, observation.weights)
     rows = join_parameters(update, layer, device)
     if not bool(torch.isfinite(rows).all()):
-        raise ValueError(f"the update of {observation.key} contains NaN or infinite values in {layer.weight} or {layer.bias}")
+        raise ValueError(
+            f"the update of client {observation.client} in round {observation.round} contains NaN or infinite values in "
+            f"{layer.weight} or {layer.bias}; leave this round out with --rounds"
+        )
     noise = estimate_rounding(rows)
     if observation.payload.codec == "weights":
         bound = observation.rounding

@@ -248,13 +248,15 @@ def test_the_published_loss_prefers_the_sources_and_its_search_lowers_it() -> No
 def test_inseparable_batch_unknown_criterion_and_table_rows_are_refused() -> None:
     narrow = ModelSpec(name="mlp", arguments={"hidden": [8]})
     x, y = draw_images(12), torch.arange(12) % 5
-    with pytest.raises(ValueError, match=r"12 examples, .* of a layer of 8 neurons separates at most 8"):
+    with pytest.raises(
+        ValueError, match="12 examples, but this attack separates at most 8 by the gradient of a layer of 8 neurons"
+    ):
         cocktail_party()([make_case(x, y, model=narrow)], rng=seeded())
     with pytest.raises(ValueError, match="unknown criterion 'best'"):
         cocktail_party(criterion="best")
     models.admit(name := f"{__name__}:{rectified.__name__}")
     behind = make_case(draw_images(4), torch.arange(4), model=ModelSpec(name=name))
-    with pytest.raises(ValueError, match=r"criterion=published separates images, .* use criterion=likelihood"):
+    with pytest.raises(ValueError, match=r"criterion=published needs .* set criterion=likelihood"):
         cocktail_party(criterion="published", steps=1, inversion_steps=1)([behind], rng=seeded())
     rows = replace(make_case(x, y).observations[0], data=DataSpec(shape=(7,), num_classes=5))
     assert Need.IMAGES.value in find_unmet(cocktail_party(), Case((rows,)))

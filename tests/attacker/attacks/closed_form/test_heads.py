@@ -185,7 +185,7 @@ def test_a_bias_whose_gradient_was_not_sent_still_counts_in_the_logits(outputs: 
 
 def test_a_single_logit_needs_the_gradient_of_its_bias() -> None:
     p = problem(1, bias=True)
-    with pytest.raises(ValueError, match="bias is zero or was not sent"):
+    with pytest.raises(ValueError, match=r"gradient of the last layer's bias .* is zero or the client did not send it"):
         read(p, with_bias=False)
 
 

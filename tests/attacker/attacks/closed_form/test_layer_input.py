@@ -109,7 +109,7 @@ def test_encoder_of_a_precode_bottleneck_reveals_the_features(observe: Observe) 
     with pytest.raises(ValueError, match="no hidden linear layer"):
         route.find_suitable_layer(observed([without]))
     two, _, _ = case(observe, convolutional, count=2, network="precode(bottleneck=16)")
-    with pytest.raises(ValueError, match="one example and one step only"):
+    with pytest.raises(ValueError, match="update of one example and one step, and this update is of 2 examples"):
         route.find_suitable_layer(observed([two]))
 
 
@@ -137,7 +137,7 @@ def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: O
 @pytest.mark.parametrize(
     ("build", "count", "settings", "words"),
     [
-        (plain, 2, {}, "of one example and one step only"),
+        (plain, 2, {}, "needs an update of one example and one step"),
         (sigmoid, 1, {}, "no ReLU"),
         (unbiased, 1, {}, "no hidden linear layer is suitable: it must have a bias"),
         (normalised, 1, {}, "no hidden linear layer is suitable"),

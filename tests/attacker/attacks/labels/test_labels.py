@@ -257,5 +257,5 @@ def test_head_improves_labels_of_a_confident_model() -> None:
 def test_rules_are_chosen_by_name() -> None:
     assert get_label_rule("inferred") is infer_labels
     assert get_label_rule("joint") is None
-    with pytest.raises(ValueError, match=r"'guess'.*bias, rows, llg, ilrg, inferred, joint"):
+    with pytest.raises(ValueError, match=r"'guess'.*bias, rows, llg, ilrg, inferred, or joint"):
         get_label_rule("guess")

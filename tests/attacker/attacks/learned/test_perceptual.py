@@ -155,17 +155,17 @@ def infinite(given: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (dict, "features.0.weight differs from torchvision's"),
-        (lacking, "missing tensor features.8.bias"),
-        (cut, r"features.3.weight has shape \(192, 64, 3, 3\), expected \(192, 64, 5, 5\)"),
-        (infinite, "features.6.bias holds NaN or infinity"),
-        (lambda given: {**given, "features.12.bias": torch.zeros(3)}, "unexpected tensor features.12.bias"),
+        (dict, ": tensor features.0.weight differs from torchvision's"),
+        (lacking, " lacks the tensor features.8.bias"),
+        (cut, r": tensor features.3.weight has shape \(192, 64, 3, 3\) instead of \(192, 64, 5, 5\)"),
+        (infinite, ": tensor features.6.bias holds NaN or infinity"),
+        (lambda given: {**given, "features.12.bias": torch.zeros(3)}, " has the unknown tensor features.12.bias"),
     ],
 )
 def test_wrong_weights_are_refused_with_the_reason(tmp_path: Path, change: Callable, reason: str) -> None:
     path = tmp_path / "given.safetensors"
     save_file(change(random_weights()), path)
-    with pytest.raises(ValueError, match=f"given.safetensors: not the weights of AlexNet, --lpips-net alex: {reason}"):
+    with pytest.raises(ValueError, match=f"given.safetensors{reason}.*weights of AlexNet"):
         load("alex", path)
 
 
@@ -178,7 +178,7 @@ def test_other_files_are_refused(tmp_path: Path, weights: Callable[[str], Path])
         load("alex", tmp_path / "absent.safetensors")
     with pytest.raises(ValueError, match="unknown LPIPS net 'squeeze'"):
         load("squeeze")
-    with pytest.raises(ValueError, match="not the weights of AlexNet"):
+    with pytest.raises(ValueError, match=r"lacks the tensor .*; give a file of torchvision's weights of AlexNet"):
         load("alex", weights("vgg"))
 
 

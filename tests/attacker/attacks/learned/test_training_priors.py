@@ -102,7 +102,7 @@ def test_file_states_its_training_data_and_is_refused_if_changed(stripes: Tensor
     assert not any(p.requires_grad for p in read.network.parameters())
     x = torch.rand(1, 3, 16, 16, generator=seeded())
     torch.testing.assert_close(read.network(x), trainer.network(x), atol=1e-2, rtol=1e-2)
-    with pytest.raises(ValueError, match="it is of kind 'enhancer'"):
+    with pytest.raises(ValueError, match="this file holds a prior of kind 'enhancer'"):
         read_prior(path, "autoencoder")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

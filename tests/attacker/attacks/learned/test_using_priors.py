@@ -82,7 +82,7 @@ def test_images_of_any_size_keep_their_shape(shape: tuple[int, ...]) -> None:
     made = read_enhancer(READY_FILE)(x)
     assert made.shape == x.shape
     assert 0 <= float(made.min()) <= float(made.max()) <= 1
-    with pytest.raises(ValueError, match="1 or 3 channels, got 2"):
+    with pytest.raises(ValueError, match="1 or 3 channels, and these have 2"):
         read_enhancer(READY_FILE)(torch.rand(1, 2, 8, 8))
 
 
@@ -124,5 +124,7 @@ def test_autoencoder_file_can_be_named_as_a_decoder(autoencoder: Path, case: Cas
     assert float(answer.loss[-1]) < float(answer.loss[0])
     with pytest.raises(ValueError, match="whose sides 4 divides"):
         get_decoder(str(autoencoder))(DataSpec(shape=(3, 10, 16), num_classes=2))
-    with pytest.raises(ValueError, match="of kind enhancer or generator or upscaler: it is of kind 'autoencoder'"):
+    with pytest.raises(
+        ValueError, match="of kind enhancer or generator or upscaler: this file holds a prior of kind 'autoencoder'"
+    ):
         attack(case, enhancer=str(autoencoder))

@@ -197,9 +197,9 @@ def test_invalid_arguments_are_refused() -> None:
         link([], batch_size=1)
     with pytest.raises(ValueError, match="each round once, but round 2 precedes round 1"):
         link([client.seen(2, [0]), client.seen(1, [0])], batch_size=1)
-    with pytest.raises(ValueError, match="round 1 has 1 labels and 2 features"):
+    with pytest.raises(ValueError, match="round 1 must have as many features as labels, got 2 features and 1 labels"):
         link([client.seen(1, [0, 1])._replace(labels=torch.tensor([0]))], batch_size=1)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="contain NaN or infinite values"):
         link([Described(1, torch.tensor([0]), torch.full((1, 3), torch.nan))], batch_size=1)
     with pytest.raises(ValueError, match="'assignment' or 'greedy', got 'best'"):
         link([client.seen(1, [0])], batch_size=1, matching="best")  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_bicubic_latents_have_a_quarter_of_the_size_and_keep_constants() -> None
 
 
 def test_bicubic_interpolation_is_refused_for_table_rows() -> None:
-    with pytest.raises(ValueError, match=r"the decoder bicubic4 needs images, and these data are rows of shape \(9,\)"):
+    with pytest.raises(ValueError, match=r"the decoder bicubic4 needs images, and these data are table rows of shape \(9,\)"):
         get_decoder("bicubic4")(ROWS)
 
 

@@ -142,7 +142,7 @@ def test_needs_name_the_added_layer_as_an_oracle_unless_the_last_layer_is_matche
     other = feature_reconstruction(matched="head")
     assert find_unmet(other, stock) == []
     assert list_oracles(other.needs) == ()
-    with pytest.raises(ValueError, match=r"unknown matched 'body'\. Known: gaussian, head"):
+    with pytest.raises(ValueError, match="argument matched must be one of gaussian, head, got 'body'"):
         feature_reconstruction(matched="body")
 
 

@@ -75,7 +75,10 @@ def test_without_convolutions_all_layers_have_weight_one() -> None:
     assert set(values(weigh_by_depth(50.0)(model, full(model))).values()) == {1.0}
 
 
-@pytest.mark.parametrize(("arguments", "words"), [((0.0,), "beta must be positive"), ((2.0, "cubic"), "unknown shape")])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [((0.0,), "beta must be positive"), ((2.0, "cubic"), "argument shape, which says how layer weights depend on depth")],
+)
 def test_invalid_arguments_are_refused(arguments, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         weigh_by_depth(*arguments)

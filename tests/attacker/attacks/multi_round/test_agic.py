@@ -224,9 +224,9 @@ def test_rounds_of_several_clients_are_refused(client: Client) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"compare": "guess"}, "unknown comparison 'guess'"),
+        ({"compare": "guess"}, "argument compare must be one of .*, got 'guess'"),
         ({"local_steps": "many"}, "unknown local_steps 'many'"),
-        ({"shape": "cubic"}, "unknown shape"),
+        ({"shape": "cubic"}, "argument shape, .* got 'cubic'"),
         ({"label_rule": "joint"}, "label_rule cannot be 'joint'"),
         ({"order_invariant": 1.0}, "set local_steps=simulated"),
         ({"surrogate": True, "local_steps": "simulated"}, "set local_steps=one_batch"),

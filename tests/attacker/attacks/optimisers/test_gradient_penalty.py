@@ -51,7 +51,7 @@ def test_a_stepper_resumes_between_both_evaluations_and_drops_rows() -> None:
         ({"weight": 0.0, "distance": 1.0}, "weight .* got 0.0"),
         ({"weight": 1.5, "distance": 1.0}, "weight .* got 1.5"),
         ({"weight": 0.5, "distance": 0.0}, "distance .* got 0.0"),
-        ({"inner": LBFGS(), "weight": 0.5, "distance": 1.0}, "one evaluation"),
+        ({"inner": LBFGS(), "weight": 0.5, "distance": 1.0}, "once per iteration, such as Adam, got LBFGS"),
     ],
 )
 def test_invalid_settings_are_refused(arguments: dict, words: str) -> None:

@@ -303,7 +303,7 @@ def test_pooling_that_keeps_the_size_is_inverted_before_a_hidden_layer() -> None
 
 def test_convolution_as_last_layer_is_refused() -> None:
     s = seen(nn.Sequential(nn.Conv2d(2, 3, (6, 5)), nn.Flatten()))
-    with pytest.raises(ValueError, match="0, is a convolution, and closed forms need a linear last layer"):
+    with pytest.raises(ValueError, match="0, is a convolution, and R-GAP needs a linear last layer"):
         s.readings()
 
 
