@@ -161,7 +161,10 @@ def test_gradient_that_no_example_has_is_noted() -> None:
 
 
 def test_search_starts_from_the_closed_forms_answer(image_case: Make) -> None:
-    """With noise the closed form is not exact; the search starts from its answer and reduces the misfit to the gradient."""
+    """With noise the closed form is not exact; the search starts from its answer and reduces the misfit to the gradient.
+
+    One iteration, since after more the search from the regular start arrives at the same minimum.
+    """
     case, _x, _ = image_case()
     noise = seeded(7)
 
@@ -170,7 +173,7 @@ def test_search_starts_from_the_closed_forms_answer(image_case: Make) -> None:
 
     noisy = altered(case, disturbed)
     observed = observe([noisy])
-    (closed,), (routed,) = rgap()([noisy], rng=seeded()), exact(steps=20)([noisy], rng=seeded())
+    (closed,), (routed,) = rgap()([noisy], rng=seeded()), exact(steps=1)([noisy], rng=seeded())
     misfits = [observed.measure_misfit(0, found.x, found.y) for found in (closed, routed)]
     assert EXACT_DISTANCE < misfits[0] < 1
     assert routed.route == "optimisation from layers"
