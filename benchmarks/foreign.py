@@ -14,10 +14,11 @@ reconstructions (`at_once`), one by one with torch.func, or with plain PyTorch.
 of the reconstruction of one client's image minus that of the null, in dB. It is only measured if no table or network is selected.
 
 `seconds` is the CPU time of a network's import, attacks, nulls and reports. The tables are `small` and `torchvision`; without
-the name of a table, both run. `--quick` runs `small` without its largest network. The name of one network selects it alone. Each
-row is also written to standard error when it is done, so that after an interruption the networks that are left can be run by
-name. The table `quickstart` has the app alone, with the template's settings and with one step on one example
-(support/foreign/quickstart.py).
+the name of a table, both run. With `--quick` and no name, only `small` runs, without its largest network, and `torchvision` is
+left out; with `--quick` and the name of a table, that table runs, `small` again without its largest network. The name of one
+network selects it alone. Each row is also written to standard error when it is done, so that after an interruption the networks
+that are left can be run by name. The table `quickstart` has the app alone, with the template's settings and with one step on one
+example (support/foreign/quickstart.py).
 """
 
 import copy

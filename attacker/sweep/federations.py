@@ -144,7 +144,8 @@ def _measure_attack(
 ) -> AttackScores:
     """Run one attack and its null on a federation's recording, and score both. If it cannot run, the result says why.
 
-    Of several candidates, the one with the smallest mean RMSE on the tuning clients is used.
+    If the attack is given with several settings (`attack.candidates`), each is first run on the updates of the tuning clients,
+    whose scores are not reported. The setting with the smallest mean RMSE there is then used on the reported clients.
     """
     recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
     reported, tuning = choose_clients(recording, grid)

@@ -89,8 +89,8 @@ def fit_to(own: Dataset, like: Dataset) -> Dataset:
         and (renamed := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b])
     ):
         raise ValueError(
-            f"{own.name}: class {renamed[0]!r} has another index than in {like.name}; write your data with `fedsim part`, which "
-            f"numbers the classes in its order: {', '.join(like.class_names)}"
+            f"{own.name}: class {renamed[0]!r} has another index than in {like.name}, or is not among its classes; write your "
+            f"data with `fedsim part`, which accepts only these classes, in this order: {', '.join(like.class_names)}"
         )
     return replace(own, spec=like.spec, class_names=like.class_names)
 

@@ -6,7 +6,8 @@
         z = project(optimiser(z, loss))
 
 Each row of z is the latent vector of one case; all rows are optimised at once. Cases whose search was stuck are then searched
-again from another start, up to `Search.restarts` times in all. With `Search.consistency`, all these starts of a case are searched
+again from other starts. A case has at most `Search.restarts` starts; its first search counts as one of them, so that with 1 no
+search is repeated, and only a warm start does not count. With `Search.consistency`, all these starts of a case are searched
 at once, one row each, and each row is also attracted by the mean over the case's starts. `channel` applies the defense that the
 attacker knows, such as clipping or compression, to the gradient.
 """

@@ -254,8 +254,10 @@ def _measure_named(scores: Tensor, owner: Tensor) -> float:
 def _list_firsts(scores: Sequence[Tensor], owner: Tensor, seed: int) -> list[bool]:
     """Return for each candidate that is an example of a client other than client 0 whether it has the largest of `POOL` scores.
 
-    The scores are those for this client. The other POOL - 1 candidates are drawn from those that are examples of no client.
-    scores: (P,) for each client. owner: (P,) index of each candidate's client, -1 for none.
+    A candidate is compared with POOL - 1 others, which are drawn from the candidates that are examples of no client. All these
+    scores are taken from `scores[c]`, where c is the client that has the candidate as an example.
+    scores: for each client, the scores of all candidates for this client, (P,). owner: (P,) index of each candidate's client, -1
+    for none.
     """
     rng, others, found = Generator().manual_seed(seed), (owner == -1).nonzero()[:, 0], []
     for client, own in enumerate(scores[1:], start=1):
