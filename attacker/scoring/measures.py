@@ -88,7 +88,8 @@ def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields
 def _measure_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
     """Return the measures of table rows (N, F) besides their MSE: a dict from a score row's field to N values.
 
-    These are errors, share of right categories, exact match and success. x: after `clean_examples`.
+    These are errors, share of right categories, exact match and success, and the reason why LPIPS is missing. x: after
+    `clean_examples`.
     """
     errors, right = measure_continuous_error(x, truth, spec.columns), measure_categorical_share(x, truth, spec.columns)
     return {

@@ -80,9 +80,10 @@ def _make_originals(network: str, data: Images, size: int, asked: Options) -> Or
 
 
 def _measure_setting(attack: str, setting: dict[str, Any], originals: list[Originals], asked: Options) -> dict[str, Any]:
-    """Return a row with the share of recovered examples and their median MSE for each batch size, and the CPU-seconds.
+    """Return a row with the share of recovered examples and the median MSE over all examples, both for each batch size.
 
-    attack: its name. setting: its arguments.
+    The row also has the number of examples and the CPU-seconds, both summed over all batch sizes.
+    attack: its name. setting: its arguments; `steps` is STEPS if it is not among them, and always 2 with --quick.
     """
     built = ATTACKS[attack](**{"steps": STEPS, **setting, **({"steps": 2} if asked.quick else {})})
     found: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)

@@ -173,8 +173,9 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
 
 
 def _find_unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
-    """Yield the files of a recording, besides manifest and index, that are not in `known`, as paths relative to `folder`.
+    """Yield the files of a recording that are not in `known`, except the manifest, the index and the journal of the index.
 
+    Each is given as its path relative to `folder`, with unprintable characters replaced by "?".
     known: paths relative to `recording`.
     """
     known = known | {MANIFEST_FILE, INDEX_FILE, f"{INDEX_FILE}-journal"}

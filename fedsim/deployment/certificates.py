@@ -129,7 +129,9 @@ def make_client(key: Path, public: Path) -> None:
             f"{key} has a password, which Flower cannot ask for; remove it with: ssh-keygen -p -N '' -f {key}"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{key} is not a private key in OpenSSH's format; move it away to create a new one") from error
+        raise ValueError(
+            f"{key} cannot be read as a private key in OpenSSH's format ({error}); move it away to create a new one"
+        ) from error
     if not isinstance(kept, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{key} is not an ECDSA key, the only kind that Flower accepts; move it away to create a new one")
     write_bytes(public, kept.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")

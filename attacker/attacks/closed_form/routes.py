@@ -32,9 +32,12 @@ Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
 def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Solve for the inputs of a first linear layer, as far as the gradient separates the examples; return one answer per case.
 
-    A case is of one example or a batch. Its answer may have fewer examples than the batch, or none. The label of an example is
-    the label with which its simulated gradient at the layer's outputs fits best the part of the observed one that it has to
-    explain. Raises ValueError if the model is not a chain of layers that begins with a linear layer.
+    A case is of one example or a batch. Its answer may have fewer examples than the batch, or none.
+    From the observed gradient and the recovered inputs, the gradient of the loss at the layer's outputs is computed for each
+    recovered example separately. The example gets the label whose simulated gradient is closest to this one or, if none is close,
+    the label whose simulated gradient has the most similar direction. An example that seems to occur several times in the batch
+    is returned several times, with one label each.
+    Raises ValueError if the model is not a chain of layers that begins with a linear layer.
     """
     chain = _require_linear(observed)
     return [_solve_case(observed, chain, i, rng) for i in range(len(observed.cases))]

@@ -22,7 +22,8 @@ def attack_solved_sums(
 ) -> Reconstruction:
     """Return the examples that closed forms find in the single clients' updates that explain a case's sums by least squares.
 
-    The slots of an example name its client and all rounds in which this client took part. attack: name of the attack.
+    Each example has one `Slot` for every round of the case in which its client took part. A slot states the round and the client
+    whose training example the reconstructed one is meant to be; scoring compares the two. attack: name of the attack.
     Raises ValueError with the reason if the sums determine no client's update, or if closed forms find nothing in any.
     """
     started, found = perf_counter(), disaggregate(case.observations)

@@ -94,7 +94,7 @@ def test_a_small_alpha_gives_each_client_few_classes_and_a_large_one_all_of_them
     [
         (
             {"name": "round_robin"},
-            r"unknown name 'round_robin' in fedsim\.partitions.*by_group, by_label, dirichlet, iid, k_classes",
+            r"unknown name 'round_robin' in the registry fedsim\.partitions.*by_group, by_label, dirichlet, iid, k_classes",
         ),
         ({"name": "dirichlet"}, "partition dirichlet: .*'alpha'"),
         ({"name": "dirichlet", "alpha": 0}, "alpha must be positive.*, got 0"),

@@ -127,7 +127,7 @@ def test_a_client_keeps_its_private_key_if_the_public_one_is_lost(tmp_path: Path
     make_client(key, public)
     assert (key.read_bytes(), public.read_bytes()) == before
     key.write_text("no key")
-    with pytest.raises(ValueError, match="is not a private key in OpenSSH's format"):
+    with pytest.raises(ValueError, match="cannot be read as a private key in OpenSSH's format"):
         make_client(key, public)
 
 

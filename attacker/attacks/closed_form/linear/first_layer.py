@@ -267,8 +267,10 @@ class _Task:
     def _recover_some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
         """Recover examples from K groups of parallel rows; at most `rank` and `examples` of them, if these are known.
 
-        Inputs whose values are those of an 8-bit image come first, then confirmed groups, of several rows. Others are used only
-        if their input lies within the known bounds of the data, and if no other row is nearly parallel.
+        Only possible inputs (`_compute_inputs`) of groups with linearly independent directions are used. Inputs whose values are
+        those of an 8-bit image come first. Next come the groups in `Groups.confirmed`, which have more rows than chance explains;
+        if `uniform` is set, these groups count as others. Others are used only if their input lies within the known bounds of the
+        data, if no other row is nearly parallel, and if the group is not known to be a mixture of examples (`Groups.mixed`).
         directions: directions of the groups as rows of the gradient, (K, F'), with F' = F + 1 if there is a bias, else F.
         rank: rank of the gradient; 0 if unknown. note: remark that is copied to the answer.
         """

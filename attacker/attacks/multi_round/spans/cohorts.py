@@ -53,8 +53,10 @@ def isolate_clients(
 ) -> dict[str, IsolatedClient]:
     """Return a dict from the name of each client that can be isolated to the span of the vectors [x, 1] of its examples x.
 
-    A client can be isolated if no other client took part in all of its sums, and the row spaces of these sums intersect.
-    spaces, cohorts, rounds: row space, clients and round of each sum. Sums of full rank are left out, since they intersect every
+    A client can be isolated if no other client took part in all of its sums. The row spaces of its sums are intersected in the
+    given order, only until no other client took part in all sums used so far; later sums are not used. If the intersection is
+    empty, the client is left out of the dict.
+    spaces, cohorts, rounds: row space, clients and round of each sum. Sums of full rank are ignored, since they intersect every
     other sum.
     """
     found: dict[str, IsolatedClient] = {}
