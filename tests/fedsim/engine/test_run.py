@@ -28,7 +28,7 @@ def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Federatio
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "lenet"}, r"unknown name 'lenet' in fedsim\.models.*lenet_cpl"),
+        ({"model": "lenet"}, r"unknown name 'lenet' in the registry fedsim\.models.*lenet_cpl"),
         ({"model": {"name": "mlp", "hiden": [3]}}, "'hiden'"),
         ({"model": {"name": "mlp", "hidden": 3}}, "whole numbers above 0, got 3"),
         ({"model": {"name": "mlp", "hidden": ["a"]}}, "whole numbers above 0, got"),
