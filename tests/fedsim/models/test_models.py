@@ -154,7 +154,7 @@ def test_a_model_without_a_linear_layer_has_no_head() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (ModelSpec(name="lenet"), r"unknown name 'lenet' in fedsim\.models.*lenet_cpl, lenet_dlg, .*mlp"),
+        (ModelSpec(name="lenet"), r"unknown name 'lenet' in the registry fedsim\.models.*lenet_cpl, lenet_dlg, .*mlp"),
         (ModelSpec(name="os.system"), "unknown name 'os.system'"),
         (ModelSpec(name="mlp", arguments={"hiden": [3]}), r"mlp: .*'hiden'.*Its parameters: \(hidden: "),
         (ModelSpec(name="lenet_cpl", arguments={"chanels": 3}), r"lenet_cpl: .*'chanels'.*channels"),
