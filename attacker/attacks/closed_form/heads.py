@@ -35,7 +35,7 @@ class HeadReading:
 
     features: inputs of the layer, (N, F). k: dL/dlogits, (N, K). y: labels, (N,) int64.
     valid:    (N,) whether the solution exists and is nearly as plausible as the best one.
-    clamped:  (N,) whether no single example has exactly this gradient, so that the nearest possible solution was used.
+    clamped:  (N,) whether no single example with label y has exactly this gradient, so that the nearest solution was used.
     misfit:   (N,) distance between k and dL/dlogits at these features, relative to the norm of k, see `_compute_misfit`; set to 0
               for a single logit without a bias.
     """

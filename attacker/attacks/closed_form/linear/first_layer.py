@@ -33,7 +33,7 @@ from attacker.attacks.networks.chain import Chain, Layer
 from defenses.base import Tensors
 
 MAX_SAMPLES = 2**15
-"""Number of samples after which the search for sparse directions gives up."""
+"""Largest number of random samples in the search for sparse directions. Batches above `sparse.LARGE_BATCH` draw fewer."""
 
 MIN_MODULUS_BATCH, MAX_SAMPLED_BATCH = 25, 40
 """Smallest batch in which directions are searched by known values of the gradient (`constant_modulus`) first, and largest one in

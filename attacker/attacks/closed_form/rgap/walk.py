@@ -36,7 +36,7 @@ class Walk:
 
     The defaults differ from the paper; `PAPER_WALK` holds the settings of its authors' code.
     scaled:    whether to divide each equation by its expected error (`estimate_errors`), and to use a preconditioner where there
-               is one. False solves unscaled equations, and a linear layer without pooling before it as in equation 3 of the paper.
+               is one. False solves unscaled equations; linear layers without pooling are then solved by the paper's equation 3.
     mended:    whether to correct wrong signs of pre-activations near zero (`signs`).
     precision: data type to which the values passed from layer to layer are rounded.
     tolerance, iterations: relative gradient norm at which the least-squares solver stops, and its largest number of iterations.
