@@ -49,8 +49,9 @@ Features = Callable[[Tensor], Tensor]
 def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Compute the examples of each case from their features, the inputs of the last layer, and return one answer per case.
 
-    An answer has no examples if the features found do not explain the last layer's gradient. walk: not used; other closed forms
-    with this signature use it. Raises ValueError if model, training or defense do not allow the method (`require_features`).
+    An answer has no examples if the last layer's gradient is zero, or if the features found do not explain it. walk: not used;
+    other closed forms with this signature use it. Raises ValueError if model, training or defense do not allow the method
+    (`require_features`).
     """
     require_features(observed)
     return [_answer(observed, i, seed_generator(rng, case, "features")) for i, case in enumerate(observed.cases)]
@@ -163,8 +164,8 @@ def _convert(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
 def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
     """Return an approximate MAP estimate x (*shape) for features `target` (F,) in float64.
 
-    The prior is x = 0.5 + spread(z) with independent standard normal z. Each iteration solves the linearised features for z; it
-    ends early if no step length brings the features nearer to `target`.
+    The prior is x = 0.5 + spread(z) with independent standard normal z. Each iteration solves the linearised features for z. The
+    iterations end early if no step length brings the features nearer to `target`.
     made:  function that computes the features of an example.
     error: approximate norm of the error of `target`.
     """

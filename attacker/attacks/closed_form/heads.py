@@ -18,7 +18,7 @@ LOSS_EQUATION_MINIMUM = -0.2784645427610738
 """The minimum of -mu / (1 + exp(mu)); R-GAP, figure 1. The gradient of one example never lies below it."""
 
 GRID_POINTS = 512
-"""Number of values of 1 - p_y at which roots are bracketed."""
+"""Number of values of 1 - p_y up to 0.5 between which roots are bracketed; above 0.5 there are as many less one, mirrored."""
 MAX_REFINED_EXTREMA = 3
 """Number of local extrema near zero per problem that are refined, because two roots may lie close to each other there."""
 MIN_LABEL_ENTRY = 0.25
@@ -31,11 +31,11 @@ MAX_SECOND_SINGULAR_VALUE = 1e-3
 
 @dataclass(frozen=True)
 class HeadReading:
-    """One solution of the last layer for each of N problems.
+    """One solution of the last layer for each of N problems, which are gradients of one example each.
 
     features: inputs of the layer, (N, F). k: dL/dlogits, (N, K). y: labels, (N,) int64.
     valid:    (N,) whether the solution exists and is nearly as plausible as the best one.
-    clamped:  (N,) whether no single example has exactly this gradient, so that the nearest possible solution was used.
+    clamped:  (N,) whether no single example with label y has exactly this gradient, so that the nearest solution was used.
     misfit:   (N,) distance between k and dL/dlogits at these features, relative to the norm of k, see `_compute_misfit`; set to 0
               for a single logit without a bias.
     """
@@ -68,7 +68,7 @@ def read_heads(
     Otherwise, the solutions for two or more logits are ordered by misfit for each problem.
     For a single logit without a bias, the list has one solution for each label, the likelier label first (guessed from the
     gradient's sign), then their twins.
-    Raises ValueError for a single logit with a bias whose gradient is zero or None.
+    Raises ValueError for a single logit with a bias whose gradient is None, or zero for all problems.
     loss: name of the loss. weight, gradient: (1 or N, K, F) and (N, K, F) in float64. bias, bias_gradient: (1 or N, K) and
     (N, K), or None.
     """

@@ -22,9 +22,9 @@ from fedsim import models
 from fedsim.models.tampering import ImprintLayer, find_imprint
 
 ROUNDING = 2.0**-18
-"""Bias difference, relative to the two gradients, that float32 rounding of an update may leave in an empty bin."""
+"""Bias difference, relative to the larger of g_i and g_(i+1), that float32 rounding of an update may leave in an empty bin."""
 MIN_NOISE_RATIO = 5.0
-"""A bin counts as occupied if its bias difference is this many times the noise."""
+"""Smallest bias difference of an occupied bin, as a multiple of the noise. It must also be larger than rounding, see ROUNDING."""
 EMPTY_QUANTILE = 0.05
 """Quantile, over the bins, of the root mean square of G_i - G_(i+1) that is taken as the noise. At least this share
 of the bins is assumed to hold no example."""
@@ -107,7 +107,8 @@ class ImprintedExamples:
     error:      (M,) distance between the bias difference of the single example (x, y) and the observed one, relative to the
                 observed one, multiplied by the number of labels: each label is one more chance that a mixture matches by
                 coincidence.
-    plausible:  (M,) whether x lies between the thresholds of its bin and in the range of the data.
+    plausible:  (M,) whether x lies between the thresholds of its bin, up to 1 % of their distance, and all values of x are in
+                [0, 1], up to MARGIN.
     size:       (M,) magnitude of the bias difference.
     confidence: (M,) estimated probability that the example is recovered.
     """

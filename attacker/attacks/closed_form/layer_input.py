@@ -142,7 +142,8 @@ class _RecordedPasses:
     def record_inputs(self, x: Tensor, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return, by name, the input of each linear layer that is called once with one row, for x (*shape) in [0, 1].
 
-        Returned tensors that depend on x are differentiable with respect to x. The logits are kept in `logits`.
+        Returned tensors that depend on x require gradients, also if x does not; the pass then uses a copy of x that does. The
+        logits are kept in `logits`.
         changed: values by parameter name that replace the network's own values in this pass.
         """
         seen: dict[str, list[Tensor]] = {}
@@ -183,9 +184,11 @@ class _RecordedPasses:
 
 
 def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
-    """Return the answer for case i. It has no examples if the layer's gradient is zero or not of rank one.
+    """Return the answer for case i.
 
-    It also has no examples if less than a share MIN_ZERO_SHARE of the layer's inputs is 0: then probably no ReLU precedes it.
+    It has no examples if the gradient of the layer's bias is zero, or if the gradient of its weight is not the outer product of
+    the gradient of the bias and a vector, up to MAX_RANK_ONE_ERROR, as one example causes it. It also has no examples if less
+    than a share MIN_ZERO_SHARE of the layer's inputs is 0: then probably no ReLU precedes it.
     """
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):

@@ -27,17 +27,18 @@ from fedsim import models
 from fedsim.recording.observation import DataSpec, Training
 
 FLOAT32_ROUNDING = 2.0**-24
-"""Half a unit in the last place of float32, the dtype of updates."""
+"""Largest relative error of rounding to float32, the dtype of updates."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """N stacked observations of the same model, data and training settings, in float64.
+    """N stacked observations of the same model, data and training settings, the first of each case, in float64.
 
+    cases:     the N cases. A case is the observations that are attacked together: one round of a client, or several.
     model:     the network, whose own weights are not used.
     weights:   weights that the server sent, by parameter name, (1 or N, *shape); 1 if all observations share them.
     gradient:  by parameter name, (N, *shape), as `convert_to_gradient` recovers it from the updates.
-    buffers:   by name, (N, *shape), or (*shape) if `same_buffers`.
+    buffers:   by name, (N, *shape), or (*shape) if `same_buffers`, that is if all observations share them.
     simulated: function from (weights, x, y, buffers) to the gradient of candidate examples x with labels y.
     channel:   the attacker's model of the defense, a `defenses.channel.Channel`; `transparent`, which changes nothing, if the
                defense is not known.
@@ -109,8 +110,9 @@ class Observed:
 
         The answer's gradient first passes through `channel`, which simulates the clients' defense. Parameters in `omitted` are
         left out.
-        0 means exact; 1 is the distance of a zero gradient, and is also returned for NaN and for no examples. If the answer has
-        fewer examples than the client, the missing examples are taken to contribute nothing to the mean gradient.
+        0 means exact; 1 is the distance of a zero gradient, and is also returned for NaN and for no examples. An infinite
+        distance is returned as 1e30. If the answer has fewer examples than the client, the missing examples are taken to
+        contribute nothing to the mean gradient.
         x: (B, *shape) in [0, 1]. y: (B,).
         """
         if not len(x):
@@ -151,7 +153,7 @@ class Observed:
         return next(iter(self.gradient.values())).dtype
 
     def jitter(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
-        """Return the gradient with random relative errors of at most half a unit in the last place of float32.
+        """Return the gradient with random relative errors of at most FLOAT32_ROUNDING in each value.
 
         rngs: one per observation.
         """
@@ -169,6 +171,7 @@ class Observed:
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> Observed:
     """Stack the first observation of each case. Raises ValueError if a gradient is zero, or has NaN or infinite values.
 
+    The cases must agree in model, data, training settings, defense and number of examples, which are read from the first case.
     knows_defense: whether `simulated`, `channel` and `omitted` follow the clients' defense; if False, no defense is assumed.
     """
     observations = [case.observations[0] for case in cases]

@@ -48,8 +48,8 @@ MIN_CERTIFIED_CONFIDENCE = 0.9
 class ClosedForm:
     """An attack that tries closed forms before a search.
 
-    routes:    names of closed forms in `ROUTES`, tried in order until an answer is exact and, by count of equations, the only
-               input with this gradient.
+    routes:    names of closed forms in `ROUTES`, tried in order until an answer is `final`, or until it is exact and, by count of
+               equations, the only input with this gradient.
     fallback:  search for cases without an exact or `final` answer, started from the best answer. Of the search's answer and the
                closed form's, the one whose gradient is nearer to the observed one is returned, or the search's answer if the
                closed form's would fit noise. Without a fallback, the best closed-form answer is returned.
@@ -96,7 +96,7 @@ class ClosedForm:
         A certified answer is exact and has all examples of the batch. At least the share MIN_CERTIFIED_STAYS of each example is
         determined by the gradient and not by a prior. The confidence in each example is undecided or at least
         MIN_CERTIFIED_CONFIDENCE. If a defense adds noise above EXACT_DISTANCE of the gradient's norm, nothing is certified, since
-        an exact answer would fit the noise.
+        an exact answer would fit the noise. Raises ValueError if the gradient is zero or not finite.
         """
         if observe([case], knows_defense=self.knows_defense, device=self.device).estimate_noise(0) > EXACT_DISTANCE:
             return None
@@ -171,7 +171,8 @@ class Routing:
     def answer(self) -> None:
         """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
 
-        Each is tried only on the cases that have no exact or final answer yet, or one that is not unique (`_Found.open`).
+        Each is tried only on the cases whose best answer so far is not final, and is not exact or not unique (`_Found.open`).
+        Sets `observed`, the stacked observations of all cases. Raises ValueError if the gradient of a case is zero or not finite.
         """
         self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
         for i, route in enumerate(self.attack.routes):
@@ -207,7 +208,8 @@ class Routing:
 
         A new answer replaces the present one in three cases: its gradient is nearer to the observed one; it is exact, and the
         present one has fewer independent equations than unknowns, so that it is not unique (`open`); or no search may start from
-        it (`final`), and the present one is not exact. Answers with NaN or infinite values are dropped.
+        it (`final`), and the present one is not exact. Answers with NaN or infinite values are dropped. If the route raises an
+        error, its message is stored in `_Found.reasons` of these cases.
         """
         try:
             self._apply(route, pending)
@@ -236,7 +238,7 @@ class Routing:
         """Repeat a route on a gradient with added rounding errors, and store in `stays` how little each exact answer changes.
 
         This is done for answers that the route has just given, that were kept, and that have no `stays` yet. The errors are
-        random, at most half a unit in the last place of float32. `stays` of an example is one minus its mean squared change
+        random, as large as those of rounding to float32. `stays` of an example is one minus its mean squared change
         relative to the variance of its values, at least 0, times the answer's `determined`.
         """
         new = [
@@ -256,10 +258,11 @@ class Routing:
             found.answer = replace(answer, stays=stays * answer.determined)
 
     def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
-        """Search for the cases that no closed form answered exactly; return a dict from their indices to reconstructions.
+        """Search for the cases without an exact or final answer; return a dict from their indices to reconstructions.
 
         rest: indices of these cases in `self.cases`. The search is the attack's `fallback`, which starts from the best
-              closed-form answer. The result is empty without a fallback, and lacks the cases that the search cannot attack.
+              closed-form answer. The result is empty without a fallback, and lacks the cases that the search cannot attack. Why
+              it cannot is stored in `_Found.reasons`.
         """
         attack = self.attack.fallback
         if attack is None:

@@ -1,4 +1,7 @@
-"""Registry of routes: closed forms that compute examples from gradients, which the router tries, by default in this order."""
+"""Registry of routes: closed forms that compute examples from gradients.
+
+The router tries them in turn, by default in the order of `ROUTES`.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -34,9 +37,9 @@ def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Clo
 
     A case is of one example or a batch. Its answer may have fewer examples than the batch, or none.
     From the observed gradient and the recovered inputs, the gradient of the loss at the layer's outputs is computed for each
-    recovered example separately. The example gets the label whose simulated gradient is closest to this one or, if none is close,
-    the label whose simulated gradient has the most similar direction. An example that seems to occur several times in the batch
-    is returned several times, with one label each.
+    recovered example separately. The example gets the label whose simulated gradient is closest to this computed gradient or, if
+    none is close, the label whose simulated gradient has the most similar direction. An example that seems to occur several times
+    in the batch is returned several times, with one label each.
     Raises ValueError if the model is not a chain of layers that begins with a linear layer.
     """
     chain = _require_linear(observed)
@@ -118,12 +121,14 @@ SECOND_EXAMPLE = (
     "this is a mixture of them, or clients train otherwise than stated, for example with weight decay"
 )
 MAX_SINGLE_RESIDUAL = 1e-5
-"""Largest share of the first layer's gradient that a single example leaves unexplained, besides rounding of weights, without a
-defense. For four photographs of one label, behind tanh and ReLU, it was 1e-4 and 1e-2."""
+"""Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained, besides rounding of
+weights, without a defense. For four photographs of one label, behind tanh and ReLU, it was 1e-4 and 1e-2."""
 MAX_AMBIGUOUS_MISFIT = 1e-3
-"""Largest part of a gradient that a single example may leave unexplained if gradients of several have the same form."""
+"""Largest `Explained.misfit` at which a single example counts as the cause of a gradient that several examples may cause as well
+(`LinearAnswer.ambiguous`). Above it, the confidence is undecided, unless the example has the values of an 8-bit image."""
 MAX_SETTLED_RESIDUAL = 1e-6
-"""Largest share of the first layer's gradient that a single example leaves unexplained if this layer alone settles the answer."""
+"""Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if this layer alone
+settles the answer."""
 TWIN_NOTE = "a multiple of the example has the same gradient; of the two, the one in the range of the data is returned"
 
 ROUTES: dict[str, Route] = {
@@ -143,7 +148,8 @@ _REQUIREMENTS: dict[str, Callable[[Observed], object]] = {
 }
 
 EVALUATIONS = {"layer_input": sum(STAGE_STEPS)}
-"""Number of evaluations of the network and its derivative that a route makes, for routes that iterate."""
+"""Largest number of evaluations of the network and its derivative that a route makes for one case, for a route that searches by
+gradient descent. The evaluations of the other routes are not counted."""
 
 
 def explain_refusal(route: str, observed: Observed) -> str:
@@ -210,7 +216,7 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
 
 
 def _estimate_residual(observed: Observed, i: int, chain: Chain) -> float:
-    """Return the largest share of the first layer's gradient that a single example leaves unexplained, because of rounding.
+    """Return the largest unexplained share of the first layer's squared gradient norm that rounding may cause for one example.
 
     It is infinite behind a defense and where clients compute in less than float32, so that the share tells nothing.
     """

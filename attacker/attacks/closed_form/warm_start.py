@@ -23,7 +23,8 @@ def add_feature_start(attack: GradientMatching) -> GradientMatching:
 def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
     """Return the search with an additional first start from the best answer of the closed forms `routes`, one start per case.
 
-    Cases without an answer, or whose best answer explains nothing of the gradient, get no such start.
+    Cases without an answer, or whose best answer explains nothing of the gradient, get no such start. If the gradient of any case
+    is zero or not finite, no case of the same call gets one. An existing `warm_start` of the search is replaced.
     """
     closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.simulation.knows_defense)
 
@@ -31,7 +32,7 @@ def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] =
         routing = Routing(replace(closed, device=attack.device), cases, rng, None)
         try:
             routing.answer()
-        except ValueError:  # no closed form applies
+        except ValueError:  # a gradient is zero or not finite
             return [None] * len(cases)
         return [routing.get_warm_start(i) for i in range(len(cases))]
 

@@ -20,7 +20,7 @@ LIKELIHOOD_ITERATIONS, LIKELIHOOD_TOLERANCE = 200, 1e-6
 MIN_CURVATURE = 0.02
 """Smallest eigenvalue of the blocks of the approximate Hessian."""
 HALVINGS = 10
-"""Number of times that a step is halved until the loss decreases."""
+"""Largest number of lengths of one step that are tried until the loss decreases, each half of the one before."""
 
 
 class Unmixing(NamedTuple):

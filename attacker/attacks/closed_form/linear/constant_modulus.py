@@ -33,10 +33,11 @@ STARTS = 640
 """Number of random starts of one round, shared by the templates."""
 
 MAX_ROUNDS = 4
-"""Largest number of rounds of starts."""
+"""Largest number of rounds of starts, unless MIN_TURNS allows more."""
 
 MIN_TURNS = 2
-"""Smallest number of rounds of starts in each of several gradients of the same examples."""
+"""Number of rounds of starts in each gradient that are always allowed: with several gradients of the same examples, the largest
+number of rounds is at least this times their number."""
 
 STEPS, STEP_SIZE = 250, 0.1
 """Iterations of gradient descent of one round, and its step size in whitened coordinates."""
@@ -141,8 +142,9 @@ def find_directions(
 def _list_problems(factors: Factors, templates: Tensor, parts: int) -> "list[_Problem]":
     """Return one `_Problem` for each of the `parts` gradients that are stacked.
 
-    Gradients with too few nonzero rows are left out. Of the remaining gradients, those are left out that have another number of
-    usable classes than the first remaining one. A class is usable unless its template is 0 at every nonzero row.
+    Gradients are left out that have too few nonzero rows, rows of too low a rank, or no usable class. Of the remaining gradients,
+    those are left out that have another number of usable classes than the first remaining one. A class is usable unless its
+    template is 0 at every nonzero row.
     """
     blocks = zip(*(values.chunk(parts) for values in (factors.coordinates, factors.noise, factors.live)), strict=True)
     own = [
@@ -154,11 +156,13 @@ def _list_problems(factors: Factors, templates: Tensor, parts: int) -> "list[_Pr
 
 
 class _Solutions(NamedTuple):
-    """Independent unit directions in whitened coordinates: exact ones by descending number of zeros, then approximate ones.
+    """Unit directions in whitened coordinates, exact and approximate ones.
 
+    The result of `join` is linearly independent and sorted: exact directions by descending number of zeros, then approximate ones
+    by ascending loss. The result of `_Problem.solve` is neither.
     q: the directions (N, R). z: the results of the descent from which they were computed (N, R).
     label: the class whose template u was used (N,). zeros: number of zeros of an exact direction, above 0; for an approximate
-           direction minus its loss, at most 0 (N,). Approximate directions are sorted by ascending loss.
+           direction minus its loss, at most 0 (N,).
     """
 
     q: Tensor
@@ -204,7 +208,6 @@ class _Problem(NamedTuple):
     """The M' rows of the gradient that are not zero, in whitened coordinates (their mean square is 1 along each direction).
 
     rows:   (M', R). u: (K, M'), the templates of the K classes, without classes whose template is 0 at all these rows.
-
     back:   (R, R) matrix from whitened coordinates to the coordinates of the factors.
     noise:  (M',) standard deviation of the noise of each row in the coordinates of the factors.
     centre: (K, R) shortest z with mean(u * (rows @ z)) = 1/2. Each class's mean(u^2) is scaled to 1, so that this holds

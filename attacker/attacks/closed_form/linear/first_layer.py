@@ -33,7 +33,7 @@ from attacker.attacks.networks.chain import Chain, Layer
 from defenses.base import Tensors
 
 MAX_SAMPLES = 2**15
-"""Number of samples after which the search for sparse directions gives up."""
+"""Largest number of random samples in the search for sparse directions. Batches above `sparse.LARGE_BATCH` draw fewer."""
 
 MIN_MODULUS_BATCH, MAX_SAMPLED_BATCH = 25, 40
 """Smallest batch in which directions are searched by known values of the gradient (`constant_modulus`) first, and largest one in
@@ -222,7 +222,8 @@ class _Task:
         """Search for the directions of all examples, given those that are recovered from groups of parallel rows alone.
 
         Returns None if no example is recovered from a group alone, if the directions of the remaining examples are not found, or
-        without a bias. Only examples count whose values are those of an 8-bit image, or whose group has several rows.
+        without a bias. Only examples count whose values are those of an 8-bit image, and, unless `uniform` is set, those whose
+        group has more rows than chance explains (`Groups.confirmed`). Values of an 8-bit image are rounded to its levels.
         groups: in the coordinates of the basis. The other arguments are as in `_search`.
         """
         if constant is None:
@@ -251,8 +252,9 @@ class _Task:
         return self._recover_some(groups.directions, groups, 0, examples, note)
 
     def _mark_mixtures(self, groups: Groups, directions: Tensor) -> Groups:
-        """Return the groups with `mixed` set, for the confirmed ones whose input lies between the inputs of other groups.
+        """Return the groups with `mixed` set, for confirmed ones whose input lies between the inputs of other confirmed groups.
 
+        Groups whose input has the values of an 8-bit image are not marked.
         directions: directions of the groups as rows of the gradient, (K, F'), see `_recover_some`. Without a bias nothing is
         marked, since the norm of an input is then not known.
         """

@@ -78,9 +78,9 @@ def group_parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
 
 
 def _compare_directions(unit: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which pairs of rows are parallel, a mask (M, M), and how many rows are parallel to each by chance, (M,).
+    """Return which pairs of rows are parallel, a mask (M, M), and the result of `_count_neighbours_by_chance` for all rows, (M,).
 
-    unit, error: as for `_group_greedily`. The second result is that of `_count_neighbours_by_chance`.
+    unit, error: as for `_group_greedily`.
     """
     near, close = [], []
     for start in range(0, len(unit), ROWS_PER_CHUNK):
@@ -111,7 +111,7 @@ def _group_greedily(unit: Tensor, error: Tensor, near: Tensor, close: Tensor) ->
     """Group rows greedily: repeatedly form a group of the row with most neighbours left and these neighbours.
 
     unit: rows as unit vectors (M, F). error: (M,) standard deviation of each row's direction. near: (M, M) mask of the pairs that
-    are parallel up to noise, the neighbours. close: (M,) number of rows that are parallel to each row by chance.
+    are parallel up to noise, the neighbours. close: (M,) result of `_count_neighbours_by_chance`.
     """
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
     directions, counts, chances, crowded = [], [], [], []
@@ -143,8 +143,9 @@ def _count_neighbours_by_chance(radius: Tensor) -> Tensor:
     """Return for each of K rows how many pairs of the rows close to it are expected to be parallel by chance, (K,).
 
     The rows of neurons that several examples turn on may differ in little but the ratio of two examples, so that they lie close
-    to each other on a line. Those within several multiples of the tolerance are counted, and taken to be evenly spread: of n
-    rows on a line of r tolerances, n^2 / r pairs are parallel.
+    to each other on a line. Those that are not parallel, but within several multiples of the tolerance, are counted, and taken to
+    be evenly spread: of n rows on a line of r tolerances, n^2 / r pairs are parallel. The largest result for all r in NEAR_RADII
+    is returned.
     radius: (K, M) distances of the K rows to all M rows, as multiples of the largest distance of equal directions.
     """
     outside = radius > 1

@@ -26,7 +26,7 @@ class AssignedLabels(NamedTuple):
 def assign_labels(
     chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int
 ) -> AssignedLabels:
-    """Return labels (K,) for inputs x (K, F) of a chain that begins with a linear layer.
+    """Return a label for each input x (K, F) of a chain that begins with a linear layer, and which inputs have mixed labels.
 
     The first layer's gradient is D^T [X, 1], and the row of D of an example depends on its label. Only neurons whose gradient the
     known inputs explain are used, since unknown examples do not affect them. If every label leaves more than the share

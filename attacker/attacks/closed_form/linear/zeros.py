@@ -93,8 +93,8 @@ def match_kinks(x: Tensor, weight: Tensor, seen: Pattern) -> Tensor:
 
     A client computes in float32. Where a pre-activation is 0 up to rounding (MAX_KINK), its sign at the client may differ from
     its sign for the recovered input, and one neuron on the wrong side changes the gradient of the whole batch by far more than
-    rounding. Such pre-activations are reflected at 0 by the smallest change of x. weight: [W, b], (M, F + 1). seen: (M, R),
-    neurons that are on.
+    rounding. Pre-activations with the wrong sign are reflected at 0 by the smallest change of x. weight: [W, b], (M, F + 1).
+    seen: pattern (M, R) of the neurons that are on for each example, as observed.
     """
     z = x @ weight.T
     near = z.abs() <= MAX_KINK * z.square().mean(dim=1, keepdim=True).sqrt()

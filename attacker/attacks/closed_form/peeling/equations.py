@@ -35,7 +35,7 @@ from attacker.attacks.networks.chain import Layer
 
 @dataclass(frozen=True)
 class EquationSides:
-    """One side, left or right, of all equations of N problems, or their residuals.
+    """One side, left or right, of all equations of N problems (observations), or their residuals.
 
     Layer i is the deficient layer: the last one that has too few equations for its own input (see the module's docstring).
     top:   values for the equations of layer i.

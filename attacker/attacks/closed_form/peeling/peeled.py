@@ -44,7 +44,7 @@ class Peeling:
     edge:     see `TotalVariation`.
     inner, thorough: largest number of iterations of conjugate gradients in each step with the prior, and in each step without it.
     last:     largest number of steps without the prior. patience: number of successive steps without progress that ends these
-              steps.
+              steps, for a problem whose misfit exceeds `rounding`; for the others, one such step ends them.
     rounding: largest relative misfit of an exact answer, see `Peeled.misfit`.
     noise:    if the misfit without the prior exceeds `rounding`, the answer is the x of the largest lambda at which the residual
               of the deficient layer's equations is at most `noise` times the residual without the prior (discrepancy principle,
@@ -71,7 +71,7 @@ PEELING = Peeling()
 
 @dataclass(frozen=True)
 class Peeled:
-    """The answers of `peel` to N problems.
+    """The answers of `peel` to N problems (observations).
 
     x:      normalised inputs of the network, (N, *inputs).
     misfit: (N,) norm of the residual of all equations, relative to the norm of the right-hand sides.

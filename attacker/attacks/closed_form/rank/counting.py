@@ -49,7 +49,8 @@ class Count:
     unknowns:  input values x that later layers depend on through this layer.
     gradients: independent gradient constraints (K x = dL/dW), an upper bound.
     weights:   independent weight constraints (W x = z - b), an upper bound.
-    shared:    linear relations between both kinds.
+    shared:    linear relations between both kinds; for a convolution, only those on the values that its gradient constraints
+               leave open.
     rank:      rank of all equations together, never below the generic rank.
     """
 

@@ -7,7 +7,7 @@ fulfils (R-GAP, eq. 15 and 16)
     K x = dL/dW        gradient constraints, one per weight
 
 With the patches of x as columns of a matrix U, one for each position of the kernel, both are small matrix products: W U = z - b
-and k U^T = dL/dW.
+and k U^T = dL/dW. A problem is the gradient of one example, from which the layer's input is to be found.
 """
 
 from collections.abc import Callable, Sequence

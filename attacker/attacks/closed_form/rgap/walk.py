@@ -36,7 +36,7 @@ class Walk:
 
     The defaults differ from the paper; `PAPER_WALK` holds the settings of its authors' code.
     scaled:    whether to divide each equation by its expected error (`estimate_errors`), and to use a preconditioner where there
-               is one. False solves unscaled equations.
+               is one. False solves unscaled equations; linear layers without pooling are then solved by the paper's equation 3.
     mended:    whether to correct wrong signs of pre-activations near zero (`signs`).
     precision: data type to which the values passed from layer to layer are rounded.
     tolerance, iterations: relative gradient norm at which the least-squares solver stops, and its largest number of iterations.
@@ -95,8 +95,8 @@ class Point:
 def solve_last_layer(chain: Chain, weights: Tensors, gradient: Tensors, loss: str) -> list[Point]:
     """Return the possible solutions of the last layer for N problems, each as the `Point` at the layer's input.
 
-    Every `Point` holds one solution for each problem; there are several if the gradient leaves the label or its scale open, see
-    `read_heads`.
+    Every `Point` holds one solution for each problem. There are several points if the gradient leaves the label, or the scale of
+    the layer's input, open (`read_heads`).
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). loss: name of the loss.
     Raises ValueError if the last layer is a convolution, or if its gradient cannot be solved (`read_heads`).
     """
