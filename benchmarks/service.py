@@ -97,7 +97,7 @@ def list_paths(service: ServiceProcess) -> list[str]:
 def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
     """Return latencies of reads in ms during an attack, one row per load: 200 reads a second, and as many as 4 clients can send.
 
-    seconds: duration of each load. The attack is still running afterwards.
+    seconds: duration of each load. The attack is started here and is still running afterwards, so that the caller must cancel it.
     """
     job = service.ask(f"{API_PREFIX}/jobs", ENDLESS_JOB)["id"]
     while not service.ask(f"{API_PREFIX}/jobs/{job}")["progress"]["share"]:
