@@ -88,8 +88,8 @@ def make_grid_rows(asked: Options) -> list[ResultRow]:
 def summarise(rows: list[ResultRow]) -> ResultRow:
     """Return `rows`, the number of rows, and three numbers that the module's docstring describes.
 
-    They are `rows_with_an_error`, `strongest_beats_papers_four`, which is None without such a row, and `below_published`, which is
-    None if no row has a published number.
+    They are `rows_with_an_error`, `strongest_beats_papers_four`, which is None without such a row, and `below_published`, which
+    is None if no row has a published number.
     """
     below = [row["rmse"] <= row["published"] for row in rows if row["published"] is not None]
     better = [row["rmse"] < row["rmse_papers"] - SAME_ERROR for row in rows if row["rmse_papers"] > SAME_ERROR]

@@ -42,7 +42,7 @@ STOCHASTIC_ROWS = (
 POOL = 100
 """Number of candidates among which the attacker of `private` looks for the client's image."""
 FEDERATIONS = 1
-"""Federations of `private`, in each of which every image of the pool is held by one client."""
+"""Number of federations of the table `private`, in each of which every image of the pool is held by one client."""
 NOISE_MULTIPLIERS = (10.0, 3.0, 1.0)
 
 
