@@ -216,7 +216,7 @@ def _shorten(value: str) -> str:
 
 
 def _format_beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None:
-    """Return a column's text: the mean PSNR in dB of an attack, with its null's in parentheses; None if one was not measured.
+    """Return a column's text: the mean PSNR in dB of an attack, with its null's in parentheses; None if either is missing.
 
     attacked: dict from the name of an attack to its scores. column: name of the attack. For "X ignoring", the attack X is taken
     if there is no "X ignoring", as without a defense or for secure sums.
@@ -241,7 +241,8 @@ def _check_declarations(entry: Entry, none: Measured, strong: Measured) -> Itera
     """Yield a row for each of CPL and Inverting Gradients, ignoring and knowing the defense.
 
     The row holds the PSNR at the strongest setting minus the PSNR without a defense, paired by example, as a mean over cases with
-    a 95 % interval. It also holds the declared change, and whether the measured change agrees with it.
+    a 95 % interval. It also holds the declared change, whether the measured change agrees with it, the number of cases, and the
+    PSNR at the strongest setting minus the PSNR of the null that has the highest mean PSNR there ("over null").
     """
     for (attack, knows), declared in zip(DECLARED_PAIRS, entry.declared, strict=True):
         label = f"{attack} {'knowing' if knows else 'ignoring'}"

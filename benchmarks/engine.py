@@ -64,7 +64,7 @@ from fedsim.recording import DataSpec, Observation
 TABLES = ("lenet", "resnet", "quality")
 TV_WEIGHT = 1e-4
 QUALITY_IMAGES, QUALITY_STEPS = 8, 100
-"""For the table `quality`: number of images of the report split, and of iterations, equal for all programs."""
+"""For the table `quality` without --quick: number of images, and of iterations, equal for all programs."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,11 @@ def main() -> None:
 
 
 def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRow, asked: Options) -> list[ResultRow]:
-    """Return one row of times for each number of images, and add the ratios of other programs' times to ours to `summary`."""
+    """Return one row of times for each number of images, and add the ratios of other programs' times to ours to `summary`.
+
+    If our search is compiled, the ratios to the time of our uncompiled search are added as well. The other programs are the plain
+    loop and, with `has_breaching`, breaching.
+    """
     cases, rows = [case for case, _ in _make_cases(setting.network, max(setting.counts), asked)], []
     for count, (quick, whole) in setting.counts.items():
         own = replace(setting, compiles=setting.compiles and (not asked.quick or count == min(setting.counts)))

@@ -154,7 +154,8 @@ def attack_imported(
 
     name: of the function in `support.foreign.networks` that builds `model`. attacks: dict from the name of an attack to its
     arguments. folder: empty folder for files.
-    Returns the number of attacks that ran without an error, and the first line of the first error; "" if there was none.
+    Returns the number of attacks that ran without an error, and text on the first error, "" if there was none: the first line of
+    its message, after the name of the attack if the import succeeded.
     """
     reference = f"support.foreign.networks:{name}"
     try:

@@ -1,8 +1,9 @@
 """Accuracy of the label rules, which infer the labels of a batch from its gradient before any search.
 
 Overlap is the share of a batch's labels that a rule recovers, counting repetitions: the sum over classes c of min(true n_c,
-inferred n_c), divided by n. Half of the batches have many duplicates: their labels are drawn from at most half as many classes as
-there are examples (but at least one), and at most half of all classes. The other batches have as few duplicates as possible.
+inferred n_c), divided by the batch size. Half of the batches have many duplicates: their labels are drawn from at most half as
+many classes as there are examples (but at least one), and at most half of all classes. The other batches have as few duplicates
+as possible.
 Models are untrained, or trained by 300 steps of Adam on other examples. The updates are single gradients of 1 to 64 examples, and
 FedAvg updates of 2, 4 and 8 local steps on 4 examples each. Data are CIFAR-10 of --data, else MNIST or the embedded digits.
 
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Return mean overlaps over models for updates of one step, by key of the summary; None if the rule never applied.
+    """Return mean overlaps over models for updates of one step, by key of the summary; None if no row has one.
 
     batch1, batch16, batch64: of the default rule `inferred` on untrained models, for batches of 1, 16 and 64 examples.
     trained16: of `inferred` on trained models, for batches of 16. trained16_RULE: the same for another rule, such as `bias`.

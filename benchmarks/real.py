@@ -45,7 +45,8 @@ TABLES = tuple(
 SEARCH_SECONDS = {"cpu": 300.0, "cuda": 150.0}
 """CPU-seconds after which a search is stopped, at the end of an iteration.
 
-On a GPU, three searches take less than the nine minutes of a piece of `make bench-gpu`.
+The limit is smaller on a GPU, where a piece of `make bench-gpu` has nine minutes for three batch sizes, each with a
+search and its null.
 """
 QUICK_PIXELS = 32
 STORED_PIXELS = 128

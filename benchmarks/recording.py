@@ -132,7 +132,8 @@ def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: A
     """Run a federation in a child process, pausing after the evaluation of the initial weights and after each round.
 
     way: key of `RUN_FUNCTIONS`. turn: connection to the parent process. Before each pause, three numbers are sent through `turn`:
-    the wall time and the CPU time since the end of the previous pause in seconds, and the process's peak memory so far in MB.
+    the wall time and the CPU time in seconds since the end of the previous pause (before the first pause: since this function was
+    called), and the process's peak memory so far in MB.
     The run goes on when the parent answers.
     """
     torch.set_num_threads(1)

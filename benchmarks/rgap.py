@@ -176,9 +176,10 @@ def attack_one_image(seed: int) -> None:
 
 
 def measure_many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run R-GAP on 10,000 images at once, enough to use a GPU fully; without CUDA, say that this is skipped.
+    """Run R-GAP on 10,000 images at once, enough to use a GPU fully; return one row and a summary.
 
-    With --quick, the images are four, and any device does.
+    Without --device cuda, or without a CUDA device, nothing is run: the reason is printed and returned in the summary, without
+    rows. With --quick, the images are four, and any device does.
     """
     if not asked.quick and (asked.device == "cpu" or not torch.cuda.is_available()):
         reason = "there is no CUDA device" if asked.device != "cpu" else "it was not asked for, with --device cuda"
@@ -190,7 +191,7 @@ def measure_many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def measure_batch(asked: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run R-GAP on `count` images in one call; return one row and a summary.
 
-    As the data set has fewer images than `count`, each of its images is followed by its mirror image, which has the same label.
+    Each image is followed by its mirror image with the same label, so that half as many images of the data set are needed.
     """
     half = load_images(asked, "cifar10", (count + 1) // 2).of_two_classes()
     x = torch.stack([half.x, half.x.flip(-1)], dim=1).flatten(0, 1)[:count]

@@ -49,7 +49,7 @@ share if only the last round is used, and `by_another_client` (a control) if the
 `certain` counts pairs of a client and a candidate with a confidence of at least 0.9, `certain_and_wrong` those of them in which
 the candidate is not the client's. With `--picture` the table is drawn into `docs/membership.png`.
 
-`pool`: the same federations, and an attacker who has 20 of a client's 128 images among all others of CIFAR-10 at hand.
+`pool`: the same federations, and an attacker who has 20 of a client's 128 images among all other images of the CIFAR-10 files.
 `rank_first` is the share of these 20 that score higher than all `rivals`, images that no client has; `in_best_percent` is the
 share of these 20 that score higher than 99 % of the rivals.
 
@@ -283,7 +283,7 @@ def run_pool_table(asked: Options) -> TableAndSummary:
 
 
 def run_practical_table(asked: Options) -> TableAndSummary:
-    """Return the table of Flower's quickstart, and its summary.
+    """Return the table of Flower's quickstart, and its summary; with `--picture`, draw it, too.
 
     The summary holds four minima: of the columns `named` and `first_of_100` (shares of examples), each for one round and for the
     largest number of rounds. They are minima over the rows without a defense whose clients have as many examples as those of the

@@ -97,7 +97,7 @@ def list_paths(service: ServiceProcess) -> list[str]:
 def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
     """Return latencies of reads in ms during an attack, one row per load: 200 reads a second, and as many as 4 clients can send.
 
-    seconds: duration of each load. The attack is still running afterwards.
+    seconds: duration of each load. The attack is started here and is still running afterwards, so that the caller must cancel it.
     """
     job = service.ask(f"{API_PREFIX}/jobs", ENDLESS_JOB)["id"]
     while not service.ask(f"{API_PREFIX}/jobs/{job}")["progress"]["share"]:
@@ -116,7 +116,8 @@ def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any
 def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
     """Measure the growth of the service's resident memory over `requests` requests, after `requests` / 10 to warm up.
 
-    `growth` is the memory at the end divided by the memory after the warm-up, without worker processes.
+    `growth` is the memory at the end divided by the memory after the warm-up, without worker processes. `requests` in the row is
+    the number of all requests, also those of the warm-up.
     """
     paths = list_paths(service)
     sizes, count = [], 0
@@ -136,6 +137,7 @@ def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, A
     Returns a row. round_s: median time from one recorded round to the next. attacked_after_s, at_most_s: median and longest time
     from the recording of a round to the end of its attack. behind_at_most: largest number of recorded rounds whose attack was not
     finished. behind_at_end: this number when the last round was recorded. Times are in seconds.
+    Raises RuntimeError if the federation exits with an error.
     """
     experiment = root.parent / "live.toml"
     experiment.write_text(LIVE_EXPERIMENT.format(rounds=rounds))

@@ -71,7 +71,10 @@ def make_feature_rows(asked: Options) -> list[ResultRow]:
 
 
 def make_grid_rows(asked: Options) -> list[ResultRow]:
-    """Return the rows of the grid for the selected family of defenses, or for all; with --quick, a single row."""
+    """Return the rows of the grid for the selected family of defenses, or for all; with --quick, a single row.
+
+    Without --full, only the defenses in `SMALL` are taken. Each row is also printed on stderr at once.
+    """
     families = FAMILIES.values() if asked.table is None else (FAMILIES[asked.table],)
     chosen = [defense for family in families for defense in family if "full" in asked.flags or defense in SMALL]
     rows: list[ResultRow] = []
@@ -83,9 +86,10 @@ def make_grid_rows(asked: Options) -> list[ResultRow]:
 
 
 def summarise(rows: list[ResultRow]) -> ResultRow:
-    """Return the number of rows, and the shares `strongest_beats_papers_four` and `below_published` of the module's docstring.
+    """Return `rows`, the number of rows, and three numbers that the module's docstring describes.
 
-    `below_published` is None if no row has a published number.
+    They are `rows_with_an_error`, `strongest_beats_papers_four`, which is None without such a row, and `below_published`, which
+    is None if no row has a published number.
     """
     below = [row["rmse"] <= row["published"] for row in rows if row["published"] is not None]
     better = [row["rmse"] < row["rmse_papers"] - SAME_ERROR for row in rows if row["rmse_papers"] > SAME_ERROR]

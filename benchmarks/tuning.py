@@ -143,8 +143,8 @@ def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int =
 def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
     """Run an attack on the cases of `originals`, and return columns of a table as a dict.
 
-    The columns are the numbers of images and of batches, the share of images recovered, the median of their mean squared errors,
-    and the CPU-seconds per image. An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
+    The columns are the numbers of images and of batches, the share of images recovered, the median over all images of the mean
+    squared error, and the CPU-seconds per image. An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
     """
     answers, seconds = run_attack(attack, originals.cases, asked)
     guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])

@@ -75,7 +75,8 @@ def make_row(
 
     asr_c: share of all examples whose content is recovered. asr_l: share of right labels. low, high: 95 % interval of asr_c, with
     cases as clusters. median_mse: of all examples. mse, ssim, iterations: means over examples with recovered content, None if
-    there are none; iterations as in `count_iterations`. cpu_seconds: per example.
+    there are none; iterations as in `count_iterations`. ssim is also None for rows of tables, and for images with a side below 11
+    pixels. cpu_seconds: per example.
     """
     pairs = [match_examples(one, originals) for one, originals in zip(found, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))

@@ -45,7 +45,10 @@ The value of the key is the largest ratio of packed to dense bytes among these d
 
 
 def measure_codecs(asked: Options) -> None:
-    """Print bytes and CPU-seconds for each of `DEFENSE_SPECS` with its codec, and for each of `CODEC_NAMES` without a defense."""
+    """Print bytes and CPU-seconds for each of `DEFENSE_SPECS` with its codec, and for each of `CODEC_NAMES` without a defense.
+
+    Raises RuntimeError if a codec changes a bit of an update.
+    """
     weights, update = _step(asked)
     dense = records.to_arrays(update).count_bytes()
     turns = 1 if asked.quick else 5

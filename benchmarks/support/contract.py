@@ -27,8 +27,8 @@ class Options:
     """The options of a benchmark.
 
     quick: whether to run a smaller instance of the work. json: whether to print the result as JSON, too. data: folder of data
-    sets; None to use only those in the package. table: name of the selected table; None if none was named. flags: names of the
-    benchmark's own switches that were given.
+    sets; None to use only those in the package. device: "cpu" or "cuda". seed: of random weights, draws and attacks. table: name
+    of the selected table; None if none was named. flags: names of the benchmark's own switches that were given.
     """
 
     quick: bool

@@ -17,7 +17,7 @@ PUBLIC_IMAGES, ATTACKED = 2000, 8
 """Number of public images, which are of the tuning part, and of attacked images, in batches of one client each."""
 DEFENSES = ("", "sign", "qsgd(levels=1)", "gaussian(snr_db=0)", "prune(ratio=0.99)")
 BATCHES = (2, 4)
-"""Batch sizes of further rows, without a defense and with the last two."""
+"""Batch sizes of further rows, without a defense and with the last two of `DEFENSES`."""
 SETTINGS = {"simulations": 2000, "epochs": 10}
 MODEL = "lenet_cpl"
 

@@ -47,7 +47,8 @@ def measure_beyond(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack clients with several local epochs on one image, or on two images in a new order in each epoch.
 
-    Each client is attacked with each of `LOCAL_STEP_SETTINGS`.
+    Each client is attacked with each of `LOCAL_STEP_SETTINGS`. Returns the rows, and the gain of `surrogate` in dB for the first
+    combination of images per client, epochs and learning rate.
     """
     steps, rows = (2 if asked.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:

@@ -38,9 +38,10 @@ class ResNetFederation:
         return replace(observation, round=round)
 
     def train(self, asked: Options, steps: int, apart: Images, *, batch: int = 16, learning_rate: float = 0.01) -> None:
-        """Train the global weights by `steps` steps on images of the same data set that are not in `apart`.
+        """Train the global weights by `steps` steps on images that are not in `apart`, and store the result in `weights`.
 
-        batch: number of images per step.
+        The images are CIFAR-100's if the network has 100 classes, otherwise CIFAR-10's, with labels modulo the number of classes.
+        Without these files in --data, they are embedded photographs. batch: number of images per step.
         """
         pool = load_images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
         others = pool.of([i for i, x in enumerate(pool.x) if not (apart.x == x).flatten(1).all(dim=1).any()])

@@ -34,6 +34,7 @@ def measure_clients(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
     A batch has 1 image in both epochs (24 rounds), or 1 in the first and 4 in the second (15 rounds). The attacks are AGIC with
     closed forms before its search, AGIC's null (its best guess without the updates), and for 24 rounds also AGIC's search alone.
+    The speed-up is the CPU time of the search alone divided by that with closed forms first, for 24 rounds.
     """
     images = load_images(asked, "cifar10", CLIENTS * EXAMPLES)
     rows, seconds = [], {}

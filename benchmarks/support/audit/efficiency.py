@@ -51,6 +51,7 @@ MIN_ERROR = 1e-9
 class SmoothPrior:
     """A Gaussian distribution of smooth images.
 
+    prior:  mean and covariance of the distribution, from which the bound is computed.
     draw:   returns a number of images (N, 1, 8, 8), drawn with a generator.
     belief: maps the standard deviation of the noise to the prior term of the loss of a MAP search (for the most likely image).
     """

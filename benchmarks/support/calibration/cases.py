@@ -37,7 +37,7 @@ class Cell:
     data:   an image data set by its name in `splits.DATA_FILES`, one of `TABULAR_DATA_SETS`, or "noise" for random pixels.
     batch, rate: batch size and learning rate of the client. steps: number of local steps, each on a batch of its own.
     epochs: if above 0, the client trains on these batches for this number of epochs, in reverse order in every second epoch.
-    warm:   number of steps on other examples that the global weights have taken before.
+    warm:   number of steps on other examples that the global weights have taken before the attacked training.
     rounds: if above 1, an even number of rounds of a case, each with one batch. There are half as many batches as
             rounds, so that each batch is used twice.
     defense: specification such as "clip(4)"; "" for none. cases: number of cases.
@@ -78,6 +78,7 @@ class Answered:
     """One reconstruction: its route (the method that gave it), and values for each example that was assigned to an original.
 
     cell: the attacked cell; its `data` names the data set that the examples are from, also if it replaces one that is missing.
+    is_image: whether the examples are images; otherwise they are rows of a table.
     evidence:   dict from the name of a feature, from which confidence is computed, to its values.
     confidence: probability of recovery, as the attack states it; NaN if it is undecided. recovered: whether it was recovered.
     explained:  share of the observed gradient's squared norm that the reconstruction explains; 0 if the attack does not state it.
@@ -116,7 +117,8 @@ def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterato
 def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
     """Score one reconstruction as `attacker.scoring` does: only its `len(truth)` best examples are compared.
 
-    The best are those that the attack itself ranks first. truth: the original examples (N, *shape) of the case.
+    The best are those that the attack itself ranks first. With several rounds per case, the route is "joint over rounds", except
+    for a null. truth: the original examples (N, *shape) of the case.
     """
     found = keep_first(found, len(truth))
     x, order = clean_examples(found.x, data.data), assign_reconstructions(found.x.nan_to_num().clamp(0, 1), truth)

@@ -31,7 +31,8 @@ QUICK_CELL_COUNTS = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 
 def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Attack all cells of the calibration grid with examples of the report split; return the results of `summarise_answers`.
 
-    Without --quick, which attacks a few cells only, this also draws the reliability diagram in `DIAGRAM_FILE`.
+    Each cell has half of its cases, rounded up. The cells in `UNFITTED_NETWORK_CELLS` are attacked as well. With --quick, a few
+    cells are attacked, with one case each. Without it, the reliability diagram is also drawn and written to `DIAGRAM_FILE`.
     """
     torch.set_num_threads(1)
     answers = [one for k in range(1 if asked.quick else NUM_NETWORKS) for one in _attack_cells(asked, network=k)]

@@ -74,8 +74,8 @@ EVIDENCE_BOUNDS = ((MIN_EVIDENCE, -np.inf), (MAX_EVIDENCE, np.inf))
 def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Fit all curves, and write them to calibration.json; with --quick attack only two cells of the grid, and write nothing.
 
-    Answers are stored in `ANSWERS_FILE`. If it does not exist, all cells of `support.calibration.grid` are attacked first, which
-    takes half an hour on one core. Returns one row per curve, and a summary with the number of curves.
+    Without --quick, curves are fitted to the answers in `ANSWERS_FILE`. If it does not exist, it is written first: all cells of
+    `CELLS` are attacked, which takes half an hour on one core. Returns a row per curve, and a summary with the number of curves.
     """
     if asked.quick:
         corner = [replace(cell, cases=1) for cell in CELLS["single"][:2]]

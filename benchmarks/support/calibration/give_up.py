@@ -143,7 +143,7 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
     """Return the largest early loss of successful searches, and the number of failed ones with a larger one, on the tuning part.
 
     There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `ITERATIONS`. Only searches
-    that still run after these iterations count. Losses are relative to the loss at the start of the search.
+    that made at least so many iterations count. Losses are relative to the loss at the start of the search.
     Four more columns are on the searches whose loss is near the loss of grey images: successful_near_grey and failed_near_grey
     are their numbers, largest_fall is the largest `Watched.get_fall` of the successful ones, and failed_slower the number of
     failed ones whose `Watched.get_fall` is larger.

@@ -440,7 +440,7 @@ UNFITTED_NETWORK_CELLS = [
         attack="exact", settings={"steps": 25}, network="lenet_dlg", arguments={"channels": 8}, data="cifar10", half=True, cases=8
     ),
 ]
-"""Cells with networks on which no curve was fitted."""
+"""Cells on which no curve was fitted. Their networks, except the one with 8 channels, are in no cell of `CELLS` either."""
 CELLS = {
     "single": SINGLE_IMAGE_CELLS,
     "batches": BATCH_CELLS,

@@ -59,7 +59,8 @@ def make_search_and_router(attack: Callable[..., GradientMatching], **settings: 
 def make_smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
     """Return a dict with one attack, "cpl tv": CPL with total variation of weight `tv`, a prior that the paper does not use.
 
-    steps: maximum number of iterations. settings: further arguments of `cpl`.
+    The search is L-BFGS with a line search; the paper uses L-BFGS without one. steps: maximum number of iterations.
+    settings: further arguments of `cpl`.
     """
     return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
 

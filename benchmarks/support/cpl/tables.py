@@ -98,7 +98,7 @@ def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatchin
 
     CPL and DLG have at most 300 iterations and three starts; "cpl tuned" has the numbers of its preset for the network of the
     client `seen`. Inverting Gradients has 4,800 iterations, so that it gets only one start on a CPU, and three on a GPU. With
-    --quick, all have fewer iterations.
+    --quick, all have fewer iterations and, except "cpl tuned", one start.
     """
     ours, quick = _choose_effort(asked), {"steps": 20} if asked.quick else {}
     others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
@@ -220,8 +220,10 @@ def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
 def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels: Any) -> list[dict[str, Any]]:
     """Attack updates of `count` local steps, and return one row per learning rate and attack.
 
-    The attack "cpl" treats the update as one step, as the paper does. "router", which tries closed forms first, is run at the
-    smallest learning rate only; "cpl simulated", which simulates every step, at the largest. most: maximum number of iterations.
+    Learning rates are those in `LEARNING_RATES`; for a single step the only one is 1.
+    The attack "cpl" treats the update as one step, as the paper does. "router" tries closed forms first; with several steps it is
+    run at the smaller learning rate only. "cpl simulated", which simulates every step in at most 50 iterations, is run with
+    several steps only, at the larger learning rate. most: maximum number of iterations.
     labels: further columns of the rows.
     """
     rows: list[dict[str, Any]] = []

@@ -40,7 +40,7 @@ class MeasuredAttack:
 
     @property
     def psnr(self) -> float:
-        """Mean PSNR over the examples; one for which the attack gave no answer counts with the PSNR of the null."""
+        """Mean PSNR over the examples, each capped at 58.9 dB; if the attack gave no answer, the PSNR of the null counts."""
         assert self.summary.psnr is not None  # examples are images
         return self.summary.psnr.value
 

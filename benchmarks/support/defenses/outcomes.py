@@ -14,7 +14,7 @@ from attacker.scoring.statistics import Estimate, mean
 MARGIN_DB = 1.5
 """Largest difference of the mean PSNR, in dB, that counts as irrelevant."""
 MIN_CASES = 6
-"""Smallest number of independent cases for which an interval is computed; with fewer the outcome is undecided."""
+"""Smallest number of independent cases with which an outcome is stated; with fewer it is undecided."""
 MAX_DB = 58.9
 """PSNR in dB of an image that differs from its original only by rounding to 8 bits; larger values are capped."""
 

@@ -315,7 +315,7 @@ SMALL_NETWORKS: dict[str, tuple[tuple[int, ...], int]] = {
     "RowLSTM": ((12,), 3),
     "RowMLP": ((12,), 3),
 }
-"""Input shape and number of classes of each network here that attacks take."""
+"""Input shape and number of classes of each network class here except `TwoInputNet`: attacks give a network one input."""
 
 TORCHVISION_NETWORKS: dict[str, tuple[tuple[int, ...], int]] = {
     "resnet18": ((3, 32, 32), 10),

@@ -94,7 +94,11 @@ def make_one_step(*, attacked: int, iterations: int) -> AppSetting:
 
 
 def measure_settings(settings: Sequence[AppSetting], drawn: Images, asked: Options) -> list[dict[str, Any]]:
-    """Run the app on images with each of the settings, attack it, and return a row for each client that was attacked."""
+    """Run the app on images with each of the settings, attack it, and return a row for each client that was attacked.
+
+    For the rest of the process, the app's folder is put on the import path, Flower's log messages below critical are silenced,
+    and the environment variable QUICKSTART_DATA names the file with the images, which is deleted at the end.
+    """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     sys.path.insert(0, str(APP_FOLDER))
     with tempfile.TemporaryDirectory() as folder:

@@ -77,7 +77,8 @@ def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the ratio of the peak GPU memory of searches that run together to the memory planned for them.
 
     Returns a row for each network and number of searches, and a summary with the largest ratio. Above 1, a replay (the attack on
-    a recording) may run too many searches together. On a CPU the ratio is not measured.
+    a recording) may run too many searches together. On a CPU the ratio is not measured: it is None in the rows and 0 in the
+    summary.
     """
     rows = []
     for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):

@@ -42,7 +42,7 @@ STOCHASTIC_ROWS = (
 POOL = 100
 """Number of candidates among which the attacker of `private` looks for the client's image."""
 FEDERATIONS = 1
-"""Federations of `private`, in each of which every image of the pool is held by one client."""
+"""Number of federations of the table `private`, in each of which every image of the pool is held by one client."""
 NOISE_MULTIPLIERS = (10.0, 3.0, 1.0)
 
 
@@ -61,7 +61,7 @@ def make_accumulated_rows(asked: Options, defenses: Sequence[tuple[str, Sequence
     """Return a row for each defense and number of rounds: PSNR of the attack `accumulate` and of its null, means over clients.
 
     The null is the same attack without the clients' messages. defenses: pairs of a defense and the numbers of rounds to attack,
-    from the first on; --quick attacks at most three. clients: number of clients, each with an image of its own.
+    from the first on; with --quick, every second number, at most 3. clients: number of clients, each with an image of its own.
     """
     images = load_images(asked, "cifar10", clients)
     network, rows = make_network(images, asked.seed), []

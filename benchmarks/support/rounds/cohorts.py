@@ -42,7 +42,8 @@ class CohortSetting:
     fixed: whether the clients form fixed groups that take turns; otherwise each cohort is drawn at random.
     trainings: number of times that the same clients train from other random weights, for `rounds` rounds each.
     rounding: step to which clients round the values of their updates before they are summed; 0 for none.
-    hidden: width of the first layer. defense: applied to the sum, as in an experiment; "" for none. data: name of the data set.
+    hidden: width of the first layer. defense: applied to the mean of the updates in a round, as in an experiment; "" for none.
+    data: name of the data set.
     sratta: whether SRATTA attacks the same sums, for comparison. what: name of the federation in the table.
     """
 

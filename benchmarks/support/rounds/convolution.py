@@ -31,7 +31,7 @@ from fedsim.recording import Observation
 
 BATCH, EXAMPLES, EPOCHS = 4, 8, 5
 CLIENTS = 20
-"""Clients whose rounds are linked, without a search."""
+"""Number of clients whose rounds are linked without a search."""
 STEPS = 30
 """Iterations of the search, of up to 20 evaluations each; equal for single rounds and for all."""
 LEARNING_RATE = 0.01

@@ -22,7 +22,9 @@ def make_disaggregation_rows(asked: Options) -> list[ResultRow]:
 
     Each client trains CPL's LeNet on one image, the same in each round. determined: number of clients whose updates the sums
     determine. error: largest relative error of the computed update of such a client: norm of the difference to the true update,
-    divided by the norm of the true update. psnr: mean PSNR in dB of the images that `exact` reconstructs from computed updates.
+    divided by the norm of the true update. residual: norm of the difference between the sums and
+    those of the computed updates, relative to the norm of the sums. psnr: mean PSNR in dB of the images that `exact` reconstructs
+    from computed updates.
     """
     images = load_images(asked, "cifar10", CLIENTS)
     rows = []

@@ -1,4 +1,4 @@
-"""Table of re-identification among all images of CIFAR-10 as candidates, in a recording of Flower's PyTorch quickstart.
+"""Table of re-identification among all images of the CIFAR-10 files, in a recording of Flower's PyTorch quickstart.
 
 The federations are those of the table `practical`. The attacker has 20 of a client's 128 images among thousands of images that no
 client has, and `membership` scores them all.
@@ -32,7 +32,7 @@ ROUNDS = (1, 10, 100)
 """Numbers of recorded rounds after which the attack is measured."""
 DEFENSES = ("none", "sign('mean')")
 NEAR_SHARE = 0.01
-"""Share of the pool among which an image counts as found in the column `in_best_percent`."""
+"""Largest rank of an image, relative to the number of rivals, with which it counts in the column `in_best_percent`."""
 
 
 def make_pool_rows(asked: Options) -> Iterator[ResultRow]:
@@ -51,7 +51,7 @@ def make_pool_rows(asked: Options) -> Iterator[ResultRow]:
 
 
 def load_rivals(asked: Options, setting: Setting) -> list[Images]:
-    """Return all images of CIFAR-10, of all parts of the data set, without those that `record` draws for the federation.
+    """Return all images of the CIFAR-10 files in --data, of all parts, without those that `record` draws for the federation.
 
     Left out are the clients' images, and `RecordedFederation.others`, which the caller adds to the rivals. Rivals choose
     no setting here and are not reported on, so that images of the tuning part may be among them.

@@ -39,11 +39,11 @@ LARGER_CLIENTS = ((512, 4), (1024, 2))
 OTHERS = 692
 """Number of candidates that are no client's."""
 TARGETS = 180
-"""Number of candidates that are examples of all clients but the first; all examples of the first client are candidates."""
+"""Number of candidates that all clients but the first hold together; all examples of the first client are candidates."""
 POOL = 100
 """Number of candidates in a test of re-identification, one of which is the client's."""
 SPARSE_CLIENTS = 3
-"""Number of clients whose updates are compared with candidates if clients send different values, which takes longer."""
+"""Number of clients that are attacked behind top_k and dgc, where each sends other coordinates, so that attacks take longer."""
 ROUNDS = (1, 3, 10, 30, 100)
 """Numbers of recorded rounds after which the attack is measured."""
 READ_ROUNDS = (*range(1, 11), *range(20, 101, 10))
@@ -122,7 +122,7 @@ def list_settings(seed: int) -> list[Setting]:
 
 
 def record(asked: Options, setting: Setting) -> RecordedFederation:
-    """Simulate the federation, and return what the server records."""
+    """Simulate the federation; return what the server records, the images of its clients, and images of no client."""
     examples, clients, seed = setting.examples, setting.clients, setting.seed
     images = load_images(asked, "cifar10", count_images(asked, setting))
     images = replace(images, y=images.y % DATA_SPEC.num_classes, data=DATA_SPEC)

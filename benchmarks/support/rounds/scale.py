@@ -66,10 +66,10 @@ def make_scale_rows(asked: Options) -> Iterator[ResultRow]:
 
 
 def record_clients(folder: Path, clients: int, rounds: int, seed: int) -> tuple[Images, int, int]:
-    """Record a federation; return the first client's images, the number of pairs of rounds, and of pairs that share a label.
+    """Record a federation; return client 0's images, the number of pairs of rounds, and the number of pairs that share a label.
 
     A pair is two rounds of one client; it shares a label if some label occurs in the batches of both rounds.
-    The mean of all updates of a round is added to the global weights.
+    The mean of all updates of a round is added to the global weights. The recording is written to `recording` in `folder`.
     """
     rng = Generator().manual_seed(seed)
     images = [

@@ -51,7 +51,7 @@ class SpanSetting:
 def list_settings(*, quick: bool) -> list[SpanSetting]:
     """Return the federations of the table, one for each row; with `quick`, three small ones instead.
 
-    They differ in the sizes of batches and clients, the number of epochs, the state of the network, and noise in the updates.
+    They differ in the sizes of batches and clients, the epochs, the state of the network, noise in the updates, and the data set.
     """
     if quick:
         return [
@@ -91,7 +91,8 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
     `recovered` is the share of all images to which one of a client's N best answers with relu=True has a PSNR above `SUCCESS_DB`,
     where N is the client's number of images.
-    part: part of the data set from which the images are drawn: "tuning", "validation" or "report".
+    part: part of the data set from which images are drawn: "tuning", "validation" or "report". Rows of tables are always of the
+    report part. Raises ValueError for the table "adult" without its file in --data.
     """
     count = setting.clients * setting.examples
     if setting.data in ("adult", "breast_cancer"):

@@ -23,8 +23,8 @@ LEAST_UPDATE = 1e-5
 MAX_ATOMS, MAX_EXAMPLES = 20, 5
 """Largest number of steps of the pursuit, and of examples that may explain a row."""
 MAX_RESIDUAL, RELATIVE, ABSOLUTE = 1e-10, 1e-2, 1e-7
-"""Largest squared residual of an explained row; smallest coefficient of an example, relative to the largest one and absolutely,
-and largest relative error of an explained row's values."""
+"""Limits for explained rows. MAX_RESIDUAL: largest squared residual. RELATIVE: smallest ratio of an example's coefficient to
+the largest coefficient, and largest relative error of a row's values. ABSOLUTE: smallest coefficient."""
 
 
 @dataclass(frozen=True)

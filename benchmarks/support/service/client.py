@@ -157,7 +157,10 @@ def main() -> None:
 
 
 def run_load(service: ServiceProcess, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
-    """Run `load` in a process of its own, so that work of this process does not delay its requests; return its two results."""
+    """Run `load` in a process of its own, so that work of this process does not delay its requests; return its two results.
+
+    Raises CalledProcessError if `load` fails.
+    """
     command = [sys.executable, __file__, service.place, str(seconds), str(rate or 0.0), *paths]
     taken, elapsed = json.loads(
         subprocess.run(command, check=True, input=service.token, stdout=subprocess.PIPE, text=True).stdout

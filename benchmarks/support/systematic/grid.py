@@ -35,7 +35,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 SMALL = frozenset(
     {"none", "clip(4)", "gradient_dropout(0.9)", "gaussian(0.01)", "gaussian(0.1)", "prune(0.9)", "prune(0.99)", "3 local steps"}
 )
-"""Defenses of the small grid."""
+"""Defenses that are measured without --full."""
 TRAINING_RATE, TRAINING_IMAGES, HELD_OUT = 0.03, 1200, 400
 CONVOLUTIONS = {"network": "lenet_cpl", "network_arguments": {"activation": "tanh"}}
 WIDE = {
