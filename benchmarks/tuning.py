@@ -72,9 +72,10 @@ def measure_signs(asked: Options) -> TableAndSummary:
             seen = make_client(name, data.data, seed=asked.seed)
             originals = make_batch_cases(data, seen, 1)
             for setting in SIGN_SETTINGS[:1] if asked.quick else SIGN_SETTINGS:
-                attack = inverting_gradients(steps=20 if asked.quick else steps, **setting)
+                used = 20 if asked.quick else steps
+                attack = inverting_gradients(steps=used, **setting)
                 rows.append(
-                    {"network": name, "data": data.name, **setting, "steps": steps, **summarise_attack(attack, originals, asked)}
+                    {"network": name, "data": data.name, **setting, "steps": used, **summarise_attack(attack, originals, asked)}
                 )
     return rows, {}
 
