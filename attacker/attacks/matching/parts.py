@@ -40,9 +40,11 @@ class Search:
     steps:     maximum number of iterations. An iteration may consist of several gradient evaluations, see `Optimiser.period`.
     stop:      when a search stops earlier.
     restarts:  maximum number of starts per case, besides a warm start. A case is started again only if its lowest loss so far
-               is above a threshold (`Stop.stuck`). The result with the lowest loss is kept.
+               is above a threshold (`Stop.stuck`); for the first start after a warm start, see `Given.alone`. The result with the
+               lowest loss is kept.
     coarse:    share of the steps, at the beginning, whose large convolutions are computed in bfloat16 if the device computes
-               bfloat16 faster and all cases share weights. Results of these steps are dropped if the search goes on after them.
+               bfloat16 faster and the examples of all cases are computed in one batch (`View.at_once`). Results of these steps
+               are dropped if the search goes on after them.
     compiled:  whether to compile the loss by `torch.compile`, which is worthwhile for small networks and long searches.
     consistency: term that makes the candidates of all starts similar. With it all `restarts` starts of a case are made, at once,
                with the same labels. It changes the gradient that the optimiser gets, but not the loss by which the best iterate
