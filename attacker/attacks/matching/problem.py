@@ -51,6 +51,9 @@ class View(ObservedGradients):
               only these gradients are compared. None for other networks, and where it cannot be used.
     rows:     the data that differ between cases, tensors with one row per case, in nested dicts. The argument `row` of the
               methods is one row of `rows`, or a stack of rows, one per problem.
+    worst:    (cases,) distance of each observed gradient from a zero gradient.
+    power:    (cases,) expected squared norm of the known noise in the observed gradient, with layer weights applied.
+    noisy:    whether the attacker knows that the defense adds noise.
     """
 
     def __init__(
