@@ -197,9 +197,8 @@ class CaseBatch:
 
         It is `Prior.tv` times the distance of the observed gradient from a zero gradient, a mean over observations weighted by
         their `gamma`. If the prior is `denoised`, the power of the noise is known and distances are squared, a term that grows
-        with this power is added. If distances are cosines, `Prior.tv_of_noise` times the
-        ratio of noise to signal in the gradient's power is added, with `Prior.summed` times the number of examples, as in
-        `compute_map_tv_weight`.
+        with this power is added (`compute_map_tv_weight`). If distances are cosines, `Prior.tv_of_noise` times the ratio of noise
+        to signal in the gradient's power is added, multiplied by the number of examples if `Prior.summed` is set.
 
         A null (the search without the gradient) has the weight `Prior.tv` if the distance is bounded, so that the loss of a zero
         gradient is 1. If the distance is not bounded, the null's weight is 1 if the attack's weight is above 0, since without a
@@ -224,7 +223,7 @@ class CaseBatch:
         return weight
 
     def _compute_unit(self) -> Tensor:
-        """Return the number for each case, (cases,), to which weights of the prior are relative.
+        """Return the unit of the prior's weights for each case, (cases,), by which these weights are multiplied.
 
         It is the distance of the observed gradient from a zero gradient, a mean over observations weighted by their `gamma`. For
         a null (the search without the gradient) it is 1, except where its total variation has the weight 1 in place of
@@ -246,8 +245,8 @@ class CaseBatch:
 
         Features are inputs of a layer near the output. They are recovered from the gradient of the first observation. The result
         is the dict that `solve_targets` or `recover_spans` returns, with `weight` (P,), the weight of the term, in place of
-        `trust`. None if the objective has no such term, if its weight is 0 and the features are not injected into the
-        decoder either, if the gradient does not show the features, if labels are optimised, or for a null.
+        `trust`. None if the objective has no such term, if its weight is 0 and the features are not injected into the decoder
+        either, if the gradient does not show the features, if labels are optimised, or for a null.
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
         view, term = self.views[0], self.attack.objective.features

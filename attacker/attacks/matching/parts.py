@@ -46,8 +46,8 @@ class Search:
                bfloat16 faster and the examples of all cases are computed in one batch (`View.at_once`). Results of these steps
                are dropped if the search goes on after them.
     compiled:  whether to compile the loss by `torch.compile`, which is worthwhile for small networks and long searches. It has no
-               effect on steps that are coarse, on rounds in order (`Simulation.in_order`), and while more searches run than there
-               are cases, as with `consistency`.
+               effect in steps that are coarse, for rounds in order (`Simulation.in_order`), and while more searches run than
+               there are cases, as with `consistency`.
     consistency: term that makes the candidates of all starts similar. With it all `restarts` starts of a case are made, at once,
                with the same labels. It changes the gradient that the optimiser gets, but not the loss by which the best iterate
                and the best start are chosen. L-BFGS, whose steps depend on the loss, is refused. None for separate starts.

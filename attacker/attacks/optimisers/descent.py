@@ -50,13 +50,13 @@ class Stop:
     stuck:     share of the zero loss. Another start is made, if one is left, only if the final loss is above this share and above
                `tolerance`. The caller may raise this threshold, for example for noise.
     give_up:   share of the maximum number of iterations after which hopeless problems are stopped, but not before
-               `MIN_GIVE_UP_STEPS` iterations. They are looked for once, after that iteration, and also after those of `early` and
-               `stall`. 0 never stops a problem as hopeless, and ignores `early` and `stall`.
+               `MIN_GIVE_UP_STEPS` iterations. Problems are tested once, after that iteration, and also after the iterations of
+               `early` and `stall`. 0 never stops a problem as hopeless, and ignores `early` and `stall`.
     hopeless, unexplained: a problem is hopeless if its best loss is above the share `hopeless` of the loss at its starting point,
                and also above the share `unexplained` of the zero loss. All losses are compared after the loss that known noise
                causes (`Problems.floor`) is subtracted.
-    early:     pairs of an iteration and a share. After this iteration, the share takes the place of `hopeless`. Pairs with an
-               iteration later than the share `give_up` of all iterations are ignored.
+    early:     pairs of an iteration and a share: problems are also tested right after this iteration, with the share in place of
+               `hopeless`. Pairs with an iteration later than the share `give_up` of all iterations are ignored.
     stall:     a problem is also hopeless, whatever `hopeless` and `unexplained` say, if this test finds that it is stalled near
                the loss of plain examples (`Problems.plain`).
 
