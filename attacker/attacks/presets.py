@@ -52,7 +52,7 @@ def get_arguments(attack: str, preset: str, model: ModelSpec, data: DataSpec) ->
 
     preset: "published" or "tuned". The result is empty if the preset sets none for this attack, or for this model's family, so
     that the attack's defaults apply. If the preset sets `tv`, the weight of the total variation, `tv` is 0 for data that are not
-    images. Raises ValueError for an unknown preset.
+    images, and for images it is converted to pixels in [0, 1] (`_compute_tv`). Raises ValueError for an unknown preset.
     """
     settings = get_settings(attack)
     if preset not in settings:

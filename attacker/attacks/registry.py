@@ -62,7 +62,8 @@ class AttackSpec:
     """The specification of an attack: its registered name and arguments.
 
     null: whether it stands for the attack's null, the same attack without what the clients sent.
-    Raises ValueError for an unknown name or argument, and for an argument of the wrong type or range.
+    Raises ValueError for an unknown name or argument, for an argument of the wrong type or range or that the attack refuses, and
+    for an attack without the members of `Attack` (`check_members`).
     """
 
     name: str

@@ -29,7 +29,8 @@ MAX_EXACT_MISFIT = 1e-10
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 EVALUATIONS_PER_ITERATION = 40
-"""Gradient evaluations per iteration of `Posterior.estimate_error`, which thus costs at most a tenth of the search."""
+"""Gradient evaluations of a search per iteration of conjugate gradients in `Posterior.estimate_error`, of which there are at
+least 2 and at most CG_ITERATIONS. The estimate thus costs at most a tenth of a search of 80 or more evaluations."""
 FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
 """Names of the features from which confidence may be estimated. All but `examples` and `linked` are decimal logarithms.
 

@@ -38,6 +38,9 @@ class ObservedGradients:
                      (`find_omitted`); empty if `knows_defense` is false.
     rule:            how clients compute a batch's gradient, for example by DP-SGD, as a `defenses.rules.GradientRule`; None if
                      `knows_defense` is false.
+    own_rule:        whether the attacker knows that clients compute gradients by another rule than the plain gradient.
+    sizes, steps:    batch sizes and number of local steps that the attacker assumes (`find_schedule`).
+    count:           number of examples; 0 if the client of the first observation reported none.
     defended:        whether a defense that the attacker knows changes the gradient or the update.
     variance:        variance of the defense's known noise per coordinate of the gradient, averaged over all coordinates,
                      (cases,); 0 if `knows_defense` is false. If an observation is the sum of several clients' updates (secure

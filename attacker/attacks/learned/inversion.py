@@ -45,11 +45,12 @@ class LearningToInvert:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Return one reconstruction for each of `cases`. Cases with equal weights of one round share a network.
+        """Return one reconstruction for each of `cases`. Cases of one round with equal weights and buffers share a network.
 
-        A network depends on the seed, the weights and the declared settings, and not on the updates in the call. Raises
-        ValueError if no images were given or they do not suit the recorded data, and for clients with more than MAX_BATCH
-        examples, several local steps or another optimiser than SGD.
+        A network depends on the seed, the public images, the weights, the buffers and the declared settings, and not on the
+        updates in the call. Raises ValueError if no images were given or they do not suit the recorded data, and for clients with
+        more than MAX_BATCH examples, several local steps or another optimiser than SGD. Raises FileNotFoundError if the archive
+        is missing.
         """
         if not self.images:
             raise ValueError(f"{self.name} trains on public images: name an archive with them, --set images=FILE.npz")

@@ -177,8 +177,8 @@ def _name_route(batch: CaseBatch, best: Best) -> str:
 def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
     """Return the names of what the attack used although no server has it (oracles).
 
-    They are the oracles that the attack's `needs` imply, "labels" if the true labels were given, and "logits" if the true logits
-    were given.
+    They are the oracles that the attack's `needs` imply, "labels" if the true labels were given, and "logits" if the loss uses
+    the true logits (`CaseBatch.told`). A null (the attack without the gradient) uses neither labels nor logits.
     """
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
     return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))

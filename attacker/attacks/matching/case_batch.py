@@ -64,12 +64,12 @@ class CaseBatch:
     smoothing: weight of the total variation in the loss, (cases,).
     enough:    losses (cases,) at or below which a search has converged. stuck: final losses (cases,) above which a search is
                restarted, if a restart is left.
-    least:     losses (cases,) up to which a search is not given up. floor: expected losses (cases,) of the true examples, as far
-               as known noise causes them.
+    least:     losses (cases,) up to which a search is not given up because its loss is high; the test `Stop.stall` ignores them.
+    floor:     expected losses (cases,) of the true examples, as far as known noise causes them.
     in_order:  evaluates all rounds of a client in order, simulating the state that its defense keeps between rounds; None to
                compare the simulated and the observed gradient of each round separately.
     told_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes; empty if
-               the objective leaves them out.
+               the objective leaves them out, and for a null (the search without the gradient).
     held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
     coarse:    data type of large convolutions at the beginning of a search (`Search.coarse`); None for the data type of the
                weights, which is always used with `in_order`.
@@ -108,8 +108,9 @@ class CaseBatch:
     def _find_draws(self, first: Observation) -> Draws | None:
         """Return the variables of the client's random draws, and make them a part of latent vectors (`LatentSpace.drawn`).
 
-        None if the attack does not search for draws (`Simulation.draws`), or if the client declares no defense that draws. If the
-        attack searches for draws, raises ValueError for cases of several observations, and as `find_draws` does.
+        None if the attack does not search for draws (`Simulation.draws`) or does not know the defense (`knows_defense`), or if
+        the client declares no defense that draws. If the attack knows the defense and searches for draws, raises ValueError for
+        cases of several observations, and as `find_draws` does.
         """
         simulation = self.attack.simulation
         if not (simulation.draws and simulation.knows_defense):
@@ -154,7 +155,8 @@ class CaseBatch:
         """Set three thresholds of the loss, (cases,): `enough`, `stuck` and `least`; and `floor`, see the class.
 
         A search has converged once its loss is at most `enough`. A search is restarted if its final loss is above `stuck` and a
-        restart is left. It can be given up as hopeless (see `Stop`) only while its loss is above `least`.
+        restart is left. It is given up because of a high loss (see `Stop.hopeless`) only while its loss is above `least`. The
+        test `Stop.stall` ignores `least`.
         The three are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; `enough`
         and `stuck` are at least `Stop.tolerance`, and `least` is increased by the loss that known noise causes (`floor`). If
         distances are squared, `stuck` is at least the power of the noise, 0 if none is known, plus a term for the total
@@ -193,10 +195,10 @@ class CaseBatch:
     def _compute_smoothing(self) -> Tensor:
         """Return the weight of the total variation for each case, (cases,); 0 for data that are not images.
 
-        It is `Prior.tv` times the loss of a zero gradient. If the prior is `denoised`, the power of the noise is known and
-        distances are squared, a term that grows with this power is added. If distances are cosines, `Prior.tv_of_noise` times the
-        ratio of noise to signal in the gradient's power is added, with `Prior.summed` times the number of examples, as in
-        `compute_map_tv_weight`.
+        It is `Prior.tv` times the distance of the observed gradient from a zero gradient, a mean over observations weighted by
+        their `gamma`. If the prior is `denoised`, the power of the noise is known and distances are squared, a term that grows
+        with this power is added (`compute_map_tv_weight`). If distances are cosines, `Prior.tv_of_noise` times the ratio of noise
+        to signal in the gradient's power is added, multiplied by the number of examples if `Prior.summed` is set.
 
         A null (the search without the gradient) has the weight `Prior.tv` if the distance is bounded, so that the loss of a zero
         gradient is 1. If the distance is not bounded, the null's weight is 1 if the attack's weight is above 0, since without a
@@ -221,9 +223,10 @@ class CaseBatch:
         return weight
 
     def _compute_unit(self) -> Tensor:
-        """Return the loss of a zero gradient for each case, (cases,), to which weights of the prior are relative.
+        """Return the unit of the prior's weights for each case, (cases,), by which these weights are multiplied.
 
-        For a null (the search without the gradient) it is 1, except where its total variation has the weight 1 in place of
+        It is the distance of the observed gradient from a zero gradient, a mean over observations weighted by their `gamma`. For
+        a null (the search without the gradient) it is 1, except where its total variation has the weight 1 in place of
         `Prior.tv` (`_compute_smoothing`): then it is 1 / `Prior.tv`, so that the ratio of the total variation to other terms of
         the prior stays as in the attack.
         """
@@ -240,9 +243,10 @@ class CaseBatch:
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
         """Return the features that the examples of each problem should have, or their spans, and the weight of this loss term.
 
-        Features are inputs of a layer near the output, recovered from the gradient, as `solve_targets` or `recover_spans` return
-        them. None if the objective has no such term, if the gradient does not show the features, if labels are optimised, or for
-        a null.
+        Features are inputs of a layer near the output. They are recovered from the gradient of the first observation. The result
+        is the dict that `solve_targets` or `recover_spans` returns, with `weight` (P,), the weight of the term, in place of
+        `trust`. None if the objective has no such term, if its weight is 0 and the features are not injected into the decoder
+        either, if the gradient does not show the features, if labels are optimised, or for a null.
         cases, labels: as for `build_problem`. rngs: one generator for each problem.
         """
         view, term = self.views[0], self.attack.objective.features
@@ -415,7 +419,7 @@ class CaseBatch:
     def _measure_prior(self, z: Tensor, x: Tensor, problem: ProblemRow, share: float) -> Tensor:
         """Return the sum of the terms of latents and denoiser of one problem's prior, each times its weight, 0-d.
 
-        The weights are relative to the loss of a zero gradient (`_compute_unit`), by which the caller multiplies the sum.
+        The weights are relative to the result of `_compute_unit`, by which the caller multiplies the sum.
         share: share of the search's steps done, in [0, 1]; the noise added before denoising falls to 0 as `share` rises to 1.
         """
         prior = self.attack.prior

@@ -78,7 +78,7 @@ def recover_spans(seen: ObservedGradients, cases: Sequence[int], labels: Tensor,
            known (its label is unique, or examples with this label were separated), otherwise one column per example with its
            label.
     trust: (P,), from 0 to 1, mean over examples of the cosine between the estimates from both halves of the Gaussian layer's
-           neurons; a negative cosine counts as 0.
+           neurons; a cosine that is negative or NaN counts as 0.
     """
     bases, trust = [], []
     for case, y, rng in zip(cases, labels.cpu(), rngs, strict=True):

@@ -22,7 +22,8 @@ DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
     "log": log,
     "exp": exp,
 }
-"""The weight as a function of the convolution's number i = 1, 2, ...; AGIC's table I has increasing and decreasing ones."""
+"""The shape of the weight as a function of the convolution's number i = 1, 2, ... `weigh_by_depth` scales and shifts it, so that
+the weight runs from 1 to beta; AGIC's table I has increasing and decreasing weights."""
 
 
 def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:

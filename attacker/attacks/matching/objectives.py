@@ -84,9 +84,9 @@ absolute = Distance(
 class FeatureTerm:
     """A term of the loss that compares features.
 
-    weight: relative to the loss of a zero gradient. layer: the layer whose inputs the features are: "head" (the last linear
-    layer) or "gaussian" (a wide layer with random Gaussian weights before it). injected: whether decoders that take features get
-    the recovered features (`Decoder.inject`).
+    weight: relative to the distance of the first observed gradient from a zero gradient. layer: the layer whose inputs the
+    features are: "head" (the last linear layer) or "gaussian" (a wide layer with random Gaussian weights before it).
+    injected: whether decoders that take features get the recovered features (`Decoder.inject`).
     """
 
     weight: float
@@ -109,7 +109,8 @@ class Objective:
     later:    weight of observations after a client's first epoch; observations in the first epoch have weight 1, and all have
               weight 1 if epochs are unknown.
     batch_norm: weight of the term that compares statistics of batch norm with those that clients returned (`batch_statistics`),
-              relative to the loss of a zero gradient; 0 leaves it out. It has no effect unless clients return buffers.
+              relative to the mean over observations of the distance of the observed gradient from a zero gradient; 0 leaves it
+              out. It has no effect unless clients return buffers.
     features: the term that compares the features of the first observation's examples with those that the gradient determines
               (`feature_matching`); None leaves it out.
     """

@@ -105,7 +105,7 @@ class LatentSpace:
     def split_into_phases(self, optimiser: Optimiser) -> Optimiser:
         """Return the optimiser that changes one part of the latents after the other, if the decoder has phases.
 
-        Without phases it is `optimiser`. Labels and surrogate weights, if they are optimised, change in every phase.
+        Without phases it is `optimiser`. Labels, random draws and surrogate weights change in every phase if they are optimised.
         """
         sizes = self.decoder.phases
         return Phased(optimiser, sizes, self.examples) if sizes else optimiser
@@ -117,7 +117,10 @@ class LatentSpace:
         return torch.stack([part.square().mean() for part in torch.split(own, sizes, dim=1)]).sum()
 
     def project(self, z: Tensor) -> Tensor:
-        """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed` is set and there is a box."""
+        """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed` is set and there is a box.
+
+        A decoder that shares values (`Decoder.shared`) has no box: the result is then z.
+        """
         if not self.boxed or self.decoder.shared:
             return z
         latents = self.decoder.project(z[:, : self.size].reshape(-1, *self.decoder.shape))

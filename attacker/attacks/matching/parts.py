@@ -40,10 +40,14 @@ class Search:
     steps:     maximum number of iterations. An iteration may consist of several gradient evaluations, see `Optimiser.period`.
     stop:      when a search stops earlier.
     restarts:  maximum number of starts per case, besides a warm start. A case is started again only if its lowest loss so far
-               is above a threshold (`Stop.stuck`). The result with the lowest loss is kept.
+               is above a threshold (`Stop.stuck`); for the first start after a warm start, see `Given.alone`. The result with the
+               lowest loss is kept.
     coarse:    share of the steps, at the beginning, whose large convolutions are computed in bfloat16 if the device computes
-               bfloat16 faster and all cases share weights. Results of these steps are dropped if the search goes on after them.
-    compiled:  whether to compile the loss by `torch.compile`, which is worthwhile for small networks and long searches.
+               bfloat16 faster and the examples of all cases are computed in one batch (`View.at_once`). Results of these steps
+               are dropped if the search goes on after them.
+    compiled:  whether to compile the loss by `torch.compile`, which is worthwhile for small networks and long searches. It has no
+               effect in steps that are coarse, for rounds in order (`Simulation.in_order`), and while more searches run than
+               there are cases, as with `consistency`.
     consistency: term that makes the candidates of all starts similar. With it all `restarts` starts of a case are made, at once,
                with the same labels. It changes the gradient that the optimiser gets, but not the loss by which the best iterate
                and the best start are chosen. L-BFGS, whose steps depend on the loss, is refused. None for separate starts.

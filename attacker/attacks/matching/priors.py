@@ -52,10 +52,11 @@ class Prior:
               to MAX_NOISE_RATIO, and averaged over observations.
     summed:   whether `tv_of_noise` is multiplied by the number of examples as well, as in the log-prior of a MAP estimate, which
               is a sum over examples, while the total variation is a mean.
-    belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
-    latent:   weight of the mean square of the latents (`LatentSpace.measure_latents`), relative to the same loss as `tv`. For
+    belief:   a further term of the loss, a function of the examples with the weight 1, times the factor by which all terms are
+              multiplied if a known defense makes gradients small (`CaseBatch._compute_gain`); None for none.
+    latent:   weight of the mean square of the latents (`LatentSpace.measure_latents`), relative to the same distance as `tv`. For
               latents with a standard normal prior, this is the term of a MAP estimate, up to its scale.
-    denoiser: the term of a denoiser, relative to the same loss as `tv`; None for none.
+    denoiser: the term of a denoiser, whose weight is relative to the same distance as `tv`; None for none.
     """
 
     tv: float = 0.0
@@ -68,7 +69,7 @@ class Prior:
 
     @property
     def in_units_of_loss(self) -> bool:
-        """Whether `latent` or the denoiser has a weight, which is relative to the loss of a zero gradient."""
+        """Whether `latent` or the denoiser has a weight, which is relative to the distance from a zero gradient, as `tv` is."""
         return self.latent > 0 or self.denoiser is not None
 
 
@@ -120,8 +121,8 @@ def compute_map_tv_weight(variance: Tensor, values: int) -> Tensor:
 class Consistency:
     """The settings of group consistency, a term that makes the candidates of all starts of a case similar.
 
-    weight:     weight of the mean squared difference between a candidate and the consensus, relative to the loss of a zero
-                gradient; above 0.
+    weight:     weight of the mean squared difference between a candidate and the consensus, relative to the same distance as
+                `Prior.tv`; above 0.
     registered: whether images are shifted onto the mean before the consensus is computed, see `compute_consensus`.
     """
 

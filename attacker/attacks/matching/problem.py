@@ -44,12 +44,16 @@ class View(ObservedGradients):
     gamma:    (cases,) weight of the observation in the objective.
     examples: the number V.
     draws:    variables of the client's random draws at the end of latent vectors; None if none are searched.
-    compiled: whether to compile the evaluation by `torch.compile`.
+    to_compile: whether to compile the evaluation by `torch.compile`, the argument `compiled`. compiled: the compiled evaluation;
+              None before its first use.
     bottleneck: for a network with a variational bottleneck, a layer that draws its outputs at random: function that computes the
               gradients of this layer's encoder and of the layers between input and encoder, without simulating the draws; then
               only these gradients are compared. None for other networks, and where it cannot be used.
     rows:     the data that differ between cases, tensors with one row per case, in nested dicts. The argument `row` of the
               methods is one row of `rows`, or a stack of rows, one per problem.
+    worst:    (cases,) distance of each observed gradient from a zero gradient.
+    power:    (cases,) expected squared norm of the known noise in the observed gradient, with layer weights applied.
+    noisy:    whether the attacker knows that the defense adds noise.
     """
 
     def __init__(
@@ -88,8 +92,8 @@ class View(ObservedGradients):
         """The gradient function for all problems in one batch, see `build_per_problem`; None if it cannot be used.
 
         It requires that all cases share weights and buffers, that `build_per_problem` supports the network, and that the
-        simulated gradient is the gradient of one batch: without simulated local steps, surrogate weights, or a known defense that
-        changes how clients compute gradients.
+        simulated gradient is the gradient of one batch: without simulated local steps, surrogate weights, searched draws, a
+        `bottleneck`, or a known defense that changes how clients compute gradients.
         """
         return build_per_problem(self.model, self.data, self.training.loss) if self.common else None
 
@@ -106,8 +110,9 @@ class View(ObservedGradients):
         """Return the function `bottleneck` (see `View`); None if the network has no variational bottleneck, or none can be used.
 
         The function solves the derivatives of the loss by the encoder's outputs, which depend on the draws, from the observed
-        gradient. It can be used if the attacker knows the defense, if the update is the gradient of one batch that no defense
-        changed, and if the encoder is trained. examples: number N in the observation.
+        gradient. It can be used if the attacker knows the defense and the defense does not change the update or its gradient, if
+        clients train by SGD without clipping, if the attack takes the update for the gradient of one batch at the weights sent,
+        if the encoder is trained, and if `find_solved_bottleneck` finds it. examples: number N in the observation.
         """
         simulation, training = self.simulation, self.training
         plain = simulation.local_steps == "one_batch" and not simulation.surrogate and training.is_linear
@@ -210,7 +215,7 @@ class View(ObservedGradients):
         """Return the distance between the simulated gradient of a candidate and the observed gradient, a 0-d tensor.
 
         row: data of the case. x, y: all examples of the case (V, *shape), and labels (V,) or soft labels (V, K). z: the latent
-        vector (D,), of which only the surrogate parameter is used.
+        vector (D,), of which only the surrogate parameter and the variables of random draws are used.
         """
         return self.objective.distance(self.simulate(row, x, y, z), row["observed"])
 
@@ -346,7 +351,7 @@ class View(ObservedGradients):
 
         The effect of a defense on the finished update is not included.
         x, y: all examples (P, V, *shape) and labels of the problems, of which those in this observation are used. z: the latent
-        vectors (P, D), of which only the surrogate parameter is used.
+        vectors (P, D), of which only the surrogate parameter and the variables of random draws are used.
         """
         if self.at_once is not None:
             found = self.at_once(self.weights, *self._select_placed(x, y, row), self.buffers)

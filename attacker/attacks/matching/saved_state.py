@@ -18,8 +18,9 @@ DISPLAY_SECONDS = 1.0
 class Best:
     """The best result for one case so far: the result with the lowest loss.
 
-    z: latent vector. labels: used in the search that found z. history: best loss of this search after each iteration. given:
-       whether this search began at a warm start. given_up: whether it was stopped as hopeless, see `Stop`.
+    loss: infinite before the first search. z: latent vector, None before the first search.
+    labels: used in the search that found z. history: best loss of this search after each iteration. given: whether this search
+    began at a warm start. given_up: whether it was stopped as hopeless, see `Stop`.
     iterations, evaluations, restarts: numbers of iterations, gradient evaluations and searches, summed over all searches of the
     case.
     """

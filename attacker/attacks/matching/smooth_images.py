@@ -16,7 +16,7 @@ PIXEL_DEVIATION = 0.25
 SPECTRAL_DECAY = 1.5
 """Exponent a of the prior's spectrum: the variance at frequency f is proportional to (f^2)^-a. For photographs a is about 1."""
 CUTOFF_FREQUENCY = 0.01
-"""Squared frequency below which the variance is constant."""
+"""Squared frequency that is added to f^2 in the spectrum, so that the variance is nearly constant at lower frequencies."""
 COLOUR_VARIANCE = 0.1
 """Variance of differences between channels, relative to the variance of the mean over channels."""
 

@@ -24,6 +24,7 @@ class Given(NamedTuple):
 class Held(NamedTuple):
     """Examples of a case that are known, so that a search leaves them as they are.
 
+    V is the number of examples of the case, without their copies for local epochs; a search leaves all copies as they are.
     x: (V, *shape) in [0, 1], arbitrary where `mask` is false. mask: (V,) bool, true for the examples that are known.
     """
 

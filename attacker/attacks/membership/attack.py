@@ -47,7 +47,8 @@ class Membership:
 
         The number of named candidates is the number of examples behind the update: per case if its rounds repeat the examples,
         else per round. Raises ValueError if no pool was given, if the pool does not suit the recorded data, if a client reported
-        no number of examples, or if the pool has no more candidates than there are examples behind an update.
+        no number of examples, or if the pool has no more candidates than there are examples behind an update. Raises
+        FileNotFoundError if the pool's archive is missing.
         """
         if not self.candidates:
             raise ValueError(
@@ -164,9 +165,9 @@ def membership(*, candidates: FilePath = "") -> Membership:
 def _split_rounds(case: Case) -> list[list[Observation]]:
     """Return the observations of a case in groups that use the same examples: all rounds, or one round each.
 
-    All rounds are one group if the client trains on all of its examples in each of them: for whole epochs, or for a number of
-    steps whose batches together have more places than the update has distinct examples, so that examples were repeated. Rounds
-    of secure sums are grouped only if all of them are sums of the same clients.
+    All rounds are one group if they have the same number of examples and the client trains on all of its examples in each of
+    them: for whole epochs, or for a number of steps whose batches together have more places than the first update has distinct
+    examples, so that examples were repeated. Rounds of secure sums are grouped only if all of them are sums of the same clients.
     """
     first, training = case.observations[0], case.observations[0].training
     same = {(o.num_examples, o.cohort if o.client == SUM_CLIENT else ()) for o in case.observations}

@@ -22,7 +22,7 @@ CHUNK_VALUES = 2**25
 
 
 def group_by_model(observations: Sequence[Observation]) -> list[list[Observation]]:
-    """Return the observations in groups of one round and equal weights, in the order of the rounds."""
+    """Return the observations in groups of one round with equal weights and buffers sent, in the order of the rounds."""
     groups: list[list[Observation]] = []
     for observation in sorted(observations, key=lambda o: (o.round, o.client)):
         own = next((group for group in groups if _have_same_model(group[0], observation)), None)

@@ -48,8 +48,11 @@ def accumulate(
     Adam) or agic (cosine with layer weights, Adam).
     compare: `same` if the client uses all its examples in every round; otherwise how the same examples are found in different
     rounds: by `features` of the last layer, by `images` from a separate reconstruction of each round, or `none` (not at all).
-    steps: maximum number of iterations. tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero
-    gradient. decoder: variable that is optimised, as in `cpl`; ignored for search=agic.
+    steps: maximum number of iterations.
+    tv: weight of the total variation of pixels in [0, 1], relative to the distance of the observed gradient from a gradient of
+    zeros. If the variance of a defense's noise is known and search is cpl, a second total variation is added, weighted by that
+    variance, as by denoised in `cpl`.
+    decoder: variable that is optimised, as in `cpl`; ignored for search=agic.
     restarts: maximum number of starts; another one is made only if the search was stuck. pre_steps: iterations of the separate
     reconstructions of rounds. compare=images needs them, and compare=features if the features of a round cannot be computed.
     robust: if above 0, rounds whose distance is much larger than this have less influence (Cauchy's loss).

@@ -38,7 +38,8 @@ def disaggregate(sums: Sequence[Observation]) -> Disaggregated:
 
     All clients are taken to have the same weight in a sum, as with equal numbers of examples. The model weights in a client's
     observation are the mean of the model weights that were sent in its rounds; the update is then accurate to the second order in
-    the changes of the model weights.
+    the changes of the model weights. The number of examples in a client's observation is that of a sum divided by the size of the
+    sum's cohort, if this is the same whole number in all rounds of the client, and else None.
     sums: the secure sums (means over the cohort) of several rounds. Raises ValueError if there are none.
     """
     if not sums:

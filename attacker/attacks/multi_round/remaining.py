@@ -48,7 +48,10 @@ class Remaining:
 
 
 def select_rounds(case: Case, kept: Collection[int]) -> Case | None:
-    """Return the case with only the observations of the rounds `kept`, without links; None if it has no such observations."""
+    """Return the case with only the observations of the rounds `kept`; None if it has no such observations.
+
+    Known labels of these observations are kept. The result has no links and no known logits.
+    """
     at = [o for o, observation in enumerate(case.observations) if observation.round in kept]
     labels = split_known_labels(case)
     known = None if case.known_labels is None else torch.cat([one for o in at if (one := labels[o]) is not None])

@@ -14,6 +14,7 @@ from fedsim.recording.observation import Observation
 def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
     """Return the case without unusable observations (`find_problem`), and one note on each unusable observation.
 
+    If an observation is left out, its known labels are left out as well, and known logits are dropped.
     Raises ValueError if no observation is usable, or if the case has links and one of its observations is not usable.
     """
     problems = [find_problem(observation) for observation in case.observations]

@@ -145,7 +145,7 @@ class _ChainBuilder:
         return self.sizes[node]
 
     def take_all(self, graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
-        """Take the nodes of the graph that were not taken yet."""
+        """Take the nodes of the graph that were not taken yet. Raises NotAChain if one of them is not supported."""
         self.modules, nodes = modules, list(graph.nodes)[self.taken :]
         for node in nodes:
             if get_call_name(node) in JOINING_OPERATIONS and len(node.all_input_nodes) > 1 and not _is_size(node):

@@ -25,7 +25,8 @@ class InputLayer:
 def is_input_random(spec: ModelSpec, data: DataSpec, layer: str) -> bool:
     """Return whether a layer's input differs between two passes of the same examples in training mode, as behind dropout.
 
-    layer: name of the module. False also for a network that fails in training mode before it reaches this layer.
+    layer: name of the module. False also for a network that fails in training mode before it reaches this layer, or that calls
+    the layer several times per pass.
     """
     key = repr((spec, data, layer))
     if key not in _RANDOM or spec.name not in BUILT_IN:
@@ -55,7 +56,8 @@ def find_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
     """Return the first linear layer with bias whose input is the flattened normalised example; None if the model has none.
 
     The rest of the model may have any form, but it may not call the layer twice. The layer is found by a forward pass of two
-    random examples. None also if the model has more than MAX_WEIGHTS parameters, for which no forward pass is made.
+    random examples; an error of the model in this pass is raised. None also if the model has more than MAX_WEIGHTS parameters,
+    for which no forward pass is made.
     """
     key = repr((spec, data))
     if key not in _FOUND or spec.name not in BUILT_IN:

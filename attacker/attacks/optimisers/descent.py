@@ -21,9 +21,10 @@ whether to call that function and save the state."""
 
 
 MIN_GIVE_UP_STEPS = 30
-"""Number of iterations before which a problem is given up only by early limits, see `Stop.early`."""
+"""Number of iterations before which a problem is given up only by `Stop.early` and `Stop.stall`."""
 GIVE_UP_SHARE = 0.1
-"""Share of the steps after which Inverting Gradients looks for hopeless problems for the last time."""
+"""Share of the steps after which Inverting Gradients gives up problems with a high loss for the last time. The test for stalled
+problems (`stalls`) is made at a fixed iteration, which may be later."""
 MIN_HOPELESS_LOSS = 0.15
 """Share of the loss at the start above which a problem is hopeless, if the loss is also above MIN_UNEXPLAINED_LOSS."""
 EARLY_LIMITS = ((6, 0.4), (15, 0.22), (MIN_GIVE_UP_STEPS, MIN_HOPELESS_LOSS))
@@ -31,7 +32,8 @@ EARLY_LIMITS = ((6, 0.4), (15, 0.22), (MIN_GIVE_UP_STEPS, MIN_HOPELESS_LOSS))
 iteration. With MIN_HOPELESS_LOSS and GIVE_UP_SHARE, they were chosen on the tuning part of benchmarks/support/splits.py
 (benchmarks/tuning.py give_up)."""
 MIN_UNEXPLAINED_LOSS = 0.1
-"""Share of the loss of a zero gradient up to which no problem is hopeless; with batch norm, a start may be below it."""
+"""Share of the loss of a zero gradient up to which no problem is given up because of a high loss; with batch norm, a start may
+be below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +49,16 @@ class Stop:
                last progress.
     stuck:     share of the zero loss. Another start is made, if one is left, only if the final loss is above this share and above
                `tolerance`. The caller may raise this threshold, for example for noise.
-    give_up:   share of the maximum number of iterations after which hopeless problems are stopped, at the earliest after
-               `MIN_GIVE_UP_STEPS` iterations. 0 never stops a problem as hopeless, and ignores `early` and `stall`.
+    give_up:   share of the maximum number of iterations after which hopeless problems are stopped, but not before
+               `MIN_GIVE_UP_STEPS` iterations. Problems are tested once, after that iteration, and also after the iterations of
+               `early` and `stall`. 0 never stops a problem as hopeless, and ignores `early` and `stall`.
     hopeless, unexplained: a problem is hopeless if its best loss is above the share `hopeless` of the loss at its starting point,
                and also above the share `unexplained` of the zero loss. All losses are compared after the loss that known noise
                causes (`Problems.floor`) is subtracted.
-    early:     pairs of an iteration and a share that takes the place of `hopeless` after this iteration. Pairs with an iteration
-               later than the share `give_up` of all iterations are ignored.
-    stall:     a problem is also hopeless if this test finds that it is stalled near the loss of plain examples
-               (`Problems.plain`).
+    early:     pairs of an iteration and a share: problems are also tested right after this iteration, with the share in place of
+               `hopeless`. Pairs with an iteration later than the share `give_up` of all iterations are ignored.
+    stall:     a problem is also hopeless, whatever `hopeless` and `unexplained` say, if this test finds that it is stalled near
+               the loss of plain examples (`Problems.plain`).
 
     `descend` does not know the zero loss: its caller computes the losses for tolerance, precision and unexplained, see
     `Problems`, and makes other starts.
@@ -104,7 +107,8 @@ class Problems:
     per_problem: data of the problems, nested mappings of tensors with one row per problem.
     project:     function that returns the allowed latents nearest to latents (P, D), such as those in a box.
     enough:      losses (P,) at or below which the problems have converged.
-    least:       losses (P,) at or below which a problem is not given up as hopeless (see `Stop`); None for no such losses.
+    least:       losses (P,) at or below which a problem is not given up because of a high loss (`Stop.unexplained`); None for no
+                 such losses. The test `Stop.stall` ignores them.
     floor:       losses (P,) that the solutions have in expectation, because of known noise; None if there is none.
     plain:       latents (P, D) of examples without content, such as grey images, for `Stop.stall`; None to ignore that test.
     anew:        share of the steps after which the loss function changes from a coarse one to the exact one. Problems that are

@@ -133,7 +133,8 @@ def cpl(
     relative: divide each tensor of the gradient by about its root mean square before the comparison, unless a defense adds noise
     of known variance, so that layers with small gradients have more influence.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
-    first loss; 0 never stops it. This limit was chosen for `inverting_gradients`, and not tested on this attack.
+    first loss, and above a tenth of the zero loss; 0 never stops it. These limits were chosen for `inverting_gradients`, and not
+    tested on this attack.
     """
     chosen, rule = named.get_optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)
     if init == "insider" and rule is None:
@@ -202,11 +203,12 @@ def inverting_gradients(
     steps. The paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
-             first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1). Before, it also stops if its best
-             loss is above the share of its first loss that `EARLY_LIMITS` states for 6, 15 and 30 steps, or if it is stalled near
-             the loss of a grey image after 45 steps (`INVERTING_STALL`), but only with the settings for which these tests were
-             chosen: unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never
-             stops a search. The null (the search without the gradient) is never stopped.
+             first loss, and above 0.1 (the cosine distance of a gradient of zeros is 1). It also stops if its best loss is above
+             0.1 and above the share of its first loss that `EARLY_LIMITS` states for 6, 15 and 30 steps, or if it is stalled near
+             the loss of a grey image after 45 of at least 300 steps (`INVERTING_STALL`). These two tests are made only without a
+             defense, not in the first start with closed_form_start, and only with the settings for which they were chosen:
+             unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never stops a search.
+             The null (the search without the gradient) is never stopped.
     batch_norm: weight of the difference between the batch-norm statistics of the images and the statistics that the client
                 returned, if clients train in mode "train" and return them (`buffers="shared"`).
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last

@@ -97,11 +97,12 @@ class SolvedBottleneck:
 def find_solved_bottleneck(
     model: nn.Module, data: DataSpec, weights: Weights, examples: int, loss: str
 ) -> SolvedBottleneck | None:
-    """Return the gradient before the variational bottleneck of a network; None if it cannot be solved.
+    """Return a function for the gradient before the variational bottleneck of a network; None if it cannot be solved.
 
-    There must be one bottleneck, called once per example, with at least twice as many inputs and outputs as there are examples.
-    torch.func must support the network. Parameters that also affect the logits on another path are not compared.
-    weights: of the model in one observation, by name.
+    There must be one bottleneck, whose encoder gets one row per example and has at least twice as many inputs and outputs as
+    there are examples. There must be parameters before the encoder, and torch.func must support the network. Parameters that also
+    affect the logits on another path are not compared.
+    weights: of the model in one observation, by name. examples: number of examples in that observation. loss: name of the loss.
     """
     encoders = sorted({name.rpartition(".")[0] for name in find_encoders(model)})
     if len(encoders) != 1 or explain_vmap_failure(model, data, loss):

@@ -72,7 +72,7 @@ def _choose_buffers(own: Weights, observation: Observation) -> dict[str, Tensor]
 
 
 def build_facts(observation: Observation, model: nn.Module) -> Facts:
-    """Return the facts from which a gradient rule, such as DP-SGD, builds the attacker's model of its own effect on the update.
+    """Return the facts from which a gradient rule, such as DP-SGD, builds the attacker's model of the rule's effect.
 
     A gradient rule is the client's way to compute a gradient. The facts are the model, the (assumed) size of each local step and
     the factor of its gradient in the update, and whether zeros of the gradient arrive as zeros: true only for one step without

@@ -240,11 +240,11 @@ def find_chain(observation: Observation) -> Chain | None:
 
 
 def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> AssignedLabels:
-    """Return a label for each of the N examples, determined from the update of the first round that contains it.
+    """Return a label for each of the N examples, determined from the update of the first round that contains it, and a mask.
 
-    Only updates of one local step can show that an example has two labels, so that it is a mixture of two examples. If the
-    network is not a chain of layers that begins with `layer`, labels are those that the network predicts with the last weights
-    sent.
+    The mask `mixed` (N,) marks examples that have two labels, so that they are mixtures of two examples. Only updates of one
+    local step can show that. If the network is not a chain of layers that begins with `layer`, labels are those that the network
+    predicts with the last weights sent, and no example is marked.
     """
     first = case.observations[0]
     chain = find_chain(first)

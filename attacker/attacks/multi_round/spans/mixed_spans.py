@@ -29,6 +29,8 @@ def list_mixed_batches(
 ) -> list[MixedImages]:
     """Return the spans of batches of which some images are not known, and their intersections of at least two dimensions.
 
+    Spans that independent component analysis cannot separate (`is_separable`) are left out, and those of row spaces that are not
+    whole (`is_whole`).
     shared: as `recovery.count_all_shared` returns it. The rows of an update are used only if the update is of one step on a layer
     with ReLU, see `attack.list_forwards`.
     """
@@ -61,6 +63,9 @@ def list_mixed_sums(
 ) -> list[MixedImages]:
     """Return the spans of isolated clients and of sums. Sums of the same cohort with equal row spaces are one span.
 
+    Spans that independent component analysis cannot separate (`is_separable`) are left out, and those of sums whose row spaces
+    are not whole (`is_whole`). The span of a client is left out as well if the client took part in a sum that is not whole but
+    does not have full rank either.
     relu: whether ReLU follows the layer. If it does not, the rows of updates are not used.
     """
     data, seen = case.observations[0].data, case.observations

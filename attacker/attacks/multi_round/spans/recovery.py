@@ -25,7 +25,8 @@ from attacker.attacks.multi_round.spans.separation import MAX_UNKNOWN, ZERO_LEVE
 RANGE_SLACK = 0.02
 """Largest distance of an example's values to [0, 1], in addition to the example's estimated error."""
 MAX_SCREENED_DISTANCE = 0.1
-"""A unit vector is tested for membership in a row space only if the norm of its part outside of that space is at most this."""
+"""A unit vector is tested for membership in a row space only if the norm of its part outside of that space is below this, and
+two unit vectors are compared only if their distance is."""
 MAX_EQUAL_DISTANCE = 1e-4
 """Largest distance of unit vectors of the same example, whatever their estimated errors."""
 MAX_MEMBERS = 8
