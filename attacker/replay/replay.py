@@ -87,7 +87,8 @@ class Replay:
              its true labels, and to the model's logits of its true examples. None leaves an oracle out. A null, the attack
              without the update, gets neither labels nor logits.
     oracle_truth: digest of the clients' true examples that these functions read.
-    threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
+    threads: PyTorch threads per worker; None means 1 if there are several chunks or `ray` is given, and PyTorch's default
+             otherwise.
     workers: largest number of worker processes; 1 runs the attack in this process; None lets `choose_workers` decide. Without
              effect if `ray` is given.
     ray:     address of a Ray cluster that runs the attack, or `local` to start one on this machine.

@@ -183,7 +183,8 @@ class CaseTold(TypedDict):
     """One case of an attack.
 
     attack: name of the folder with the attack's results. null: whether the attack is a null (the same attack without the update).
-    examples: number of reconstructed examples or, without a reconstruction, the number that the client reported.
+    examples: number of reconstructed examples or, without a reconstruction, the number that the client reported or that was
+    estimated from its update; null if it is not known.
     route: name of the method that reconstructed the case. loss: the attack's own final loss.
     reason: why there is no finished reconstruction, if known.
     null_success, null_psnr: scores of the attack's null on the same case; null if there are none.

@@ -185,8 +185,9 @@ class Queue:
     def retry(self, id: str) -> Job:
         """Put a job that failed, was cancelled or was set aside back into the queue, and return it.
 
-        Its number of crashes becomes 0. The job continues from the files of its earlier attempts. Raises UnknownJob, NotNow if
-        the job is in another state, and Full if `Limits.max_queued` jobs wait already.
+        Its number of crashes becomes 0, and its progress, error and result are deleted. The job continues from the files of its
+        earlier attempts. Raises UnknownJob, NotNow if the job is in another state, and Full if `Limits.max_queued` jobs wait
+        already.
         """
         with self.store.open_transaction() as db:
             job = get_job(db, id)
