@@ -42,7 +42,7 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
 
 
 def describe_cost(forecast: Forecast) -> str:
-    """Return a sentence with the number of cases, the largest number of gradient evaluations for one case, and the expected time.
+    """Return a sentence with the number of cases, `Forecast.evaluations`, and the expected time on one core.
 
     The sentence is "" if no case is left, or if one evaluation is the largest number, as for attacks that do not search.
     """

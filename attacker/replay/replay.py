@@ -344,7 +344,7 @@ class Replay:
     def _estimate_seconds(self, tasks: Sequence[Task]) -> float:
         """Estimate the seconds that tasks take on one core, all together.
 
-        The number of gradient evaluations per case is the one that the attack reports, or 1 if it reports none.
+        The number of gradient evaluations per case is `Effort.evaluations`, which the attack reports, or 1 if it reports none.
         """
         sizes = {case.key: case.sizes for case in self.plan.cases}
         once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
