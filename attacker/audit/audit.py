@@ -118,8 +118,9 @@ def audit(
     """Check and attack a recorded run, and return the audit with graded findings.
 
     run:      folder of the run, or of its recording.
-    seconds:  budget of processor time on one core for the attacks and their nulls. It limits the estimated time when attacks are
-              chosen, except that the first attack that suits the recording is always chosen; a running attack is not stopped.
+    seconds:  budget of processor time on one core for the attacks and their nulls (the same attacks without the updates). It
+              limits the estimated time when attacks are chosen, except that the first attack that suits the recording is always
+              chosen; a running attack is not stopped.
     truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak.
     model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded
               network is not built in.

@@ -292,7 +292,7 @@ def _name_attack(summary: Summary, manifest: Manifest) -> str:
     """Return the attack's name as text for a sentence.
 
     ", ignoring the defense," is added if clients use a defense that the attack does not model. If the attack was given oracles
-    (information that no server has), their names are added, and likewise what was withheld from it.
+    (information that no server has), their names are added. The names of what was withheld from the attack are added, too.
     """
     name = format_attack_name(summary.attack)
     if summary.withheld:
