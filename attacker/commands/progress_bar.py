@@ -13,7 +13,7 @@ from fedsim.commands.console import err, show_progress_bar
 from fedsim.recording import Recording
 
 MAX_REASONS = 3
-"""Number of failed cases, and of omitted rounds, whose reasons are printed; the files of the replay hold all of them."""
+"""Largest number of failed cases, and of omitted rounds, whose reasons are printed; the replay's files hold all of them."""
 
 
 def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> Replayed:

@@ -37,7 +37,7 @@ from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
 
 MAX_PAIRS = 60
-"""Number of examples of each attack whose pair is shown."""
+"""Largest number of examples of each attack whose pair is shown."""
 
 PlaceKey = tuple[str, int, int, int]
 """Key of an example within a case: key of the case, and `batch`, `position` and `index` of `ScoreRow`. An example has the same

@@ -28,8 +28,8 @@ def read_true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Te
 
     They are sorted so that their order reveals nothing. If `row.num_examples`, the number of examples behind the update, is not
     None, only that many uses are counted, the first ones, so that further epochs do not repeat examples. The number of a secure
-    sum is divided among its clients in proportion to their numbers of uses, rounded down. If it is None, each use counts, so that
-    N includes repeats. Raises NoTruth if no folder of truth has the examples.
+    sum is divided among its clients in proportion to their numbers of uses, rounded down. If `row.num_examples` is None, each
+    use counts, so that N includes repeats. Raises NoTruth if no folder of truth has the examples.
 
     row: the update's entry in the recording. cohort: the clients whose updates were added by secure aggregation; empty for a
     single client's update.

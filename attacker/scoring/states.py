@@ -25,7 +25,7 @@ REASON_WAITING = "not attacked yet"
 REASON_UNMATCHED = "fewer reconstructions than examples"
 """Reason of failure for an example of a finished case if the attack returned fewer examples than the case has."""
 MAX_REASON_LENGTH = 2000
-"""Characters of a reason that are kept."""
+"""Largest number of characters of a reason that are kept."""
 
 
 def find_state(row: Mapping[str, Any]) -> CaseState:

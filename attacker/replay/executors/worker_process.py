@@ -20,7 +20,7 @@ Message = TypeVar("Message")
 MAX_LINE_BYTES = 64 * 2**20
 """Default limit of the length of a worker's line, in bytes."""
 MAX_STDERR_BYTES = 4000
-"""Number of bytes, at the end of a worker's stderr, that `explain_end` returns."""
+"""Largest number of bytes, at the end of a worker's stderr, that `explain_end` returns."""
 
 
 class WorkerProcess(Generic[Message]):
