@@ -23,7 +23,7 @@ METADATA_TYPES = {
     "interrupted": bool,
     **dict.fromkeys(("iterations", "evaluations", "restarts", "seed"), int),
 }
-"""Keys of a file's metadata besides slots, texts and evidence, with their types."""
+"""Keys of a file's metadata besides slots, oracles, notes and evidence, with their types."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ class Reconstruction:
     loss:       (T,) the attack's own loss after each iteration, of the restart that was kept; a method without iterations has a
                 single value.
     iterations: number of iterations of all restarts. evaluations: number of evaluations of the simulated gradient.
+    restarts:   number of restarts of the search. seed: seed of the attack's random numbers.
     seconds:    wall time; a search of several cases at once counts in equal shares.
     route:      the method that produced the examples, such as a closed form or a search. attack: the attack's name.
-    oracles:    names of the oracles that it was given: knowledge beyond the threat model.
+    oracles:    names of the oracles that the attack was given: knowledge beyond the threat model.
     interrupted: whether the search was stopped early; this is then the best result so far, and replay attacks the case again.
     notes:      the attack's remarks on this result, one sentence each.
     explained:  (N,) in [0, 1], the share of the observed gradient's squared norm that the gradient of this result explains; NaN
@@ -146,8 +147,9 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
 def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
     """Return the metadata of a file of `examples` examples as arguments of a `Reconstruction`.
 
-    Raises KeyError if one is missing, and ValueError or TypeError if a value has the wrong type, or if slots or evidence do not
-    fit the number of examples.
+    The entries `interrupted`, `oracles`, `notes` and `evidence` may be missing, as in old files. Raises KeyError if another entry
+    is missing, and ValueError or TypeError if a value has the wrong type, or if slots or evidence do not fit the number of
+    examples.
     """
     for key, kind in METADATA_TYPES.items():
         value = facts[key] if key != "interrupted" else facts.get(key, False)

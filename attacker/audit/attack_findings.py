@@ -15,7 +15,7 @@ from fedsim.recording import Row
 RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked", "labels-leak"
 NO_ANSWER = "no conclusion from attacks: no attack produced an answer"
 MAX_REASON = 200
-"""Largest number of characters of the reason why an attack failed."""
+"""Number of characters after which the reason why an attack failed is cut; "..." is then added."""
 MIN_CONFIDENCE = 0.95
 """Smallest confidence with which a reconstruction counts as recovered if the true examples are not given."""
 FAILED_GAP = 1.0
@@ -33,7 +33,7 @@ class AuditedAttack:
 
     spec:           the attack with its arguments, as text.
     updates:        number of updates in the sample. failed: how many of them have no reconstruction because the attack failed.
-    failure:        why it failed on the first such update, shortened to `MAX_REASON` characters; "" if it failed on none.
+    failure:        why it failed on the first such update, cut after `MAX_REASON` characters; "" if it failed on none.
     outcome, words: outcome of the comparison with the null and the whole result as text, see `Verdict`; "" without the true
                     examples.
     examples:       number of distinct true examples compared. recovered, null_recovered: how many of them the attack and the
@@ -44,9 +44,9 @@ class AuditedAttack:
     leaked:         titles of the scores that show a leak, see `Comparison`.
     efficiency:     mean of the lower bounds on the mean squared error, divided by the attack's mean squared error over the same
                     examples, see `Summary`; None if no bound is known.
-    picture:        path of the picture that shows the best example beside its original, relative to the run; "" if there is none.
-                    If the attack recovered examples, only these are considered. An example nearly of one colour is shown only if
-                    all examples considered are.
+    picture:        path of the picture, or for table rows of the JSON file, that holds the best example and its original,
+                    relative to the run; "" if there is none. If the attack recovered examples, only these are considered. An
+                    example nearly of one colour is shown only if all examples considered are.
     """
 
     spec: str
@@ -129,7 +129,7 @@ def count_confident(folder: Path, cases: Sequence[str]) -> int:
 def describe_failures(rows: Sequence[Row], cases: Sequence[Planned], failed: Mapping[str, str]) -> tuple[int, str]:
     """Return on how many updates an attack failed, and why it failed on the first; 0 and "" if it failed on none.
 
-    The reason is the one for the first update on which it failed, shortened to `MAX_REASON` characters.
+    The reason is that of the first failed case in `cases`, cut after `MAX_REASON` characters.
     rows: the updates of the sample. cases: the cases of these updates; all updates of one client are in one case.
     failed: dict from the key of each failed case to the reason.
     """

@@ -118,8 +118,9 @@ def audit(
     """Check and attack a recorded run, and return the audit with graded findings.
 
     run:      folder of the run, or of its recording.
-    seconds:  budget of processor time on one core for the attacks and their nulls. It limits the estimated time when attacks are
-              chosen, except that one attack is always chosen; a running attack is not stopped.
+    seconds:  budget of processor time on one core for the attacks and their nulls (the same attacks without the updates). It
+              limits the estimated time when attacks are chosen, except that the first attack that suits the recording is always
+              chosen; a running attack is not stopped.
     truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak.
     model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded
               network is not built in.
@@ -127,8 +128,9 @@ def audit(
               progress.
     told:     callback that is called once, before the first attack, with the planned attacks, and a `NotChecked` with the reason
               for each attack left out.
-    Planned attacks are skipped once an attack has recovered every example. Cases that the same attack has already reconstructed
-    in the run's folder are not attacked again. Raises ValueError if `run` holds no recording.
+    Planned attacks are skipped once an attack has recovered every compared example, and its null has not. Reconstructions and,
+    if `truth` is given, scores are written to the run's folder. Cases that the same attack has already reconstructed there are
+    not attacked again. Raises ValueError if `run` holds no recording.
     """
     started = monotonic()
     folder = run if (run / "manifest.json").is_file() else run / "recording"

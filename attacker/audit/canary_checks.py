@@ -20,7 +20,8 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 
 REFUTED_RULE = "epsilon-refuted"
 ACCUSATION_LEVEL = 0.999
-"""Confidence with which an accounted epsilon must be refuted to become a finding: at 95 %, one correct epsilon in 20 would be."""
+"""Confidence with which an accounted epsilon must be refuted to become a finding. At 95 %, up to one correct epsilon in 20 would
+become a finding."""
 
 
 def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:

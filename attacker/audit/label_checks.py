@@ -27,7 +27,8 @@ MAX_CHANCE = 1e-4
 def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield one result: a `Finding` if more estimated numbers of examples of a label are near whole numbers than chance explains.
 
-    At most the first `MAX_UPDATES` updates are tested.
+    At most the first `MAX_UPDATES` updates are tested. The result is a `NotChecked` if no update allows an estimate, or if there
+    are too few estimates to show more than chance. In all other cases without a finding it is `Passed`.
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the estimate for

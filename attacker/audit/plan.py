@@ -39,8 +39,8 @@ class PlannedAttack:
     """An attack on a sample of the recorded updates. Its null, the same attack without the updates, runs on the same sample.
 
     rows:         rows of the recording (one per client and round) with the updates to attack.
-    core_seconds: expected time of attack and null together on one core, if every search uses all its iterations; 0 if not
-                  estimated.
+    core_seconds: expected time of attack and null together on one core, if every search uses all its iterations; restarts after
+                  the first search are not counted (`Forecast.evaluations`). 0 if not estimated.
     """
 
     spec: AttackSpec

@@ -20,10 +20,12 @@ MAX_MEANINGFUL_EPSILON = 20.0
 
 
 def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Yield the result: whether the reported epsilon is at least (1 - `EPSILON_SLACK`) times the computed one.
+    """Yield the result: whether each reported epsilon is at least (1 - `EPSILON_SLACK`) times the one computed for its round.
 
-    The computed epsilon follows from the declared noise, composed over the rounds. If the reported one is large enough, but above
-    `MAX_MEANINGFUL_EPSILON`, a second result follows: a `NotChecked` which says that such an epsilon promises hardly anything.
+    The computed epsilon follows from the declared noise, composed over the rounds. The result is a `NotChecked` if no epsilon is
+    reported, or if epsilon depends on numbers of examples that are not recorded. If each reported epsilon is large enough, but
+    the last is above `MAX_MEANINGFUL_EPSILON`, a second result follows: a `NotChecked` which says that such an epsilon promises
+    hardly anything.
     metrics: rows of metrics.jsonl.
     """
     reported = [row for row in metrics if _reported(row) is not None]

@@ -155,7 +155,10 @@ def _describe_histogram(observations: Sequence[Observation], name: str) -> str:
 
 
 def _read_histogram(observation: Observation, name: str) -> list[int]:
-    """Return the change of a buffer if it can be the number of examples of each label, summed over epochs; else an empty list."""
+    """Return the change of a buffer if it can be the number of examples of each label; else an empty list.
+
+    Each example may be counted once, or once in every epoch.
+    """
     before, after = observation.buffers.get(name), observation.buffers_after.get(name)
     if before is None or after is None or after.shape != (observation.data.num_classes,) or not observation.num_examples:
         return []

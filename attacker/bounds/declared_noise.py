@@ -11,8 +11,9 @@ def find_declared_noise(recording: Recording) -> tuple[Noise, int]:
 
     If the defense of the update adds noise that hides the whole update, this noise is returned, and the number is 1. If it adds
     none, the noise of the gradient rule, such as DP-SGD, is returned, which hides one example; the number is then the largest
-    number of local steps of a round that use the same example, for the client with the fewest examples. If neither adds noise,
-    the `multiplier` of the returned noise is 0 and the number is 1. The recording must hold at least one round.
+    number of local steps of a round that use the same example, for the client that reported the fewest examples; if no client
+    reported a number, a client of one example is assumed. If neither adds noise, the `multiplier` of the returned noise is 0 and
+    the number is 1. The recording must hold at least one round.
     """
     tensors = len(recording.read_sent(recording.list_rounds()[0]).weights)
     of_client = find_noise(recording.manifest.defense, tensors=tensors)

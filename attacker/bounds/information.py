@@ -25,7 +25,7 @@ class FisherInformation:
     """The information `sum over messages of J^T diag(1 / std^2) J` at examples x, where J is the Jacobian of a message.
 
     The messages may be of several rounds. Products with vectors need neither J nor the information as a matrix. Examples are
-    flattened and concatenated, so that a vector has `size` = x.numel() entries.
+    flattened and concatenated, so that a vector has `size` = x.numel() entries. Raises ValueError without messages.
     """
 
     def __init__(self, messages: Sequence[NoisyMessage], x: Tensor) -> None:

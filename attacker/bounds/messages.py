@@ -39,10 +39,12 @@ class UsedExamples:
 def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     """Return the update as a function of examples x (N, *shape), in float64, with the size of its noise, see `NoisyMessage`.
 
+    Parameters that attackers leave out (`find_omitted`) are not part of the message.
     y: labels (N,). What follows the noise in a chain of defenses is left out, since it cannot add information. If no step adds
     noise, the rounding of the update to float32 is taken as its noise. Top-k and pruning select coordinates of the update at each
     x, but the derivative treats the selection as constant: the bound does not count the information in the choice of
-    coordinates. Raises NotBounded for a defense whose bound is not known, for secure sums, and if clients change their inputs.
+    coordinates. Raises NotBounded for a defense whose bound is not known, for secure sums, if clients change their inputs, and
+    for a gradient rule that is not one of `RULES` or is used in several local steps.
     """
     seen = used.observation
     if seen.client == SUM_CLIENT:

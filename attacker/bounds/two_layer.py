@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class TwoLayerRates:
     """Bounds on the root mean squared norm of the error vector, for examples of norm 1 and many more neurons than inputs.
 
-    lower: lower bound on the error of unbiased estimates of one example, the others of its batch being known (Cramér-Rao).
+    lower: lower bound (Cramér-Rao) on the error of unbiased estimates of one example, if the rest of its batch is known.
     upper: upper bound on the error of the estimate of Liu et al. of the sum of a batch's examples.
     """
 

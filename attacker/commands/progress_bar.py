@@ -13,7 +13,7 @@ from fedsim.commands.console import err, show_progress_bar
 from fedsim.recording import Recording
 
 MAX_REASONS = 3
-"""Number of failed cases, and of omitted rounds, whose reasons are printed; the files of the replay hold all of them."""
+"""Largest number of failed cases, and of omitted rounds, whose reasons are printed; the replay's files hold all of them."""
 
 
 def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> Replayed:
@@ -42,7 +42,7 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
 
 
 def describe_cost(forecast: Forecast) -> str:
-    """Return a sentence with the number of cases, the largest number of gradient evaluations for one case, and the expected time.
+    """Return a sentence with the number of cases, `Forecast.evaluations`, and the expected time on one core.
 
     The sentence is "" if no case is left, or if one evaluation is the largest number, as for attacks that do not search.
     """

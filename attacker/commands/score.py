@@ -276,5 +276,5 @@ def _suggest_replay(run: Path) -> str:
 
 
 def _find_run(reconstructions: Path) -> Path:
-    """Return the folder that scores are written to: the one above a folder `reconstructions`; any other folder itself."""
+    """Return the folder that scores are written to: the parent of a folder `reconstructions`, or any other folder itself."""
     return reconstructions.parent if reconstructions.name == "reconstructions" else reconstructions

@@ -36,7 +36,11 @@ RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", 
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Return the content of an `attack.json`. Raises DamagedFile, naming the file and what to do, if it is missing or invalid."""
+    """Return the content of an `attack.json`.
+
+    Raises DamagedFile, naming the file and what to do, if it is missing or invalid, or if the name of its folder does not match
+    `SAFE_NAME`.
+    """
     if not SAFE_NAME.fullmatch(path.parent.name):
         raise DamagedFile(
             path,

@@ -120,8 +120,11 @@ class CaseFootprint:
         return 5e-3 + 2e-8 * cases * values
 
     def choose_chunk_size(self, sizes: Sequence[int], count: int) -> int:
-        """Return how many of `count` similar cases to attack at once, so that they fit into memory.
+        """Return the number of cases to attack at once if there are `count` similar cases; it may be larger than `count`.
 
+        The number is large enough for one chunk per worker, or for larger chunks as long as these save time
+        (`MAX_BATCHED_PARAMETERS`, at most 16 cases). It is limited by `MAX_CASES_AT_ONCE` and by what fits into memory, but is at
+        least 1.
         It is 1 for cases of several rounds of an attack without an optimiser. Such an attack treats cases one after the other, so
         that a larger chunk would only take more memory.
         sizes: number of examples of each observation of one case, as in `estimate_bytes`; the same for all cases.

@@ -22,7 +22,7 @@ class Planned:
     """A case of a replay: observations to be attacked together, or the reason why they cannot be.
 
     rows:     rows of its observations in the order of rounds; never empty.
-    left_out: pairs (omitted round of the client, reason).
+    left_out: pairs (omitted round of the client, reason); if `unnamed`, of all clients.
     reason:   why the case cannot be attacked; "" if it can.
     unnamed:  whether the names of the rows' clients are hidden from the attack.
     """
@@ -206,7 +206,8 @@ def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict
     whole: whether the case holds the usable rounds of a client, or of all clients. If True, the entry has three more keys:
     `rounds`, a list of pairs of round and attempt (a number that increases if a resumed federation records the round again);
     `left_out`, the omitted rounds; and `cohorts`, for each of the `rounds` the clients that its updates depend on. If the attack
-    does not see the names of clients, only scoring reads `cohorts`.
+    does not see the names of clients, only scoring reads `cohorts`. `num_examples` is then the sum over all rounds, or None if
+    one of the numbers is unknown, and `codec` lists the codecs of all rounds.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
     told = {**make_row_entry(recording, first), "key": case.key}

@@ -72,7 +72,8 @@ class Identity:
         """Return the replay's folder in `out`, the folder of all reconstructions. It need not exist.
 
         Its name ends with `digest`. If an older version of this project wrote a folder for this replay under another name, that
-        folder is returned, so that the replay is resumed.
+        folder is returned, so that the replay is resumed. Such folders are looked for only if the fields `network`,
+        `attack_code`, `truth` and `files` are empty.
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"

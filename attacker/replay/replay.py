@@ -87,7 +87,8 @@ class Replay:
              its true labels, and to the model's logits of its true examples. None leaves an oracle out. A null, the attack
              without the update, gets neither labels nor logits.
     oracle_truth: digest of the clients' true examples that these functions read.
-    threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
+    threads: PyTorch threads per worker; None means 1 if there are several chunks or `ray` is given, and PyTorch's default
+             otherwise.
     workers: largest number of worker processes; 1 runs the attack in this process; None lets `choose_workers` decide. Without
              effect if `ray` is given.
     ray:     address of a Ray cluster that runs the attack, or `local` to start one on this machine.
@@ -343,7 +344,7 @@ class Replay:
     def _estimate_seconds(self, tasks: Sequence[Task]) -> float:
         """Estimate the seconds that tasks take on one core, all together.
 
-        The number of gradient evaluations per case is the one that the attack reports, or 1 if it reports none.
+        The number of gradient evaluations per case is `Effort.evaluations`, which the attack reports, or 1 if it reports none.
         """
         sizes = {case.key: case.sizes for case in self.plan.cases}
         once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)

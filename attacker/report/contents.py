@@ -127,7 +127,8 @@ class AttackOnRun:
     def said(self) -> list[tuple[str, int]]:
         """The attack's notes on cases of one round, with their numbers of occurrences, most frequent first.
 
-        Notes that differ only in the numbers within them are counted together, and the first of them is returned.
+        Notes that differ only in the numbers within them are counted together, and the first of them is returned. Equal notes on
+        one case count once.
         """
         first: dict[str, str] = {}
         count: Counter[str] = Counter()

@@ -164,7 +164,7 @@ def _thin_curve(curve: Floats) -> tuple[Floats, Floats]:
 
 @contextmanager
 def _open_chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
-    """Return a context manager that yields axes to draw on, and a list to which the finished SVG text is added at its end.
+    """Return a context manager that yields axes to draw on, and a list that receives the SVG text when the `with` block ends.
 
     name: text that differs from the names of all other charts of the page, so that no element ids are equal. width, height: in
     inches.

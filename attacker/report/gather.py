@@ -37,7 +37,7 @@ from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
 
 MAX_PAIRS = 60
-"""Number of examples of each attack whose pair is shown."""
+"""Largest number of examples of each attack whose pair is shown."""
 
 PlaceKey = tuple[str, int, int, int]
 """Key of an example within a case: key of the case, and `batch`, `position` and `index` of `ScoreRow`. An example has the same
@@ -133,8 +133,8 @@ def _read_scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
 def _read_all_facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str, Record]:
     """Return a dict from the name of each attack's folder in `reconstructions/` to the content of its attack.json.
 
-    Left out are attacks on a recording of another name or time of creation, and attacks whose attack.json cannot be read. These
-    files are added to `missing`.
+    Left out are attacks on a recording of another name or time of creation, and attacks whose attack.json cannot be read. Only
+    files that cannot be read are added to `missing`.
     """
     found = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
@@ -333,7 +333,7 @@ def _list_missing(
 
     folder: folder of the run. recording: folder that the replay commands name. facts: dict from the name of an attack's folder to
     the content of its attack.json. states: dict from that name to a dict from the key of each case to its state. truth: whether
-    the run's truth (the clients' examples) is at hand, so that it can be scored.
+    the run's truth (the clients' examples) is at hand, so that reconstructions can be scored.
     """
     if not facts and not scores:
         return [describe_unreplayed(recording)]

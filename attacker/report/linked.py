@@ -17,7 +17,7 @@ from attacker.scoring.counted import Superseded, find_superseded
 
 @dataclass(frozen=True, kw_only=True)
 class Linked:
-    """One case of several rounds.
+    """One case of an attack that uses the rounds of a client together. The case may hold a single round.
 
     rounds:   rounds in which the attack places an example; without a readable reconstruction, all rounds of the case.
     left_out: the client's rounds that are not part of the case: pairs of round and reason.
@@ -43,9 +43,9 @@ class Linked:
 
 
 def read_linked_cases(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:
-    """Return the cases of several rounds of an attack, in the order of its attack.json.
+    """Return the cases of an attack that uses the rounds of a client together, in the order of its attack.json.
 
-    folder: folder of its reconstructions. told: content of its attack.json.
+    The result is () for an attack on single rounds. folder: folder of its reconstructions. told: content of its attack.json.
     """
     others = find_superseded(folder, told["cases"])
     return tuple(_read_linked_case(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)

@@ -20,7 +20,7 @@ from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
 from fedsim.recording.files import make_private, write_bytes
 
 STRIP_EXAMPLES = 5
-"""Number of examples beside the verdict."""
+"""Largest number of examples beside the verdict."""
 MIN_PICTURE_WIDTH = 112
 """Smallest width of a picture on the page, in CSS pixels."""
 MAX_PICTURE_WIDTH = 192

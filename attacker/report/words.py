@@ -48,7 +48,7 @@ def format_rate(estimate: Estimate) -> str:
 def describe_growth(points: Sequence[GrowthPoint]) -> str:
     """Return as text the share of recovered examples (`ScoreRow.success`), or the bound on it, of each point by number of rounds.
 
-    Such as "0 % after 1, 20 % after 10, 100 % after 24 rounds". Without points, the text is "not counted".
+    An example is "0 % after 1, 20 % after 10, 100 % after 24 rounds". Without points, the text is "not counted".
     """
     shares = [f"{format_percent(point.share)} after {point.rounds}" for point in points]
     return f"{', '.join(shares)} {'round' if points and points[-1].rounds == 1 else 'rounds'}" if shares else "not counted"
@@ -121,8 +121,8 @@ def find_strongest(summaries: Iterable[Summary]) -> Summary | None:
 def _rank_strength(summary: Summary) -> tuple[bool, float, bool, float, bool, float, float]:
     """Return a sort key for `find_strongest`, largest for the strongest attack.
 
-    Its entries, the most important first: verdict other than "not distinguishable", share of examples recovered, verdict of a
-    leak, share of labels recovered, existence of a null (the attack without the update), lower end of the interval of the share
+    Its entries, the most important first: absence of the verdict "not distinguishable", share of examples recovered, verdict of
+    a leak, share of labels recovered, existence of a null (the attack without the update), lower end of the interval of the share
     of examples, mean PSNR or 0.
     """
     success, labels = _of(summary.success), _of(summary.label_success)
@@ -292,7 +292,7 @@ def _name_attack(summary: Summary, manifest: Manifest) -> str:
     """Return the attack's name as text for a sentence.
 
     ", ignoring the defense," is added if clients use a defense that the attack does not model. If the attack was given oracles
-    (information that no server has), their names are added, and likewise what was withheld from it.
+    (information that no server has), their names are added. The names of what was withheld from the attack are added, too.
     """
     name = format_attack_name(summary.attack)
     if summary.withheld:

@@ -140,7 +140,7 @@ def compare_with_other(
 
     The scores, `other_success` and `other_psnr` (None for table rows), measure what the attack gets right without the update of
     this client. The dict of an original is empty if no example of the other client's reconstruction is assigned to it. All dicts
-    are empty if the other client's reconstruction does not exist or cannot be read.
+    are empty if the other client's reconstruction does not exist, cannot be read, or has examples of another shape.
 
     folder: folder of the attack's reconstructions. key: key of the other client's case, see `pair_clients`; None if there is
     none. truth: (N, *shape), the originals. labels: their N labels. counts: largest number of reconstructions that each original

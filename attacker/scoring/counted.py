@@ -41,7 +41,8 @@ def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Supe
 
     Examples of shared rounds are scored only in the case of highest priority. Cases with a complete reconstruction come first,
     then interrupted ones, then those without a readable reconstruction; among equals the case with more rounds, then the one with
-    the smaller key. Only cases of several rounds of the same client are compared.
+    the smaller key. Only cases of the same client are compared, and only those with the entry `rounds`, which attacks that use
+    the rounds of a client together write, also for a case of one round.
 
     folder: folder of the reconstructions. cases: entries of `attack.json`.
     """

@@ -18,11 +18,11 @@ from attacker.scoring.measures import MeasuredRow
 from fedsim.data import Dataset
 
 GALLERY_SIZE = 400
-"""Number of other examples that each reconstruction is compared with."""
+"""Largest number of other examples that each reconstruction is compared with; smaller data sets have fewer."""
 MAX_SIDE = 64
 """Largest height and width in pixels at which images are compared; larger images are downsampled to it."""
 TAIL_NEIGHBOURS = 20
-"""Number of nearest other examples from which the lower tail of the distances is estimated."""
+"""Largest number of nearest other examples from which the lower tail of the distances is estimated."""
 MAX_TAIL_EXPONENT = 4.0
 """Upper limit of the estimated exponent of that tail."""
 MAX_JOINT_EXAMPLES = 64

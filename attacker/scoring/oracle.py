@@ -26,10 +26,10 @@ def digest_truth(folders: Sequence[Path]) -> str:
 def read_true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
     """Return the labels (N,), in ascending order, of the examples that an update was computed from.
 
-    They are sorted so that their order reveals nothing. If the client reported its number of examples, `row.num_examples`, only
-    that many uses are counted, the first ones, so that further epochs do not repeat examples. The number of a secure sum is
-    divided among its clients in proportion to their numbers of uses, rounded down. If no number was reported, each use counts, so
-    that N includes repeats. Raises NoTruth if no folder of truth has the examples.
+    They are sorted so that their order reveals nothing. If `row.num_examples`, the number of examples behind the update, is not
+    None, only that many uses are counted, the first ones, so that further epochs do not repeat examples. The number of a secure
+    sum is divided among its clients in proportion to their numbers of uses, rounded down. If `row.num_examples` is None, each
+    use counts, so that N includes repeats. Raises NoTruth if no folder of truth has the examples.
 
     row: the update's entry in the recording. cohort: the clients whose updates were added by secure aggregation; empty for a
     single client's update.

@@ -124,10 +124,12 @@ class Scorer:
     def score(self, folder: Path, only: Container[str] | None = None) -> list[ScoreRow]:
         """Score the reconstructions in the folder of one attack, and return the rows of the cases scored now.
 
-        In `scores.jsonl` the new rows replace earlier rows of these cases.
+        In `scores.jsonl` the new rows replace earlier rows of these cases. Pairs of original and reconstruction are written into
+        `pairs/`. For an attack that uses several rounds together, its rows of `growth.jsonl` are replaced as well.
         only: keys of the cases to score. By default all cases with an update are scored, and all earlier rows of the folder are
-              replaced. If a chosen case spans several rounds, the client's other cases of several rounds are scored again, too:
-              the examples of a round that several of these cases share are scored in only one of them, see `find_superseded`.
+              replaced. If the attack uses several rounds together, the other cases of a chosen case's client are scored again,
+              too: the examples of a round that several of these cases share are scored in only one of them, see
+              `find_superseded`. A case whose rounds are all scored in other cases gets no rows.
 
         Cases without truth get no rows and are listed in `untold`. If there are no rows for this reason, raises NoTruth and
         leaves the scores as they are. Raises ValueError, naming the file, if `attack.json` cannot be read.
@@ -237,7 +239,7 @@ class Scorer:
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
         """Return a client's canaries, examples planted for an audit: pairs of indices into the attribute `data`.
 
-        The client trained on one example of each pair. Empty if it has none.
+        The client trained on one example of each pair. The result is empty if the client has no canaries.
         """
         return next((found for reader in self.readers if (found := self._holdings.read_canaries(reader, client))), ())
 
@@ -349,7 +351,8 @@ class Scorer:
 def _select_cases(cases: Sequence[AttackFacts], only: Container[str] | None) -> list[AttackFacts]:
     """Return the cases to score. only: keys of cases; None for all.
 
-    If `only` holds the key of a case of several rounds, all cases of several rounds of the same client are returned, too.
+    If `only` holds the key of a case with the entry `rounds` (the attack uses several rounds together), all such cases of the
+    same client are returned, too.
     """
     if only is None:
         return list(cases)

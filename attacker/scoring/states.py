@@ -25,7 +25,7 @@ REASON_WAITING = "not attacked yet"
 REASON_UNMATCHED = "fewer reconstructions than examples"
 """Reason of failure for an example of a finished case if the attack returned fewer examples than the case has."""
 MAX_REASON_LENGTH = 2000
-"""Characters of a reason that are kept."""
+"""Largest number of characters of a reason that are kept."""
 
 
 def find_state(row: Mapping[str, Any]) -> CaseState:
@@ -50,8 +50,8 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState,
     """Read the result of a case from the folder of its attack.
 
     Returns the reconstruction or None, the state, and why there is no reconstruction ("" if there is one). A case counts as
-    failed if its file cannot be read, and also if it was interrupted at first and failed when it was attacked again. key: key of
-    the case.
+    failed in three situations: it has no reconstruction, but a recorded failure; its reconstruction cannot be read; or it was
+    interrupted at first and failed when it was attacked again. key: key of the case.
     """
     path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
     if not os.path.lexists(path):

@@ -92,7 +92,7 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     by m, which for clusters of equal size is the number of clusters. This lower limit is taken if all values are equal or there
     are fewer than `MIN_CORRELATION_CLUSTERS` clusters, since the data then do not show r.
 
-    Raises ValueError without values.
+    Raises ValueError without values, and if `values` and `clusters` differ in length.
     """
     if not len(values):
         raise ValueError("values is empty: a proportion cannot be estimated from no examples; give at least one value")
@@ -131,7 +131,8 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     `MAX_BOOTSTRAP_CLUSTERS` clusters it is the t interval. If all cluster means are equal, or if there are fewer than
     `MIN_INTERVAL_CLUSTERS` clusters, low and high are the range of the values; in the second case `is_interval` is False.
 
-    clusters: cluster of each value; None if every value is its own cluster. Raises ValueError without values.
+    clusters: cluster of each value; None if every value is its own cluster. Raises ValueError without values, and if `values` and
+    `clusters` differ in length.
     """
     if not len(values):
         raise ValueError("a mean needs at least one example, got none")
@@ -154,7 +155,10 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
 
 
 def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Return the values (N,) as an array, the sizes (K,) of the clusters, and the cluster index (N,) of each value."""
+    """Return the values (N,) as an array, the sizes (K,) of the clusters, and the cluster index (N,) of each value.
+
+    Raises ValueError if `values` and `clusters` differ in length.
+    """
     array = np.asarray(values, dtype=np.float64)
     numbers: dict[Hashable, int] = {}
     own = [numbers.setdefault(name, len(numbers)) for name in (range(len(array)) if clusters is None else clusters)]

@@ -47,8 +47,8 @@ class Works:
     def start(self) -> None:
         """Start the threads, and return after the first scan for recordings.
 
-        Raises ValueError if another service uses the same state folder, or if a memory limit of jobs is set that this machine
-        cannot measure.
+        Raises ValueError if another service uses the same state folder, if this folder is not trusted, or if a memory limit of
+        jobs is set that this machine cannot measure.
         """
         self._supervisor.start()
         self._watcher.start()

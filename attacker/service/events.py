@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 MAX_KEPT_EVENTS = 2000
-"""Number of past events that are kept for pages that reconnect."""
+"""Largest number of past events that are kept for pages that reconnect."""
 MAX_WAITING_EVENTS = 500
 """Largest number of events that wait for one listener. A listener that is slower is disconnected, and connects again."""
 MAX_LISTENERS = 200

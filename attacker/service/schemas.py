@@ -183,7 +183,8 @@ class CaseTold(TypedDict):
     """One case of an attack.
 
     attack: name of the folder with the attack's results. null: whether the attack is a null (the same attack without the update).
-    examples: number of reconstructed examples or, without a reconstruction, the number that the client reported.
+    examples: number of reconstructed examples or, without a reconstruction, the number of examples behind the case's updates,
+    derived from what the clients reported or estimated; null if it is not known.
     route: name of the method that reconstructed the case. loss: the attack's own final loss.
     reason: why there is no finished reconstruction, if known.
     null_success, null_psnr: scores of the attack's null on the same case; null if there are none.
@@ -247,6 +248,8 @@ class ExampleTold(TypedDict):
 
     n: index in the list of the case's true examples or, if the case is not scored, of its reconstructed examples; from 0.
     image, original: addresses of PNG files; null if there is no picture, as for tables, which have `values`.
+    label, label_true: names of the recovered and the true class. If the case is not scored, `label` is the number of the class as
+    text, and `label_true` is null.
     batch, position: local step, from 1, and place in its batch, from 0, in which the example was used first; if the case is not
     scored, as the attack assigns them.
     rounds: rounds of the case in which the example was used; if the case is not scored, the rounds to which the attack assigns
@@ -347,9 +350,9 @@ class Leak(TypedDict):
 
     A case of several rounds counts in each of them. success: share of distinct examples that was recovered; null if nothing is
     scored.
-    psnr: mean PSNR in dB of the distinct examples; null if it is not known. examples: number of examples; an example in several
-    cases counts several times here. confidence: the attack's own estimate of the share recovered, in [0, 1], with 0 for failed
-    cases.
+    psnr: mean PSNR in dB of the distinct examples; null if it is not known. examples: number of scored examples of the round; an
+    example in several cases counts several times here. Without scores, it is the number of reconstructed examples of these cases.
+    confidence: the attack's own estimate of the share recovered, in [0, 1], with 0 for failed cases.
     """
 
     attack: str

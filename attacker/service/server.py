@@ -22,7 +22,8 @@ HEAD_SECONDS = 15.0
 SHUTDOWN_SECONDS = 3
 """Seconds that unfinished responses get when the server stops."""
 MAX_CONNECTIONS = 500
-"""Largest number of open connections. For a further one, the one that has waited longest without a complete request is closed."""
+"""Largest number of open connections. If one more is opened, the connection that has waited longest without a complete request is
+closed."""
 
 
 class PatientProtocol(H11Protocol):

@@ -15,7 +15,7 @@ from fedsim.recording.files import write_json
 SESSION_WEEKS = 4
 SESSION_SECONDS = SESSION_WEEKS * 7 * 24 * 3600
 MAX_SESSIONS = 1000
-"""Largest number of open sessions; for a further one, the oldest is closed."""
+"""Largest number of open sessions; if one more is opened, the oldest session is closed."""
 MAX_FILE_BYTES = 1_000_000
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ class AttackOnSetting:
     recovered, null_recovered: shares of recovered examples, by the attack and by its null. psnr: mean in dB; None for tables.
     specs:     the attack with its arguments, as text. The arguments are chosen on the tuning clients, for each seed; if they
                differ between seeds, there is one text for each choice.
-    knows:     whether the attack models the defense and has scores.
+    knows:     whether the attack has scores, and ran and modelled the defense in every finished federation of the setting.
     refused:   why the attack could not run, for the first seed where this happened; "" if it ran for all seeds. The scores are
                over the seeds for which it ran, and None if it ran for no seed.
     errors:    dict from an example (`ExampleKey`) to its RMSE. cases: dict from an example to the seed and key of its case.
@@ -52,13 +52,13 @@ class SettingResult:
 
     training:  batch size, local work and rounds. settings: what the defense sets, as text.
     strength:  position in the defense's list of strengths, from 1; 0 without a defense.
-    accuracy, loss, bytes_up: means over finished federations. epsilon: the largest one of the finished federations; None if one
-               of them has an infinite epsilon or none, or if no federation has finished.
-    finished, seeds: number of finished federations, and of all federations of the setting. failed: why a federation failed, or
-               "".
+    accuracy, loss, bytes_up: means over the federations counted in `finished`. epsilon: the largest one of these federations;
+               None if one of them has an infinite epsilon or none, or if there are no such federations.
+    finished, seeds: number of federations that finished without failing, and of all federations of the setting. failed: why a
+               federation failed, or "".
     attacks:   dict from an attack's name to its scores.
     strongest: name of the attack with the smallest mean RMSE, by which the setting is judged; "" if no attack has scores.
-    audited:   whether an attack that models the defense has scores; without a defense, whether any attack has.
+    audited:   whether `AttackOnSetting.knows` is true for at least one attack; without a defense, whether any attack has scores.
     on_front:  whether the setting is audited, its accuracy is known, and no other audited setting of the same training with a
                known accuracy dominates it. To dominate means to be at least as good in accuracy and in the RMSE of the strongest
                attack, and better in one of the two.
@@ -113,6 +113,7 @@ def compare_settings(
 ) -> tuple[list[SettingResult], list[PairedComparison]]:
     """Return the results of all settings, and for each training the comparisons of its winner with the other acceptable settings.
 
+    A setting without an attacked example in common with the winner is not compared.
     results: each federation with its result; None if it is not finished. Settings are returned in the order of their first
     federation in `results`.
     A setting is acceptable if it is audited, its accuracy is known, and this accuracy is at most `grid.max_accuracy_loss` below

@@ -16,8 +16,8 @@ def draw_front(settings: Sequence[SettingResult]) -> str:
 
     settings: settings of one kind of training.
     Up is more accurate, right is better protected (larger error of the strongest attack).
-    A setting is audited if an attack that models its defense has scores; without a defense, if any attack has. Others are not
-    drawn, since a better attack might find more.
+    Which settings are audited is defined in `SettingResult.audited`. Settings that are not audited are not drawn, since a better
+    attack might find more; nor are settings without a known accuracy.
     """
     points = [
         (one.leak.rmse.value, one.accuracy, one)

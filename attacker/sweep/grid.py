@@ -125,9 +125,8 @@ class GridFederation:
 class SweepGrid:
     """All federations and attacks of a sweep. source: path of the grid.
 
-    max_accuracy_loss: an acceptable defense has an accuracy at most this number below the accuracy of the undefended federation,
-    in
-    [0, 1].
+    max_accuracy_loss: an acceptable defense has an accuracy at most this number, in [0, 1], below the accuracy of the undefended
+    federation.
     """
 
     source: str

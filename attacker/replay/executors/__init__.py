@@ -5,7 +5,7 @@ from collections.abc import Callable
 __all__ = ["INTERRUPT_SECONDS", "MAX_RETRIES", "OnProgress"]
 
 MAX_RETRIES = 3
-"""How often a task is retried after its worker died or was lost."""
+"""Largest number of times that a task is retried after its worker died or was lost."""
 INTERRUPT_SECONDS = 60.0
 """Seconds that workers have after Ctrl-C to write their best results so far."""
 OnProgress = Callable[[int, float, str], None]

@@ -31,8 +31,9 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str) -> Iterator[t
     address: address of a running cluster, or `local`, which starts one on this machine and stops it at the end. If this process
     is connected to a cluster already, this cluster is used instead.
     Ray reports no progress within a task.
-    After Ctrl-C, tasks are cancelled: running tasks write their best results so far, the outcomes of tasks that end within
-    `INTERRUPT_SECONDS` are yielded, and KeyboardInterrupt is raised.
+    If Ctrl-C comes while this generator waits for a task, tasks are cancelled: running tasks write their best results so far, the
+    outcomes of tasks that end within `INTERRUPT_SECONDS` are yielded, and KeyboardInterrupt is raised. If Ctrl-C comes while the
+    caller handles an outcome, no task is cancelled, and no more outcomes are yielded.
     Raises RuntimeError if no cluster can be reached or started.
     """
     with join_cluster(address):

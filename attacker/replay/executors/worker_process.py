@@ -20,7 +20,7 @@ Message = TypeVar("Message")
 MAX_LINE_BYTES = 64 * 2**20
 """Default limit of the length of a worker's line, in bytes."""
 MAX_STDERR_BYTES = 4000
-"""Number of bytes, at the end of a worker's stderr, that `explain_end` returns."""
+"""Largest number of bytes, at the end of a worker's stderr, that `explain_end` returns."""
 
 
 class WorkerProcess(Generic[Message]):
@@ -122,10 +122,10 @@ class WorkerProcess(Generic[Message]):
         self._stderr.close()
 
     def explain_end(self, limit: float | None = None) -> str:
-        """Wait until the worker has exited, and return why, in one line.
+        """Wait until the worker has exited, and return a text whose first line is the reason.
 
-        After a blank line, the end of its stderr since its last task follows, at most `MAX_STDERR_BYTES`. It is left out if the
-        worker wrote an invalid message, or if the stderr is empty or equals the reason.
+        After a blank line, the end of its stderr since its last task follows, at most `MAX_STDERR_BYTES`. The stderr is left out
+        if the worker wrote an invalid message, or if the stderr is empty or equals the reason.
         limit: the worker's memory limit in megabytes, which the reason mentions if the worker was killed by SIGKILL.
         """
         status = self._process.wait()

@@ -23,7 +23,7 @@ from fedsim.recording.index_database import INDEX_FILE
 from fedsim.truth import Used
 
 PRIOR_EXAMPLES = 464
-"""Number of training examples that the prior is fitted to."""
+"""Largest number of training examples that the prior is fitted to."""
 ReadUsed = Callable[..., Used]
 
 

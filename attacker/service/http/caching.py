@@ -35,8 +35,9 @@ class ResponseCache:
         self._shelf: Shelf[CachedResponse] = Shelf(most, lambda reply: len(reply.content) + 500)
 
     async def respond(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON_TYPE) -> Response:
-        """Return the response to `request` from the cache, or the response that `make` returns if this version is not cached.
+        """Return the response to `request` from the cache, or make it if this version is not cached.
 
+        If the client has this version already, the status is 304, and the response has no content.
         version: identifies the state of the files behind the response. make: returns a value to be encoded as JSON, or bytes.
         kind:    content type of the response.
         """

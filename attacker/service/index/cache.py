@@ -43,7 +43,8 @@ class Shelf(Generic[T]):
         """Return the value of a key in this version; call `make` if it is not cached.
 
         make: returns the new value, given the value of another version of the key, or None if there is none. If another thread is
-        making a value of the key, this call waits for it.
+        making a value of the key, this call waits for it. If `make` raises an error, the old value of the key is dropped, and the
+        error is raised.
         """
         with self._lock:
             place = self._places.setdefault(key, _Place())

@@ -49,9 +49,9 @@ class CatalogueRun:
 
     identity: text that differs between two recordings that had the same id at different times; empty if the manifest cannot be
     read.
-    marks: dict from "manifest", "index", "training" and "scores" to a value that changes when the file does.
+    marks: dict from "manifest", "index", "training" and "scores" to a value that changes when the file changes.
     sources: dict from the name of each folder of an attack or a null (an attack without the updates) to a value that changes when
-    its files do. told: the run as the API returns it.
+    its files change. told: the run as the API returns it.
     version: hash of `marks`, `sources` and whether truth is given; also after a restart of the service, it differs between any
     two states of these files.
     """

@@ -13,7 +13,7 @@ from attacker.service.index.verdicts import RunVerdicts
 from attacker.service.schemas import Headline, ShownExample
 
 NUM_HEADLINE_EXAMPLES = 6
-"""Number of examples of the strongest attack that are shown."""
+"""Largest number of examples of the strongest attack that are shown."""
 
 
 def find_strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> Source | None:

@@ -105,7 +105,8 @@ def read_whole(run: Path, name: str) -> Whole:
 def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
     """Return one reconstructed example as float32, with values that are not clamped.
 
-    number: its index, from 0. Raises DamagedFile if the file is not a reconstruction, and IndexError if there is no such example.
+    number: its index, from 0. Raises DamagedFile if the file is not a reconstruction or an example has more than `MAX_VALUES`
+    values, and IndexError if there is no such example.
     """
     with open_file(run, name, limit=MAX_BYTES) as file:
         layout, _ = _read_header(file)

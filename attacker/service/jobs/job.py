@@ -141,11 +141,12 @@ class Attacked(FrozenModel):
 
     source:  name of the folder with the reconstructions, below `reconstructions/`.
     null:    whether this was a null: an attack without the clients' updates, for comparison.
-    done:    number of cases that this job reconstructed. skipped: number of cases that had been reconstructed before.
+    done:    number of cases that the last attempt at the job reconstructed. skipped: number of cases that had been reconstructed
+             before, also by earlier attempts at the job.
     failed:  dict from the key of a case, or a text that names an unreadable row of the recording, to the reason of failure. At
              most 500 are listed.
     routes:  dict from the method that reconstructed a case (a closed form, a search, or a guess without reading the update) to
-             the number of cases that it reconstructed in this job.
+             the number of cases that it reconstructed in the last attempt at the job; empty after an interruption.
     notes:   remarks for the user.
     """
 

@@ -159,8 +159,8 @@ class Queue:
     def cancel(self, id: str) -> Job:
         """Cancel a waiting job, or request the cancellation of a running one, and return the job.
 
-        A running job is cancelled once its worker has stopped, and has saved its best reconstructions so far if it does so in
-        time. It may still end as done before.
+        A running job becomes cancelled once its worker has stopped. The worker first saves its best reconstructions so far, for
+        which it has a limited time. If it completes the job before it stops, the job ends as done.
         Raises UnknownJob, and NotNow if the job is in a final state.
         """
         with self.store.open_transaction() as db:
@@ -185,8 +185,9 @@ class Queue:
     def retry(self, id: str) -> Job:
         """Put a job that failed, was cancelled or was set aside back into the queue, and return it.
 
-        Its number of crashes becomes 0. The job continues from the files of its earlier attempts. Raises UnknownJob, NotNow if
-        the job is in another state, and Full if `Limits.max_queued` jobs wait already.
+        Its number of crashes becomes 0, and its progress, error and result are deleted. The job continues from the files of its
+        earlier attempts. Raises UnknownJob, NotNow if the job is in another state, and Full if `Limits.max_queued` jobs wait
+        already.
         """
         with self.store.open_transaction() as db:
             job = get_job(db, id)

@@ -119,7 +119,7 @@ class Store:
             told()
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Register a callback that is called after each transaction of this process.
+        """Register a callback that is called after each transaction that this process has written.
 
         It runs in the thread of the transaction, so it must be fast, such as setting an event.
         """

@@ -76,8 +76,8 @@ class IdleWorkers:
         """Stop workers that have been idle for over `IDLE_SECONDS`, and start one on stand-by if needed. To be called regularly.
 
         A worker on stand-by is started if the service's setting `stand_by` asks for it, none is on stand-by, no job has run for
-        `STAND_BY_DELAY_SECONDS`, and, where workers share the GPUs, a GPU is free. If the start fails, it is tried again
-        after `STAND_BY_RETRY_SECONDS`.
+        `STAND_BY_DELAY_SECONDS`, and, where workers share the GPUs, a GPU is free. If no GPU is free, or the start fails, the
+        next try is `STAND_BY_RETRY_SECONDS` later. The error of a failed start is raised.
         busy: workers that have a job.
         """
         now = time.monotonic()

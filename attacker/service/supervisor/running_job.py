@@ -103,7 +103,7 @@ class RunningJob:
         """Write into the queue how the job ended, and return True; return False if it has not ended.
 
         A job that ended is in a final state or waits again. If the claim is no longer valid, nothing is written, and True is
-        returned.
+        returned. Raises sqlite3.Error if the queue cannot be written, as with a full disk; `settle` can then be called again.
         """
         if self.end is None:
             return False

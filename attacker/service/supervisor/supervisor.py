@@ -78,7 +78,8 @@ class Supervisor:
     def start(self) -> None:
         """Put the jobs that a killed service left running back into the queue, and start the thread that gives jobs to workers.
 
-        Of these jobs, those whose cancellation was requested are cancelled. No thread is started if `size` is 0.
+        Of these jobs, those whose cancellation was requested are cancelled. Previews that were left in the state folder are
+        deleted. No thread is started if `size` is 0.
         Raises ValueError if another service uses the same state folder, if this folder is not trusted, or if `--job-megabytes` is
         set on a system that does not report how much memory a process uses (no /proc).
         """

@@ -110,8 +110,9 @@ class AuditProgress:
     watch: JobWatch
 
     def report(self, attack: AttackSpec, share: float, words: str) -> None:
-        """Report the progress of the audit while an attack or its null (without the update) runs, directly after the attack.
+        """Report the progress of the audit while an attack, or its null (the attack without the update), runs.
 
+        An attack's null runs directly after the attack.
         attack: the attack or, if `attack.null` is set, its null; each takes half of the time expected for both.
         share:  share of the attack, or of its null, that is done. words: text to add to the progress, or "".
         Attacks before this one in the plan count as done, also those that were left out.
