@@ -68,7 +68,7 @@ def dgc(
 
 
 def compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
-    """Return the share of each tensor that a client sends after `done` earlier rounds of its own; larger in the warm-up.
+    """Return the share of each tensor that is sent by a client that took part in `done` rounds before; larger in the warm-up.
 
     Source: Lin et al. 2018, section 3.3.
     """

@@ -128,7 +128,8 @@ def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
 def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
     """Return a dict from the name of each array to its entry in the archive.
 
-    Raises ValueError if an entry is not called `NAME.npy`, two have the same name, or there are more than `MAX_ARRAYS`.
+    Raises ValueError if an entry is not called `NAME.npy`, with a printable NAME of 1 to 512 characters, if two have the same
+    name, or if there are more than `MAX_ARRAYS`.
     """
     found = archive.infolist()
     if len(found) > MAX_ARRAYS:
