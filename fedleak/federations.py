@@ -30,15 +30,17 @@ def run(
     overrides:  keys of the experiment, such as rounds=3, or training={"batch_size": 4}, which replaces the whole table.
     out:        folder of the run; by default a new temporary folder, which is not removed. If it holds a finished run of the same
                 experiment, its recording is returned.
-    engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel.
+    engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel; "deployment" runs each
+                party as a process of its own.
     resume:     continue the unfinished run of this experiment in `out` after its last complete round.
     client_seed: seed of the clients' secrets, from which their noise and the order of their examples are drawn; None draws the
                 secrets from the system.
 
     Raises ExperimentError for wrong keys or values of the experiment; ValueError or FileNotFoundError if its data, model or code
     cannot be loaded or do not fit, if `engine` is unknown, or if `out` holds a run of another experiment or an unfinished run
-    without `resume`; EngineError if the federation fails, EmptyRunError if no client answers, and DiskFull if there is not enough
-    disk space.
+    without `resume`; DiskFull if there is not enough disk space at the start; EngineError if the federation fails, also because
+    no client answers or the disk becomes full; and EmptyRunError if `out` holds this run, finished without an answer of any
+    client.
     """
     from fedsim.commands.run import federate
     from fedsim.config.experiment import Experiment, admit_code, read, validate

@@ -119,9 +119,9 @@ def inflate_variance(share: float, overlap: float) -> float:
     the other canaries of the same message.
 
     A canary's score is a noisy estimate of which of its examples was used; the sign of the score is the guess. The noise in the
-    scores of two canaries has the correlation c, the cosine of their gradients. As the coins are fair, the
-    effect of this correlation on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2. That each
-    canary also moves the other's score makes the covariance smaller.
+    scores of two canaries has the correlation c, the cosine of their gradients. As the coins are fair, the effect
+    of this correlation on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2. Each canary also
+    moves the score of the other canary, which makes the covariance smaller.
     """
     return 1 + overlap * (2 * share - 1) / (2 * share)
 
