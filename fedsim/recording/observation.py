@@ -163,7 +163,10 @@ class Observation:
 
     @property
     def is_defended(self) -> bool:
-        """Return whether clients defend their updates or change how they compute gradients. `inputs` is not considered."""
+        """Return whether clients defend their updates or change how they compute gradients.
+
+        Defenses of the network and of the examples (`inputs`) are not considered.
+        """
         return bool(self.defenses.steps or self.gradient.step)
 
     @cached_property
