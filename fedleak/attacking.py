@@ -34,6 +34,7 @@ def attack(
     observation, or all observations of a client for attacks on several rounds. The result holds one reconstruction for each case
     that did not fail.
     name:    a name that the command `attacker list` prints, or `module:function`, which is imported.
+    seed:    seed of the attack's random choices. device: PyTorch device on which the attack computes.
     arguments: arguments of the attack, by name. A `decoder` given as `module:function` is imported.
     null:    withhold the gradient from the attack, to measure what the attack achieves without the gradient (the baseline of a
              verdict).

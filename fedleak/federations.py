@@ -38,9 +38,9 @@ def run(
 
     Raises ExperimentError for wrong keys or values of the experiment; ValueError or FileNotFoundError if its data, model or code
     cannot be loaded or do not fit, if `engine` is unknown, or if `out` holds a run of another experiment or an unfinished run
-    without `resume`; DiskFull if there is not enough disk space at the start; EngineError if the federation fails, also because
-    no client answers or the disk becomes full; and EmptyRunError if `out` holds this run, finished without an answer of any
-    client.
+    without `resume`; DiskFull if there is not enough disk space at the start; EngineError if the federation fails, for
+    example because no client answers or the disk becomes full; and EmptyRunError if `out` holds this run, finished without an
+    answer of any client.
     """
     from fedsim.commands.run import federate
     from fedsim.config.experiment import Experiment, admit_code, read, validate

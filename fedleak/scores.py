@@ -37,6 +37,7 @@ class ScoreTable:
     A case is the observations that were attacked together.
     pairs: for observations in memory, the original and its reconstruction (None if it has none) of each row, in the order of
            `rows`; empty for a recording.
+    data:  what the server knows of the data: shape, number of classes, normalisation.
     run:   for a recording, the folder of its run, from which originals and reconstructions are read; None in memory.
     """
 

@@ -30,6 +30,7 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
 
     A canary is a pair of examples, of which a client trains on one; the auditor guesses which.
     The number does not depend on which guesses are right, as the bounds require.
+    delta:   the declared delta; without effect if the declared epsilon is not used.
     epsilon: the declared epsilon. The result is then the number in `GUESS_COUNTS`, at most `canaries`, for which
              `bound_gaussian_epsilon` is expected to be largest if the true epsilon equals the declared one. For None, or an
              epsilon that is not in (0, `MAX_EPSILON`), the result is a thousandth of the canaries, at least 100.

@@ -55,8 +55,8 @@ def run(
                               "deployment" only.
     verbose:                  whether to show Flower's log messages.
     Raises ValueError or FileNotFoundError if the engine is unknown or the experiment does not suit its data or network. Raises
-    EngineError if the federation fails, also because the disk becomes full, or requires more CPUs or GPUs than there are. A
-    folder that holds another run, or an unfinished one that is not to be resumed, raises ValueError or EngineError. Raises
+    EngineError if the federation fails, for example because the disk becomes full, or requires more CPUs or GPUs than there are.
+    A folder that holds another run, or an unfinished one that is not to be resumed, raises ValueError or EngineError. Raises
     OSError if the run cannot be written for another reason than a disk that becomes full.
     """
     if engine not in get_args(Engine):
