@@ -68,8 +68,9 @@ def dgc(
 
 
 def compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
-    """Return the share of each tensor that a client sends after `done` earlier rounds of its own; larger in the warm-up.
+    """Return the share of each tensor that is sent by a client that took part in `done` rounds before; larger in the warm-up.
 
+    keep, warm_up_rounds: as in `dgc`.
     Source: Lin et al. 2018, section 3.3.
     """
     return keep if done >= warm_up_rounds else keep ** ((done + 1) / (warm_up_rounds + 1))
@@ -81,7 +82,10 @@ def is_dense(tensor: Tensor, dense_vectors: bool) -> bool:
 
 
 def correct_momentum(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
-    """Return the momentum after a round with the update d, and the term that is added to the residual. u: the momentum before."""
+    """Return the momentum after a round with the update d, and the term that is added to the residual.
+
+    u: the momentum before the round. momentum, nesterov: as in `dgc`.
+    """
     if nesterov:
         u = momentum * (u + d)
         return u, u + d

@@ -40,6 +40,7 @@ class Bottleneck(Stochastic):
     decoder: K -> F, of mu + sigma * epsilon; epsilon is drawn at every forward in training mode, and 0 in evaluation mode.
     penalty: beta / ln 2 * KL(N(mu, sigma^2) || N(0, 1)), summed over an example's K random values (at every
              position of `...`), mean over the batch.
+    like:    tensor whose device and dtype the parameters get.
     """
 
     hides: ClassVar[bool] = True

@@ -29,7 +29,10 @@ class GradientProblem(NamedTuple):
     penalised: bool = True
 
     def compute_loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of the batch, 0-d, including the network's penalty if `penalised` is set."""
+        """Return the mean loss of the batch, 0-d, including the network's penalty if `penalised` is set.
+
+        The penalty that the forward pass stored in the network is removed from it in either case, see `take_penalty`.
+        """
         loss = self.criterion(self.forward(weights, x), y)
         penalty = take_penalty(self.model)
         return loss if penalty is None or not self.penalised else loss + penalty

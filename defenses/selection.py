@@ -66,7 +66,7 @@ def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
 
     Returns this defense, a `Defense`.
     defense: defense of the selected tensors, which this defense gets as one update. In masked(clip(1) | gaussian(0.1), ["6.*"]),
-             it clips the norm of all tensors together whose names begin with "6.".
+             `clip` limits the norm of all tensors together whose names begin with "6.".
     names:   names of parameters, or patterns as for `withhold`; at least one.
     """
     if not isinstance(defense, Defense):

@@ -26,6 +26,8 @@ def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
     All other gradients and the network stay unchanged. A step costs about as much as R additional backward passes.
     Attackers leave columns that arrived as zeros out of the comparison with simulated gradients. If zeros of a gradient do not
     arrive as zeros (`Facts.exact` is False), they leave out this layer's whole weight.
+    Raises ValueError if `prune` is out of range. The rule raises ValueError if `layer` is not a linear layer of the network, or
+    is not called exactly once per forward pass, with a matrix (examples, features).
     Source: Sun et al. 2021, with the magnitude of the feature in the denominator of its score.
     """
     if not 0 <= prune < 1:

@@ -31,9 +31,10 @@ class Kind(NamedTuple):
     defense, channel: functions with the same arguments that build the client's defense and the attacker's channel.
     codec:    name of the lossless packing that suits the defense's output. None stands for the packing of the inner defense or,
               if there is no inner defense, of the previous step of the chain.
-    example:  arguments with which the defense changes the update of the tests: "0.5" stands for clip(0.5).
-    limit:    arguments with which the defense leaves the update of the tests unchanged, bit for bit; None if there are no such
-              arguments.
+    example:  arguments, as text, with which the defense changes the sample update that the tests use; in the entry of `clip`,
+              "0.5" stands for clip(0.5).
+    limit:    arguments, as text, with which the defense leaves that sample update unchanged, bit for bit; None if there are no
+              such arguments.
     random:   whether the defense with the arguments `example` draws random numbers. unbiased: whether the mean of its result over
               these draws is the update.
     """

@@ -34,15 +34,18 @@ def attack(
     observation, or all observations of a client for attacks on several rounds. The result holds one reconstruction for each case
     that did not fail.
     name:    a name that the command `attacker list` prints, or `module:function`, which is imported.
-    arguments: arguments of the attack, by name.
+    seed:    seed of the attack's random choices. device: PyTorch device on which the attack computes.
+    arguments: arguments of the attack, by name. A `decoder` given as `module:function` is imported.
     null:    withhold the gradient from the attack, to measure what the attack achieves without the gradient (the baseline of a
              verdict).
     out:     for a recording, a folder, in which each attack has a subfolder of reconstructions; by default `reconstructions`
              beside the recording. Cases that are finished there are not attacked again, and are part of the result.
-    workers: for a recording, the number of processes; None for one per core if the work is large enough to need them.
+    workers: for a recording, the largest number of worker processes; 1 attacks in this process, and None chooses the number
+             by the size of the work and the number of cores.
 
-    Raises ValueError if the name or an argument is unknown, if the attack cannot be used on observations in memory, or if the
-    recording holds nothing to attack. The failure of a case of a recording is noted in the result instead.
+    Raises ValueError if the name or an argument is unknown, if code cannot be imported, or if the recording holds nothing to
+    attack. For observations in memory, also raises ValueError if there is none, if they hold NaN or infinity, or if the attack
+    cannot be used on them or returns an invalid result. The failure of a case of a recording is noted in the result instead.
     """
     for named in (name, arguments.get("decoder")):
         if isinstance(named, str) and references.is_reference(named):

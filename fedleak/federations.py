@@ -25,19 +25,22 @@ def run(
 ) -> Recording:
     """Run and record a federation until it has finished, and return the recording.
 
-    experiment: path of a TOML file, a mapping with the same keys, or an `Experiment`. overrides: keys of the experiment, such as
-                rounds=3, or training={"batch_size": 4}, which replaces the whole table.
+    experiment: path of a TOML file, a mapping with the same keys, or an `Experiment`. Code that a file or mapping names as
+                `module:function` is imported.
+    overrides:  keys of the experiment, such as rounds=3, or training={"batch_size": 4}, which replaces the whole table.
     out:        folder of the run; by default a new temporary folder, which is not removed. If it holds a finished run of the same
                 experiment, its recording is returned.
-    engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel.
+    engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel; "deployment" runs each
+                party as a process of its own.
     resume:     continue the unfinished run of this experiment in `out` after its last complete round.
     client_seed: seed of the clients' secrets, from which their noise and the order of their examples are drawn; None draws the
                 secrets from the system.
 
     Raises ExperimentError for wrong keys or values of the experiment; ValueError or FileNotFoundError if its data, model or code
     cannot be loaded or do not fit, if `engine` is unknown, or if `out` holds a run of another experiment or an unfinished run
-    without `resume`; EngineError if the federation fails, EmptyRunError if no client answers, and DiskFull if there is not enough
-    disk space.
+    without `resume`; DiskFull if there is not enough disk space at the start; EngineError if the federation fails, for
+    example because no client answers or the disk becomes full; and EmptyRunError if `out` holds this run, finished without an
+    answer of any client.
     """
     from fedsim.commands.run import federate
     from fedsim.config.experiment import Experiment, admit_code, read, validate
@@ -56,10 +59,13 @@ def run(
 
 
 def load(path: Path | str, *, code: Sequence[str] = ()) -> Recording:
-    """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither, or the manifest is damaged.
+    """Open a recording, or the recording of a run.
 
     code: names `module:function` of code that the recording or its truth names, such as a defense or a data set of your own. The
-          code that you name here is imported; no other code that a recording names is.
+          code that you name here is imported. Other code that a recording names is imported only if it was allowed before in this
+          process or its parent.
+    Raises ValueError if `path` holds neither a recording nor a run, if the manifest is damaged or names code that is not allowed,
+    or if code cannot be imported.
     """
     folder = Path(path)
     for reference in code:
@@ -71,7 +77,9 @@ def report(*runs: "Recording | Path | str", out: Path | str | None = None) -> Pa
     """Write one self-contained HTML page about runs and the attacks on them, if any, and return its path.
 
     runs: recordings, or folders of runs.
-    out:  path of the page; by default report.html in the folder of the first run.
+    out:  path of the page, which is replaced if it exists; by default report.html in the folder of the first run. Only the
+          page's owner can read it, since it shows true examples.
+    Raises ValueError without runs, or if one of them is neither a recording nor the folder of a run.
     """
     from attacker.report import build
 
@@ -92,9 +100,13 @@ def audit(
 
     The grade is that of the worst finding: "none found", "low", "moderate", "serious" or "severe", see docs/audit.md.
 
+    Reconstructions and, with truth, scores are written into the folder of the run. Cases that an attack reconstructed there
+    before are not attacked again.
     recording: a recording, or the folder of a run or a recording.
-    seconds: limit of the estimated processor time on one core of all attacks, including their nulls (attacks without the update).
-    truth:   folders of the clients' true examples; by default the folder `truth` of the run, if there is one.
+    seconds: processor time on one core for all attacks, including their nulls (attacks without the update). The estimated time of
+             the chosen attacks is at most this, except that one attack is always chosen. A running attack is not stopped.
+    truth:   folders of the clients' true examples; by default the folder `truth` of the run, if there is one. Without truth, the
+             confidence of the attacks decides whether examples leak.
     model:   code "module:function" that builds the network, which is imported; for a recorded network that is not built in.
     Raises ValueError if `recording` holds no recording.
     """

@@ -46,7 +46,8 @@ def observe(
                   gaussian(0.01)".
 
     The client's network was in the mode that `model` is in, train or eval.
-    Raises ValueError if the gradient does not fit the model, or the loss is not supported.
+    Raises ValueError if the gradient does not fit the model or is not finite, if the loss is not supported, if the model does not
+    map examples of `shape` to logits for the classes, if `num_examples` is below 1, or if `defense` is invalid.
     """
     kind, reduction = _identify_loss(loss)
     if num_examples < 1:

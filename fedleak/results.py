@@ -79,7 +79,8 @@ class AttackResult:
         label: reconstructed label.
         confidence: estimated probability that scoring counts the example as recovered; NaN if the attack gives no estimate.
         explained: share of the observed gradient's squared norm that the gradient of the reconstruction explains; NaN if unknown.
-        route: the method that produced the example, such as a closed form or a search. seconds: wall time of the case.
+        route: the method that produced the example, such as a closed form or a search. seconds: wall time of the case. The time
+        of a search of several cases at once is divided equally among the cases.
         """
         return import_pandas().DataFrame(
             [
@@ -102,6 +103,7 @@ class AttackResult:
 
         An original need not stand above its own reconstruction, since a gradient does not depend on the order of examples in the
         batch. `fedleak.score` assigns originals to reconstructions.
+        Raises ImportError without Matplotlib, and ValueError if there is no reconstruction.
         """
         rows = {} if x is None else {"original": x[:most]}
         return figures.draw_grid({**rows, "reconstruction": _read_first(self, most)}, self.data)

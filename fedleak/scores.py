@@ -37,6 +37,7 @@ class ScoreTable:
     A case is the observations that were attacked together.
     pairs: for observations in memory, the original and its reconstruction (None if it has none) of each row, in the order of
            `rows`; empty for a recording.
+    data:  what the server knows of the data: shape, number of classes, normalisation.
     run:   for a recording, the folder of its run, from which originals and reconstructions are read; None in memory.
     """
 
@@ -65,7 +66,8 @@ class ScoreTable:
     def plot(self, *, most: int = figures.MAX_EXAMPLES) -> "Figure":
         """Draw the first `most` rows: the originals, and their reconstructions below them.
 
-        Rows of a null are left out for a recording, and drawn like other rows for observations in memory.
+        Rows of a null are left out for a recording, and drawn like other rows for observations in memory. Raises ImportError
+        without Matplotlib, and ValueError if there is no row to draw.
         """
         shown = [(row, pair) for row, pair in zip(self.rows, self._read_pairs(), strict=True) if not row.null or self.run is None]
         rows, pairs = zip(*shown[:most], strict=True) if shown else ((), ())
@@ -96,15 +98,17 @@ def score(
     *,
     truth: Sequence[Path | str] | None = None,
 ) -> ScoreTable:
-    """Compare reconstructions with originals.
+    """Compare reconstructions with originals, and return a table of scores.
 
+    For a recording, the rows also replace the earlier rows of these attacks in `scores.jsonl` in the folder of the run, and pairs
+    of original and reconstruction are written to its folder `pairs`. Cases whose originals are not noted get no rows.
     target: the result of one attack, on observations in memory or on a recording; or a recording, to score all attacks on it
             whose reconstructions are in the folder `reconstructions` of its run.
     x, y:   for observations in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording.
     truth:  for a recording, the folders in which its clients noted their true examples; by default the folder `truth` of the run.
 
     Raises ValueError if x and y are missing or have wrong shapes for observations in memory; for a recording, if x or y is given,
-    or if the folder of truth or the reconstructions are missing.
+    if a folder of truth or all reconstructions are missing, or if an attack has no case whose originals are noted.
     """
     if isinstance(target, AttackResult) and target.run is None:
         if x is None or y is None:

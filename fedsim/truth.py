@@ -112,14 +112,20 @@ class TruthReader:
             raise DamagedFile(self.folder / "dataset.json", words)
 
     def read_used(self, round: int, attempt: int, client: str) -> Used:
-        """Return the examples that a client used in one attempt at a round. Raises KeyError if none are written."""
+        """Return the examples that a client used in one attempt at a round.
+
+        Raises KeyError if none are written, and DamagedFile if the client's file is invalid.
+        """
         steps = self._steps(client).get((round, attempt))
         if not steps:
             raise KeyError(f"{self.folder}: no truth of client {client} in round {round}, attempt {attempt}")
         return Used(tuple(steps[step] for step in sorted(steps)))
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
-        """Return a client's canary pairs: data set indices of two examples each, of which it used one. Empty if it has none."""
+        """Return a client's canary pairs: data set indices of two examples each, of which it used one. Empty if it has none.
+
+        Raises DamagedFile if the client's file of canaries is invalid.
+        """
         path = self.folder / f"{os.path.basename(client)}{CANARIES_SUFFIX}"
         if not os.path.lexists(path):
             return ()

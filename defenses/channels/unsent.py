@@ -1,7 +1,8 @@
 """Simulation of residuals and momentum over all rounds of a client, and inference from the coordinates that were not sent.
 
-The attacker simulates what the client keeps back (the residual) for its candidate examples. For defenses that send the largest
-coordinates, the magnitude of an unsent coordinate is at most the smallest magnitude of a sent coordinate.
+The attacker simulates what the client keeps back (the residual), as if the client had trained on the examples that the attacker
+tries. For defenses that send the largest coordinates, the magnitude of an unsent coordinate is at most the smallest magnitude of
+a sent coordinate.
 """
 
 from collections.abc import Callable

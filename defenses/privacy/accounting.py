@@ -54,7 +54,8 @@ def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int,
     The relation is replace-one: two runs are compared, in which one client is replaced by another. The result holds against an
     observer who sees only the sums: neither which clients were sampled nor their messages. The noise must be Gaussian, which is
     not checked. The result is the smaller of the epsilon without amplification by sampling and the epsilon of Wang,
-    Balle & Kasiviswanathan 2019, theorem 27. The result is 0 for times=0, and infinite without noise.
+    Balle & Kasiviswanathan 2019, theorem 27. If the noise multiplier is not between `MIN_MULTIPLIER` and `MAX_MULTIPLIER`, the
+    result is the epsilon without amplification. The result is 0 for times=0, and infinite without noise.
     Raises ValueError if `drawn` is not in 1 .. population, `delta` is not in (0, 1), or `times` is negative.
     """
     if not 0 < drawn <= population:

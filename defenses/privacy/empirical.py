@@ -30,6 +30,7 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
 
     A canary is a pair of examples, of which a client trains on one; the auditor guesses which.
     The number does not depend on which guesses are right, as the bounds require.
+    delta:   the declared delta; without effect if the declared epsilon is not used.
     epsilon: the declared epsilon. The result is then the number in `GUESS_COUNTS`, at most `canaries`, for which
              `bound_gaussian_epsilon` is expected to be largest if the true epsilon equals the declared one. For None, or an
              epsilon that is not in (0, `MAX_EPSILON`), the result is a thousandth of the canaries, at least 100.
@@ -51,8 +52,9 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
 def _expect_right(share: float, shift: float) -> float:
     """Return which share of the guesses is expected to be right under Gaussian noise.
 
-    share: share of all canaries that are guessed: those with the largest absolute scores. shift: distance between the messages
-    with the two versions of a canary, in standard deviations of the noise.
+    A canary's score is a noisy estimate of which version was used; the auditor guesses by its sign.
+    share: share of all canaries about which the auditor guesses: those with the largest absolute scores. shift: distance between
+    the messages with the two versions of a canary, in standard deviations of the noise.
     """
 
     def count_above(score: float) -> float:
@@ -117,9 +119,10 @@ def inflate_variance(share: float, overlap: float) -> float:
     share: share p of right guesses, at least 0.5. overlap: mean over canaries of the sum of squared cosines with the gradients of
     the other canaries of the same message.
 
-    The noise in the scores of two canaries has the correlation c, the cosine of their gradients. As the coins are fair, the
-    effect of this correlation on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2. That each
-    canary also moves the other's score makes the covariance smaller.
+    A canary's score is a noisy estimate of which of its examples was used; the sign of the score is the guess. The noise in the
+    scores of two canaries has the correlation c, the cosine of their gradients. As the coins are fair, the effect
+    of this correlation on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2. Each canary also
+    moves the score of the other canary, which makes the covariance smaller.
     """
     return 1 + overlap * (2 * share - 1) / (2 * share)
 

@@ -63,10 +63,11 @@ class _Sent(NamedTuple):
 
 
 def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
-    """Return the noise by which a chain of defenses hides one message of a client: of several, the one of largest multiplier.
+    """Return the noise by which a chain of defenses hides one message of a client.
 
-    What is hidden is the client's whole update. The sensitivity of the noise is the bound on the update's norm after the steps
-    before it. Steps after the noise are post-processing and cannot weaken it.
+    If several steps add noise, the result is the noise with the largest multiplier. What is hidden is the client's whole update.
+    The sensitivity of the noise is the bound on the update's norm after the steps before it. Steps after the noise are
+    post-processing and cannot weaken it.
     Steps without an entry in `NORM_BOUNDS`, and steps with error feedback, remove the bound, so that noise after them hides
     nothing until another step bounds the norm. For aliases of papers and `in_gradient_units`, the rules apply to the steps that
     these stand for. Noise whose scale depends on the data (`gaussian(snr_db=...)`), and noise on some tensors only (`masked`),

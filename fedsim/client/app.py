@@ -50,8 +50,8 @@ class ClientSettings:
                partition holds.
     public:    returns the public examples that `inputs`, a defense of the training examples, mixes in, or None.
     secure:    settings of secure aggregation that all parties agreed on; None without secure aggregation.
-    seed:      seed of the clients' identities, see `load_or_draw`. threads: intra-op threads of one client; None does not change
-               them.
+    seed:      seed of the clients' identities, see `load_or_draw`. device: PyTorch device on which the clients train.
+    threads:   intra-op threads of one client; None does not change them.
     canaries:  number of pairs of examples for an audit; the client trains on one example of each pair, see `choose_versions`.
     """
 

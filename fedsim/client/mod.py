@@ -94,7 +94,7 @@ def put_update(
 ) -> None:
     """Apply the defense to `update`, pack it, and add it and the client's pseudonym to `content`, the records of a reply.
 
-    The state of the defense is kept in `context.state`.
+    The state of the defense is kept in `context.state`. rng: generator from which the defense draws.
     """
     if defense.steps:
         tensors = records.to_tensors(update)

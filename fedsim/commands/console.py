@@ -158,7 +158,10 @@ ADVICE_BY_ERRNO = {  # what to do about an error of the operating system
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message for an error. For an operating system error, it contains the path, if known, and advice."""
+    """Return the message for an error, with advice for some kinds of errors.
+
+    For an error of the operating system, the message contains the path, if known.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         mend = f"; {ADVICE_BY_ERRNO[error.errno]}" if error.errno in ADVICE_BY_ERRNO else ""

@@ -91,8 +91,9 @@ class ImportSettings(BaseModel):
 def import_recording(before: Path, after: Path, settings: ImportSettings, out: Path) -> None:
     """Write `out/recording` with one observation of a client that was sent the state dict `before` and sent back `after`.
 
-    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. If either file has a float64 tensor,
-    the update is computed in float64 and stored in float32. If none has, both sets of weights are stored as they are.
+    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. If any trained weight in either
+    file is float64, the update is computed in float64 and stored in float32. If none is, both sets of weights are stored as they
+    are.
     Raises ValueError, or FileNotFoundError for a missing file, and writes nothing, if a file cannot be read or does not fit the
     model, if both files hold the same weights, or if `out` holds a recording already.
     """

@@ -32,7 +32,8 @@ class Verified:
     unexpected: files in the recording's folder that do not belong to it, such as those of a round that was not finished. They are
                 not looked for if the index is damaged.
 
-    If the folder holds links, pipes or devices, only these are listed, as damaged, and nothing is counted.
+    If the folder holds links, pipes or devices, only these are listed, as damaged, and nothing is counted. If it holds none, and
+    the manifest is invalid, only the manifest is listed.
     """
 
     folder: str

@@ -152,10 +152,13 @@ def federate(
 ) -> str:
     """Run a federation with a progress bar, unless the run in `folder` is already done.
 
+    engine, client_cpus, client_gpus, superlink, verbose: see `fedsim.engine.engines.run`.
+    device, client_seed, threads, resume: see `FederationRun`. public: folder of public facts about the data, see `Places`.
     Returns the failure that the server of a deployment reported, such as missing updates; "" if there was none. With the engines
     "ray" and "local" the result is always "", since the caller can read the recording itself.
     Raises ValueError or FileNotFoundError if the experiment cannot be run or `folder` holds another run, DiskFull if there is not
-    enough disk space, EngineError if the federation fails, and EmptyRunError if no client answered.
+    enough disk space at the start, EngineError if the federation fails, for example because no client answered or the disk
+    became full, and EmptyRunError if the run in `folder` is already done and no client answered in it or nothing was recorded.
     """
     from fedsim.engine import engines
     from fedsim.engine.locations import Places

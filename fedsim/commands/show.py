@@ -121,6 +121,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
     round counts as one update.
     per_round: one dict per round, with the numbers of complete, failed, late and masked replies, the received bytes, and the
     loss, accuracy and privacy budgets of `_read_measures`.
+    Raises ValueError if `folder` is not a run with a recording, or a file that is read is a link, damaged or invalid.
     """
     from dataclasses import asdict
 

@@ -147,6 +147,8 @@ def _parse_terms(value: Any) -> Terms | Literal[False]:
 class Experiment(_Frozen):
     """Settings of a complete federation, as its TOML file states them.
 
+    partition: distribution of the training examples among the clients. strategy: Flower's aggregation strategy.
+    secure_aggregation: its settings; False without secure aggregation. record: rounds and clients that are recorded.
     timeout: seconds that the server waits for clients to connect before each round, and again for their replies in the round.
     defense, gradient, network, inputs: defenses of the update, the gradient's computation, the network and the training examples.
     seed: determines the data split, the clients drawn in each round, the initial weights, and the server's noise of central

@@ -70,6 +70,7 @@ def load(name: str, **arguments: Any) -> Dataset:
 
     name: a key of `DATASETS`, or your own code as `module:function`. `npz:TRAIN[,TEST]` is short for the name `npz` with these
     two paths as arguments; likewise `imagefolder:PATH`, `csv:PATH[,LABEL]`, `part:PATH` and `public:PATH`.
+    Raises ValueError for an unknown name, wrong arguments and invalid data, and FileNotFoundError for a missing file.
     """
     return _load(name, json.dumps(arguments, sort_keys=True))
 

@@ -61,6 +61,7 @@ class Examples:
 class Dataset:
     """A data set with training and held-out (test) examples. Whether they are disjoint is not checked.
 
+    name: name for messages. class_names: names of the classes in the order of their numbers.
     Raises ValueError if the examples do not agree with `spec` in shape, type, range or labels, or if there are more class names
     than `spec.num_classes`.
     """

@@ -27,6 +27,8 @@ class KnownColumns:
     categories:  given lists of categories, keyed by column name; from public knowledge.
     ranges_from: source of the ranges and categories of all other columns: "held_out" or "clients".
     source_rows: mask (N,) of the rows from which the ranges and categories of these other columns are computed.
+    Raises ValueError for another `ranges_from`, for a range that is not [low, high] with finite low <= high, for categories that
+    are not a nonempty list of distinct values, and for a column with both.
     """
 
     file: Path

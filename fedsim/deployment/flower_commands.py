@@ -130,6 +130,7 @@ class Submitted:
         home:      folder for Flower's configuration and the app.
         processes: group to which the process of `flwr run` is added.
         prefix:    words before Flower's command that run it, for example, in another network.
+        Raises FileNotFoundError if Flower's command `flwr` is not installed.
         """
         _configure(home, link)
         app = make_private(home / "app")

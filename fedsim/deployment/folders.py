@@ -99,10 +99,11 @@ def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), da
     """Make the folder of a deployment: data, certificates, keys, and empty folders for everything that is written later.
 
     experiment: its data set is loaded and split among the clients.
-    root:       the folder to make. If it holds certificates and keys of an earlier call, these are kept.
+    root:       the folder to make. If it holds certificates and keys already, such as those of `fedsim keys`, these are kept.
     hosts:      names and addresses of the SuperLink, besides `certificates.DEFAULT_HOST_NAMES`, at which clients may reach it.
     days:       validity of new certificates in days, 1 to 825.
-    Raises ValueError if `root` has a folder `public` already, or for invalid `days`.
+    Raises ValueError if `root` has a folder `public` already, if a client gets no examples, or for invalid `days`. Raises
+    FileExistsError if `root` holds the links that an earlier call made.
     """
     layout = Layout(root.absolute())
     certificates.make_server(layout.root, hosts, days=days)

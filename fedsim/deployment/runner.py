@@ -78,8 +78,9 @@ def run_to_end(
     home:      folder for Flower's configuration.
     processes: group to which the process of Flower's command is added.
     on_words:  as for `run_on`.
-    Raises NotReached if the SuperLink does not start the run or does not answer, and RunFailed if the run fails and is not
-    continued.
+    On Ctrl-C and SystemExit, the SuperLink is asked to stop the run.
+    Raises NotReached if the SuperLink does not start the run or does not answer, RunFailed if the run fails and is not continued,
+    and FileNotFoundError if Flower's command is not installed.
     """
     for left in reversed(range(MAX_CONTINUATIONS + 1)):
         submitted = Submitted.start(link, config, home=home, processes=processes)

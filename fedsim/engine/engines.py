@@ -54,8 +54,10 @@ def run(
     on_words:                 called with each line in which a server warns of missing clients, missing replies or failures; for
                               "deployment" only.
     verbose:                  whether to show Flower's log messages.
-    Raises ValueError or FileNotFoundError if the engine is unknown or the experiment does not suit its data, network or folder,
-    EngineError if the federation fails or requires more CPUs or GPUs than there are, and OSError if the run cannot be written.
+    Raises ValueError or FileNotFoundError if the engine is unknown or the experiment does not suit its data or network. Raises
+    EngineError if the federation fails, for example because the disk becomes full, or requires more CPUs or GPUs than there are.
+    A folder that holds another run, or an unfinished one that is not to be resumed, raises ValueError or EngineError. Raises
+    OSError if the run cannot be written for another reason than a disk that becomes full.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"unknown engine {engine!r}; write one of {', '.join(get_args(Engine))}")
@@ -100,8 +102,9 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
     """Run the apps with `count` clients on Flower's Ray simulation.
 
     resources: of one client, {"num_cpus": ..., "num_gpus": ...}. verbose: whether to show the log messages of Ray's processes.
-    Raises OSError if the operating system reports an error to the server, such as a full disk, and EngineError if the federation
-    fails for another reason.
+    Raises OSError if the operating system reports an error to the server, such as missing permission, and EngineError if the
+    federation fails for another reason. A disk that becomes full during the rounds also raises EngineError, since the server of
+    `make_server_app` replaces the system's error by DiskFull.
     """
     from flwr.simulation import run_simulation
 
@@ -124,8 +127,9 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
 def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
     """Run the apps with `count` clients in this process, one client after the other.
 
-    Raises OSError if the operating system reports an error to the server, such as a full disk, and EngineError if the federation
-    fails for another reason.
+    Raises OSError if the operating system reports an error to the server, such as missing permission, and EngineError if the
+    federation fails for another reason. A disk that becomes full during the rounds also raises EngineError, since the server of
+    `make_server_app` replaces the system's error by DiskFull.
     """
     grid = LocalGrid(clients, count)
     context = Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config={})

@@ -43,6 +43,7 @@ def find_client_run(context: Context) -> FederationRun:
     """Return this client's run: the experiment and the device from the server's run config, with this client's data and folders.
 
     Data, folders and client seed come from the client's own node config. The module docstring lists the keys of both configs.
+    Code that the node config, or the experiment that the client agreed to, names as `module:function` is imported.
 
     Raises ValueError if the node config names the experiment that the client agreed to, and the server asks for another one.
     """

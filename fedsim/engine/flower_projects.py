@@ -19,7 +19,8 @@ RECORDED_KEY = "recorded"
 def find_recorded(folder: Path) -> Path:
     """Return the folder that the Flower app in `folder` records to: `folder` joined with the key "recorded" of its configuration.
 
-    Raises ValueError, with advice, if [tool.flwr.app.config] in the app's pyproject.toml has no such key with a text.
+    Raises ValueError, with advice, if [tool.flwr.app.config] in the app's pyproject.toml has no such key with a text. Raises
+    FileNotFoundError if there is no pyproject.toml, and ValueError if that file describes no Flower app.
     """
     config = _read_app(folder).get("config", {})
     if not isinstance(config.get(RECORDED_KEY), str):
@@ -31,8 +32,9 @@ def find_recorded(folder: Path) -> Path:
 
 
 def run_project(folder: Path, clients: int) -> None:
-    """Run the Flower app in `folder` with `clients` clients, one after the other, until it ends. The app's code is imported.
+    """Run the Flower app in `folder` with `clients` clients, one after the other, until it ends.
 
+    The app's code is imported, for which the folder is put first in `sys.path` and stays there.
     Raises FileNotFoundError if the folder has no pyproject.toml, ValueError if that file names no Flower app or the app cannot be
     imported, and EngineError if the app fails while it runs.
     """

@@ -219,7 +219,10 @@ class FederationRun:
         return self._count_model_bytes() * (1 + kept)
 
     def _count_round_bytes(self) -> int:
-        """Return the approximate number of bytes of a recorded round: the model and the largest number of recorded updates."""
+        """Return the approximate number of bytes of a recorded round.
+
+        These are the model, the largest number of recorded updates and, with secure aggregation, their sum.
+        """
         clients, wanted = self.experiment.clients, self.parse_wanted()
         limits = [clients.drawn]
         limits += [] if wanted.clients is None else [len(wanted.clients)]

@@ -161,6 +161,7 @@ def identify_network(spec: ModelSpec) -> str:
 def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
     """Return the model with initial weights drawn from `seed`. PyTorch's global random state is not changed.
 
+    For a `ModuleSpec`, the result is a copy of its network with the weights that it has, and `seed` has no effect.
     The argument `outputs` of a specification is the number of logits: one per class (the default), or 1 for two classes and the
     logistic loss.
     Raises ValueError if name, arguments or `data.shape` do not fit, or the model has more than `MAX_PARAMETERS` values.

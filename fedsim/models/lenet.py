@@ -43,6 +43,7 @@ class LeNet(nn.Sequential):
                 that of the papers' code, uniform for sigmoid and default for other activations. The code of CPL has one
                 exception, which must be given here as arguments: for sigmoid and images of more than 32 pixels per side, it uses
                 initial="default" and channels=256.
+    Raises ValueError for other values of these arguments, and with pooling for images that are too small.
     """
 
     def __init__(

@@ -72,8 +72,9 @@ def _describe_error(path: Path, error: Exception) -> str:
 
 
 def open_regular(path: Path) -> FileIO:
-    """Return a regular file opened for reading bytes; links are followed. Raises ValueError for a folder, pipe or device.
+    """Return a regular file opened for reading bytes; links are followed.
 
+    Raises ValueError for a folder, pipe or device, and OSError, such as FileNotFoundError, if the file cannot be opened.
     Pipes are refused because reading them would block, and devices because they may have no end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -86,7 +87,8 @@ def open_regular(path: Path) -> FileIO:
 def read_text(path: Path, *, limit: int = 2**24) -> str:
     """Return the content of a UTF-8 text file that the user named.
 
-    Raises ValueError if it has more than `limit` bytes, is not a regular file, or is not valid UTF-8.
+    Raises ValueError if it has more than `limit` bytes, is not a regular file, or is not valid UTF-8, and OSError if it cannot be
+    opened.
     """
     with open_regular(path) as file:
         content = file.read(limit + 1)
@@ -98,7 +100,8 @@ def read_text(path: Path, *, limit: int = 2**24) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file that the user named, as a dict.
 
-    Raises ValueError, naming the file, if it is not a regular file, too large, or not valid TOML.
+    Raises ValueError, naming the file, if it is not a regular file, too large, or not valid TOML, and OSError, such as
+    FileNotFoundError, if it cannot be opened.
     """
     try:
         return tomllib.loads(read_text(path))
@@ -128,7 +131,8 @@ def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
 def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
     """Return a dict from the name of each array to its entry in the archive.
 
-    Raises ValueError if an entry is not called `NAME.npy`, two have the same name, or there are more than `MAX_ARRAYS`.
+    Raises ValueError if an entry is not called `NAME.npy`, with a printable NAME of 1 to 512 characters, if two have the same
+    name, or if there are more than `MAX_ARRAYS`.
     """
     found = archive.infolist()
     if len(found) > MAX_ARRAYS:

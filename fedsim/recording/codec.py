@@ -89,7 +89,8 @@ def encode(update: Tensors, codec: str = "dense") -> Payload:
 def decode(payload: Payload, start: Tensors) -> dict[str, Tensor]:
     """Return the update (tensors by parameter name) in a payload, given the weights `start` that the client started from.
 
-    Raises ValueError if the codec is unknown.
+    Raises ValueError if the codec is unknown or, for a codec that packs, if the tensors in the payload are not its output for an
+    update of these weights. For other codecs, the caller checks the tensors with `Codec.fits`.
     """
     return find_codec(payload.codec).decode(payload.tensors, start)
 

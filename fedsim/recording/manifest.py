@@ -46,6 +46,8 @@ class Manifest:
     gradient: specification of the defense that changes how clients compute gradients; "plain" for none.
     inputs:   specification of the defense that changes how clients prepare examples; "" for none.
     secure_aggregation: the parameters of secure aggregation that all parties agreed on; False without secure aggregation.
+
+    Raises ValueError if a name, version or time has a wrong form, or if `gradient` or `inputs` is not a valid specification.
     """
 
     name: str

@@ -53,6 +53,7 @@ class DataSpec:
     columns:   for tables, one entry per column of the model's input; may be empty.
     ranges_from: source of the ranges and categories of `columns`: "public" knowledge, "held_out" rows that no client holds, or
                the rows of all "clients", which reveals their extremes and rare values to everybody; "" if unknown.
+    Raises ValueError for values that are out of range or do not fit `shape`.
     """
 
     shape: tuple[int, ...]
@@ -99,7 +100,8 @@ class DataSpec:
 class ModelSpec:
     """The name and arguments of the model's architecture, from which `fedsim.models` builds it. They are public.
 
-    network: specification of a defense that changes the architecture, such as "precode(bottleneck=256)"; "" for none.
+    network: specification of a defense that changes the architecture, such as "precode(bottleneck=256)"; "" for none. Raises
+             ValueError if it is invalid.
     """
 
     name: str
@@ -161,7 +163,10 @@ class Observation:
 
     @property
     def is_defended(self) -> bool:
-        """Return whether clients defend their updates or change how they compute gradients. `inputs` is not considered."""
+        """Return whether clients defend their updates or change how they compute gradients.
+
+        Defenses of the network and of the examples (`inputs`) are not considered.
+        """
         return bool(self.defenses.steps or self.gradient.step)
 
     @cached_property

@@ -6,9 +6,12 @@ from typing import ClassVar, Literal
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 MAX_STEPS = 10**7
-"""Largest batch size, and largest number of steps or epochs per round."""
+"""Largest value of `batch_size`, `steps`, `epochs`, `accumulation` and `examples`."""
 MIN_FLOAT, MAX_FLOAT = 1e-38, 1e38
-"""Smallest and largest learning rate; float32 holds no more."""
+"""Smallest and largest learning rate; float32 holds no more.
+
+`MAX_FLOAT` also limits `weight_decay`, `eps`, `round_decay`, `clip_norm` and the factors of `schedule`.
+"""
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 

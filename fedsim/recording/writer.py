@@ -70,6 +70,8 @@ def is_plain(client: str) -> bool:
 class Recorder:
     """A writer that creates the recording in `folder`, or continues the one that is there.
 
+    manifest: the run's public settings, which are written into a new recording. A recording that is there already keeps its own
+              manifest, and the two are not compared.
     For each round, call `record_sent`, then `record_reply` for each reply, then `commit`. A round that is not committed does not
     become part of the recording.
     """

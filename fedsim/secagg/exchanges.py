@@ -24,6 +24,7 @@ T = TypeVar("T")
 class Exchanges:
     """One round of secure aggregation on the server.
 
+    grid:    the server's connection to its clients. agreement: settings agreed with the clients.
     asked:   dict from the node id of each client in the round to the Flower message for it, with the weights and the
              configuration.
     timeout: seconds to wait for the answers to each exchange; None for no limit.

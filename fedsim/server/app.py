@@ -92,6 +92,8 @@ class FederationServer:
 
     A round is committed when the checkpoint (the server's state after it) is written. When a run resumes, what was recorded or
     measured after the last committed round is deleted, and the run continues with the next one.
+    Raises ValueError if a file of the run's state is invalid, if the recording in the folder belongs to another experiment or has
+    rounds but no checkpoint, or if secure aggregation does not suit the strategy.
     """
 
     def __init__(self, grid: Grid, settings: ServerSettings) -> None:

@@ -50,8 +50,9 @@ def record(
     out:      folder of the run, in which the recording is written. A relative path starts in the working directory of this
               process. With `flwr run`, that is the folder in which the local SuperLink was started. The SuperLink keeps running,
               so that a later `flwr run` from another folder still records in the first one. The full path is logged.
-    model:    name of a model of this project, or `module:function` of the app, where the function takes no argument or
-              (shape, num_classes). Its state dict must have the names that the server sends; the server need not send buffers.
+    model:    name of a model of this project, or `module:function` of the app, which is imported; for the arguments of
+              the function see `fedsim.models.admit`. The network's state dict must have the names that the server sends; the
+              server need not send buffers.
     training: how the clients train, which attacks rely on. These settings are not sent to the clients.
     data:     shape, number of classes and normalisation of the clients' examples.
     defense:  how the clients change their updates before they send them, such as "gaussian(std=0.01)", if they use
@@ -60,13 +61,14 @@ def record(
     inputs:   how the clients change their inputs; "" if they do not.
     rounds:   rounds to record, such as "1-20" or "1-3,7".
     clients:  clients to record: "all", names such as "3f2a,77b0", or a number. "5" stands for five clients, the same in all
-              rounds: the first, by round and then by name, that send an update.
+              recorded rounds: the first, by round and then by name, that send an update in a recorded round.
 
     Calling `record` logs what attacks will assume about the updates, with the reasons.
 
     Raises TypeError if `strategy` is not a Flower strategy, and ValueError if `out` holds a recording already or another argument
-    is invalid. Later, when a round begins, the strategy raises ValueError if the weights that it sends do not fit `model`, or if
-    it sends different weights to different clients.
+    is invalid. Later, when a round begins, the strategy raises ValueError if the weights that it sends do not fit `model`, if it
+    sends different weights to different clients, if it has recorded this round before, as in a second run, or if `out` has got
+    a recording since.
     """
     _check_interface(strategy)
     folder = Path(out).expanduser().absolute()

@@ -56,6 +56,7 @@ def train(
     The update of SGD is the sum of its steps. A difference of two nearby float32 weights would lose most of the digits of a small
     update.
 
+    batches: pairs of x (N, *shape), values in [0, 1] before the normalisation of `data`, and labels y.
     buffers: initial batch-norm statistics; empty for the model's own. In mode "train" (`training.mode`), batch norm uses batch
              statistics, and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers` is "none". In any
              other mode it uses the running ones, which stay unchanged.

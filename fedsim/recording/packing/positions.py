@@ -1,4 +1,4 @@
-"""Encodings of a set of K positions out of 0 to N - 1; the one that takes least space is used.
+"""Encodings of a set of K positions out of 0 to N - 1. `pack` uses the encoding that takes least space.
 
 index: each position as an integer of 8, 16, 32 or 64 bits, as N requires.
 mask:  one bit for each of the N positions.

@@ -40,6 +40,7 @@ class Asked(NamedTuple):
 class Aggregator:
     """State of one round on the server. The clients of the round, its members, are numbered from 1.
 
+    context: name of the round and of the attempt at it, such as "round 3, attempt 1". rng: generator that draws the graph.
     Call the methods `draw_rosters`, `route_shares`, `ask_shares` and `unmask` once each, in this order. Each takes a dict from
     member number to that member's answer to one exchange. The first three return what each member is sent in the next exchange,
     the last one returns the sum. A member without an answer has dropped out for the rest of the round. The methods raise Lost if

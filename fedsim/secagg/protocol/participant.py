@@ -77,7 +77,7 @@ class Participant:
 def setup(context: str, threshold: int, draw: Draw) -> Participant:
     """Return a client's state at the beginning of a round, with new keys; its `publics` are the answer to the server.
 
-    draw: returns random bytes of a given length.
+    context, threshold: see `Participant`. draw: returns random bytes of a given length.
     """
     mask_key, share_key, seed = (draw(KEY_BYTES) for _ in range(3))
     return Participant(context=context, threshold=threshold, done="setup", mask_key=mask_key, share_key=share_key, seed=seed)

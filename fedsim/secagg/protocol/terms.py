@@ -137,8 +137,8 @@ class Terms:
     def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:
         """Return the complete settings for a federation, with all defaults filled in.
 
-        clients: number of clients per round. strategy: name of Flower's strategy. central: whether the server clips single
-        updates and adds noise.
+        clients: number of clients per round. training: local training, which gives the default of `max_weight`.
+        strategy: name of Flower's strategy. central: whether the server clips single updates and adds noise.
         Raises ValueError for settings that contradict secure aggregation: `central`, a strategy that needs single updates, shared
         buffers, a `max_weight` below batch_size * steps, fewer than 2 clients, a threshold above the number of share holders, and
         sums that overflow unless coordinates are rounded very coarsely.
