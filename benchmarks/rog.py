@@ -52,6 +52,8 @@ TABLES = (
     "tradeoff",
 )
 """Names that select what runs: the first word of each column's name, and the tables that are no columns."""
+DECODER, TV = "coarse_to_fine", 3e-2
+"""Decoder of ROG in the columns, and weight of total variation of ROG and of its search in pixels."""
 RATIO_STEPS = (10, 20, 30, 40, 60)
 """Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
 
@@ -197,10 +199,15 @@ def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
 def make_attacks(scale: Scale) -> dict[str, GradientMatching]:
     """Return a dict of the attacks on a column: ROG, the same search in pixels from the paper's start, Inverting Gradients."""
     return {
-        "ROG": rog(steps=scale.steps),
-        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
+        "ROG": make_rog(scale.steps),
+        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform", tv=TV),
         "Inverting Gradients": inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0),
     }
+
+
+def make_rog(steps: int) -> GradientMatching:
+    """Return ROG as it is measured in the columns, with a number of iterations."""
+    return rog(steps=steps, decoder=DECODER, tv=TV)
 
 
 def measure_iterations(tools: ColumnTools) -> ResultRow:
@@ -217,7 +224,7 @@ def measure_iterations(tools: ColumnTools) -> ResultRow:
     aim = tools.folder.attack(own, case, tools.x, tools.asked).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
     for steps in (*(() if tools.asked.quick else RATIO_STEPS), tools.scale.steps):
-        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.asked).x
+        found = tools.folder.attack(make_rog(steps), case, tools.x, tools.asked).x
         plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
         reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
         for name, is_reached in zip(ratios, reached, strict=True):

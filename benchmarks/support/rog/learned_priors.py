@@ -67,6 +67,7 @@ LARGE_BATCH = PriorScale(
     names=(
         "pixels",
         "bicubic4 (ROG)",
+        "coarse to fine",
         "latents of an autoencoder",
         "bicubic4, then nearest image (ROGS)",
         "features (GIFD)",
@@ -119,6 +120,7 @@ def make_attacks(folder: Path, steps: int, lpips_weights: str = "") -> dict[str,
     return {
         "pixels": rog(steps=steps, decoder="pixels", init="uniform"),
         "bicubic4 (ROG)": rog(steps=steps),
+        "coarse to fine": rog(steps=steps, decoder="coarse_to_fine"),
         "latents of an autoencoder": rog(steps=steps, decoder=autoencoder),
         "bicubic4, then nearest image (ROGS)": rog(steps=steps, enhancer=generator, lpips_weights=lpips_weights),
         "the same by Frank-Wolfe": rog(steps=steps, enhancer=f"{generator}@frank_wolfe", lpips_weights=lpips_weights),
