@@ -10,7 +10,7 @@ columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
     weights    train the enhancer that the project ships
     esrgan     port the x4 network of the npm package @upscalerjs/esrgan-medium, which `unseen` then measures, too
-    train      train the generator, the denoiser and the autoencoder of the tables `priors` and `batch32`, unless their
+    train      train the generator, the denoiser and the autoencoders of the tables `priors` and `batch32`, unless their
                files exist
     priors     one step on CIFAR-10 images, labels inferred: searches with learned priors beside pixels, each with its null
     batch32    the searches of `priors` on a batch of 32 images, on ROG's ResNet-18
