@@ -3,8 +3,8 @@
 Each column is one client that trains for five local epochs on one batch of ImageNet images of 64x64 pixels, with ROG's LeNet, a
 head of 1,000 classes, and a defense (none in the column `raw`). Every attack models the defense, and is given the labels, as in
 the paper. The enhancer is a network that removes noise and blur from reconstructed images. All answers, also those of nulls, are
-measured before and after it. By default all columns run; an argument selects one column, or a table below. Reconstructions of
-columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh or --quick is given.
+measured before and after it. By default all columns of these figures run; an argument selects one column, also DGC, or a table
+below. Reconstructions of columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh or --quick is given.
 
     single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from support.attacked import run_attack
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
-from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe, resize
+from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, DefendedColumn, observe, resize
 from support.rog.esrgan import port_upscaler
 from support.rog.learned_priors import LARGE_BATCH, SMALL_BATCHES, measure_priors, train_priors
 from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
@@ -41,7 +41,7 @@ from attacker.scoring.metrics import psnr
 FOLDER = Path("runs/benchmark-rog")
 PORTED_FILE = FOLDER / "esrgan.safetensors"
 TABLES = (
-    *(column.name.split(",")[0].split(" ")[0] for column in COLUMNS),
+    *(column.table for column in (*COLUMNS, *OTHER_COLUMNS)),
     "single",
     "unseen",
     "weights",
@@ -134,14 +134,14 @@ def measure_columns(asked: Options) -> TableAndSummary:
     tools = ColumnTools(asked, scale, resize(images, scale.setting.side), images.y, folder, perceptual, enhancer)
     rows: list[ResultRow] = []
     better, not_worse = [], []
-    for column, table in zip(COLUMNS, TABLES, strict=False):
-        if asked.table in (None, table):
+    for column in (*COLUMNS, *OTHER_COLUMNS):
+        if asked.table == column.table or (asked.table is None and column in COLUMNS):
             found = measure_column(tools, column)
             rows += found.rows
             better.append(found.better_than_pixels)
             not_worse.append(found.not_worse_than_ig)
     summary = {"columns_better_than_identity": sum(better), "columns_not_worse_than_ig": sum(not_worse), "columns": len(better)}
-    if asked.table in (None, TABLES[0]):
+    if asked.table in (None, COLUMNS[0].table):
         summary |= measure_iterations(tools)
     return rows, {**summary, "lpips_gap": None, "images": len(tools.x), "part": images.part}
 
