@@ -153,6 +153,7 @@ def autoencoder(path: Path) -> DecoderFactory:
         shape = (network.channels, *(side // network.stride for side in data.shape[1:]))
         return Decoder(shape, decode=lambda z: place(z).decode(z), encode=lambda x: place(x).encode(x))
 
+    build.__name__ = build.__qualname__ = str(path)  # for messages, and to tell searches apart
     return build
 
 
