@@ -3,14 +3,14 @@
 Each column is one client that trains for five local epochs on one batch of ImageNet images of 64x64 pixels, with ROG's LeNet, a
 head of 1,000 classes, and a defense (none in the column `raw`). Every attack models the defense, and is given the labels, as in
 the paper. The enhancer is a network that removes noise and blur from reconstructed images. All answers, also those of nulls, are
-measured before and after it. By default all columns run; an argument selects one column, or a table below. Reconstructions of
-columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh or --quick is given.
+measured before and after it. By default all columns of these figures run; an argument selects one column, also DGC, or a table
+below. Reconstructions of columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh or --quick is given.
 
     single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
     weights    train the enhancer that the project ships
     esrgan     port the x4 network of the npm package @upscalerjs/esrgan-medium, which `unseen` then measures, too
-    train      train the generator, the denoiser and the autoencoder of the tables `priors` and `batch32`, unless their
+    train      train the generator, the denoiser and the autoencoders of the tables `priors` and `batch32`, unless their
                files exist
     priors     one step on CIFAR-10 images, labels inferred: searches with learned priors beside pixels, each with its null
     batch32    the searches of `priors` on a batch of 32 images, on ROG's ResNet-18
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from support.attacked import run_attack
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
-from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe, resize
+from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, DefendedColumn, observe, resize
 from support.rog.esrgan import port_upscaler
 from support.rog.learned_priors import LARGE_BATCH, SMALL_BATCHES, measure_priors, train_priors
 from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
@@ -41,7 +41,7 @@ from attacker.scoring.metrics import psnr
 FOLDER = Path("runs/benchmark-rog")
 PORTED_FILE = FOLDER / "esrgan.safetensors"
 TABLES = (
-    *(column.name.split(",")[0].split(" ")[0] for column in COLUMNS),
+    *(column.table for column in (*COLUMNS, *OTHER_COLUMNS)),
     "single",
     "unseen",
     "weights",
@@ -52,6 +52,8 @@ TABLES = (
     "tradeoff",
 )
 """Names that select what runs: the first word of each column's name, and the tables that are no columns."""
+DECODER, TV = "coarse_to_fine", 3e-2
+"""Decoder of ROG in the columns, and weight of total variation of ROG and of its search in pixels."""
 RATIO_STEPS = (10, 20, 30, 40, 60)
 """Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
 
@@ -132,14 +134,14 @@ def measure_columns(asked: Options) -> TableAndSummary:
     tools = ColumnTools(asked, scale, resize(images, scale.setting.side), images.y, folder, perceptual, enhancer)
     rows: list[ResultRow] = []
     better, not_worse = [], []
-    for column, table in zip(COLUMNS, TABLES, strict=False):
-        if asked.table in (None, table):
+    for column in (*COLUMNS, *OTHER_COLUMNS):
+        if asked.table == column.table or (asked.table is None and column in COLUMNS):
             found = measure_column(tools, column)
             rows += found.rows
             better.append(found.better_than_pixels)
             not_worse.append(found.not_worse_than_ig)
     summary = {"columns_better_than_identity": sum(better), "columns_not_worse_than_ig": sum(not_worse), "columns": len(better)}
-    if asked.table in (None, TABLES[0]):
+    if asked.table in (None, COLUMNS[0].table):
         summary |= measure_iterations(tools)
     return rows, {**summary, "lpips_gap": None, "images": len(tools.x), "part": images.part}
 
@@ -197,10 +199,15 @@ def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
 def make_attacks(scale: Scale) -> dict[str, GradientMatching]:
     """Return a dict of the attacks on a column: ROG, the same search in pixels from the paper's start, Inverting Gradients."""
     return {
-        "ROG": rog(steps=scale.steps),
-        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
+        "ROG": make_rog(scale.steps),
+        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform", tv=TV),
         "Inverting Gradients": inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0),
     }
+
+
+def make_rog(steps: int) -> GradientMatching:
+    """Return ROG as it is measured in the columns, with a number of iterations."""
+    return rog(steps=steps, decoder=DECODER, tv=TV)
 
 
 def measure_iterations(tools: ColumnTools) -> ResultRow:
@@ -217,7 +224,7 @@ def measure_iterations(tools: ColumnTools) -> ResultRow:
     aim = tools.folder.attack(own, case, tools.x, tools.asked).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
     for steps in (*(() if tools.asked.quick else RATIO_STEPS), tools.scale.steps):
-        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.asked).x
+        found = tools.folder.attack(make_rog(steps), case, tools.x, tools.asked).x
         plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
         reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
         for name, is_reached in zip(ratios, reached, strict=True):

@@ -101,6 +101,38 @@ def bicubic(factor: int) -> DecoderFactory:
     return build
 
 
+COARSE, FINE = 4, 2
+"""Ratios of the sides of images and of the two small images of `coarse_to_fine`."""
+
+
+def coarse_to_fine(data: DataSpec) -> Decoder:
+    """Return the decoder of images of a quarter of the side, and then of displacements at half of it, enlarged and added.
+
+    A search has two phases of equal length. The second one adds to the image of the first one, and starts with displacements of
+    0. Raises ValueError for table rows. `project` clamps the small images to [0, 1] and the displacements to [-1, 1].
+    """
+    if not data.is_image:
+        raise ValueError(
+            f"the decoder coarse_to_fine needs images, and these data are table rows of shape {data.shape}; choose another decoder"
+        )
+    coarse, fine = bicubic(COARSE)(data), bicubic(FINE)(data)
+    sizes = (torch.Size(coarse.shape).numel(), torch.Size(fine.shape).numel())
+
+    def decode(z: Tensor) -> Tensor:
+        small, moves = torch.split(z, list(sizes), dim=1)
+        return coarse.decode(small.reshape(-1, *coarse.shape)) + fine.decode(moves.reshape(-1, *fine.shape))
+
+    def encode(x: Tensor) -> Tensor:
+        small = coarse.encode(x).flatten(1)
+        return torch.cat([small, small.new_zeros(len(small), sizes[1])], dim=1)
+
+    def project(z: Tensor) -> Tensor:
+        small, moves = torch.split(z, list(sizes), dim=1)
+        return torch.cat([small.clamp(0, 1), moves.clamp(-1, 1)], dim=1)
+
+    return Decoder((sum(sizes),), decode=decode, encode=encode, project=project, phases=sizes)
+
+
 def autoencoder(path: Path) -> DecoderFactory:
     """Return a decoder factory whose decoder uses a learned autoencoder, from a file that `attacker train-prior` wrote.
 
@@ -129,6 +161,7 @@ def autoencoder(path: Path) -> DecoderFactory:
         shape = (network.channels, *(side // network.stride for side in data.shape[1:]))
         return Decoder(shape, decode=lambda z: place(z).decode(z), encode=lambda x: place(x).encode(x))
 
+    build.__name__ = build.__qualname__ = str(path)  # for messages, and to tell searches apart
     return build
 
 
@@ -221,7 +254,8 @@ def get_decoder_name(factory: DecoderFactory) -> str:
 
 BUILT_IN_DECODERS: dict[str, DecoderFactory] = {
     "pixels": pixels,
-    "bicubic4": bicubic(4),
+    "bicubic4": bicubic(COARSE),
+    "coarse_to_fine": coarse_to_fine,
     "tanh_box": tanh_box,
     "smooth": smooth,
     "deep_prior": deep_prior,

@@ -46,8 +46,9 @@ def rog(
     """Search by Adam with cosine annealing for images, by default of a quarter of height and width (Yue et al. 2022, ROG).
 
     steps: number of iterations of one start. restarts: as in `dlg`.
-    decoder: variable that is optimised: bicubic4, pixels, the file of an autoencoder or a generator that attacker train-prior
-    wrote, or another one, as in `cpl`.
+    decoder: variable that is optimised: bicubic4, as in the paper; coarse_to_fine, which adds details of two pixels in the second
+    half of the steps; pixels; the file of an autoencoder or a generator that attacker train-prior wrote; or another one, as in
+    `cpl`.
     init: start, as in `cpl`, but not insider. coarse4 gives squares of 4 x 4 pixels with one random value in [0, 1) each for
     every channel, which for bicubic4 are independent values of its small image.
     distance: euclidean (squared), as in the paper; cosine or absolute.

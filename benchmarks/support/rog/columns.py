@@ -25,14 +25,19 @@ class DefendedColumn:
 
     defense, rule, network: the specification of the defense stands in the field for its kind, and the others are "". A `defense`
     changes the update before it is sent, a `rule` the computation of gradients, `network` the network.
-    paper: LPIPS (a distance, lower is better) that the paper gives for its attack ROG.
+    paper: LPIPS (a distance, lower is better) that the paper gives for its attack ROG; None for a defense that is not in it.
     """
 
     name: str
     defense: str = ""
     rule: str = ""
     network: str = ""
-    paper: float = 0.0
+    paper: float | None = None
+
+    @property
+    def table(self) -> str:
+        """The first word of the name, which selects the column."""
+        return self.name.split(",")[0].split(" ")[0]
 
 
 COLUMNS = (
@@ -46,6 +51,8 @@ COLUMNS = (
     DefendedColumn("Fed-CDP, 0 dB", rule="fed_cdp(4, snr_db=0)", paper=0.376),
 )
 """The columns of figure 3 and figure 8 of the paper."""
+OTHER_COLUMNS = (DefendedColumn("DGC, 5 % sent", defense="dgc(0.05)"),)
+"""Columns that are not in the paper, and run only if they are selected. DGC is in the first round of its client."""
 
 
 @dataclass(frozen=True, kw_only=True)

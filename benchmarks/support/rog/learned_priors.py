@@ -21,16 +21,29 @@ from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, read_prio
 from attacker.attacks.learned.training import PriorTraining, Trainer
 
 SIDE, CLASSES = 32, 10
-SETTINGS: dict[PriorKind, dict[str, int]] = {
-    "generator": {"width": 16, "latents": 128, "side": SIDE, "classes": CLASSES},
-    "denoiser": {"width": 16},
-    "autoencoder": {"width": 16, "factor": 4, "channels": 8},
+
+
+@dataclass(frozen=True)
+class PriorPlan:
+    """The kind of a prior, the settings of its network, and its training."""
+
+    kind: PriorKind
+    settings: dict[str, int]
+    training: PriorTraining
+
+
+SHORT = PriorTraining(steps=600)
+PLANS = {
+    "generator": PriorPlan(
+        "generator", {"width": 16, "latents": 128, "side": SIDE, "classes": CLASSES}, PriorTraining(steps=3000, batch=32)
+    ),
+    "denoiser": PriorPlan("denoiser", {"width": 16}, SHORT),
+    "autoencoder": PriorPlan("autoencoder", {"width": 16, "factor": 4, "channels": 8}, SHORT),
+    "autoencoder8": PriorPlan("autoencoder", {"width": 16, "factor": 8, "channels": 8}, SHORT),
+    "autoencoder16": PriorPlan("autoencoder", {"width": 16, "factor": 16, "channels": 8}, SHORT),
 }
-TRAINING: dict[PriorKind, PriorTraining] = {
-    "generator": PriorTraining(steps=3000, batch=32),
-    "denoiser": PriorTraining(steps=600),
-    "autoencoder": PriorTraining(steps=600),
-}
+"""The priors, by the name of the file. The autoencoders have 512, 128 and 32 latent values for each image, the same shares of the
+pixels as the 8192, 2048 and 512 values that ROG searches for images of 128x128 pixels."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class PriorScale:
     names: tuple[str, ...] = ()
 
 
+AUTOENCODER_ROWS = ("autoencoder, 512 unknowns", "autoencoder, 128 unknowns", "autoencoder, 32 unknowns")
 RAW = DefendedColumn("raw")
 SMALL_BATCHES = PriorScale(
     (RAW, DefendedColumn("top-k, 5 % sent", defense="rog_top_k(0.95)")),
@@ -67,7 +81,8 @@ LARGE_BATCH = PriorScale(
     names=(
         "pixels",
         "bicubic4 (ROG)",
-        "latents of an autoencoder",
+        "coarse to fine",
+        *AUTOENCODER_ROWS,
         "bicubic4, then nearest image (ROGS)",
         "features (GIFD)",
         "weights (GIAS)",
@@ -77,7 +92,7 @@ LARGE_BATCH = PriorScale(
 
 
 def train_priors(asked: Options, folder: Path) -> TableAndSummary:
-    """Train the priors of `TRAINING`, and write them into the folder; return one row for each, and an empty summary.
+    """Train the priors of `PLANS`, and write them into the folder; return one row for each, and an empty summary.
 
     A prior whose file exists is not trained again, unless --fresh or --quick is given.
     """
@@ -85,18 +100,18 @@ def train_priors(asked: Options, folder: Path) -> TableAndSummary:
     images = load_images(asked, "cifar10", count, part="tuning")
     rows: list[ResultRow] = []
     folder.mkdir(parents=True, exist_ok=True)
-    for kind, training in TRAINING.items():
-        file = folder / f"{kind}.safetensors"
+    for name, plan in PLANS.items():
+        file = folder / f"{name}.safetensors"
         if file.exists() and not asked.quick and "fresh" not in asked.flags:
             continue
         told = "CIFAR-10, tuning part of benchmarks/support/splits.py"
         trainer = Trainer(
             (images.x * 255).round().to(torch.uint8),
-            PriorFacts(kind=kind, size=SIDE, settings=SETTINGS[kind], data=told),
-            replace(training, steps=4) if asked.quick else training,
+            PriorFacts(kind=plan.kind, size=SIDE, settings=plan.settings, data=told),
+            replace(plan.training, steps=4) if asked.quick else plan.training,
             asked.device,
             checkpoint=file.with_name(file.name + ".checkpoint"),
-            labels=images.y % CLASSES if kind == "generator" else None,
+            labels=images.y % CLASSES if plan.kind == "generator" else None,
         )
         with measure_cpu() as clock:
             network = trainer.run(print_progress)
@@ -113,13 +128,14 @@ def make_attacks(folder: Path, steps: int, lpips_weights: str = "") -> dict[str,
     folder: of the trained priors. steps: iterations of each attack, in all its phases together. lpips_weights: file of
     AlexNet's weights for ROGS; "" for none.
     """
-    generator, denoiser, autoencoder = (str(folder / f"{kind}.safetensors") for kind in ("generator", "denoiser", "autoencoder"))
+    generator, denoiser, *autoencoders = (str(folder / f"{name}.safetensors") for name in PLANS)
     own = {"steps": steps, "decoder": "pixels", "init": "uniform", "tv": 0.0}
     learned = {"denoiser": denoiser, "denoiser_weight": DENOISER_WEIGHT}
     return {
         "pixels": rog(steps=steps, decoder="pixels", init="uniform"),
         "bicubic4 (ROG)": rog(steps=steps),
-        "latents of an autoencoder": rog(steps=steps, decoder=autoencoder),
+        "coarse to fine": rog(steps=steps, decoder="coarse_to_fine"),
+        **{name: rog(steps=steps, decoder=file) for name, file in zip(AUTOENCODER_ROWS, autoencoders, strict=True)},
         "bicubic4, then nearest image (ROGS)": rog(steps=steps, enhancer=generator, lpips_weights=lpips_weights),
         "the same by Frank-Wolfe": rog(steps=steps, enhancer=f"{generator}@frank_wolfe", lpips_weights=lpips_weights),
         "latents (GGL)": rog(steps=steps, decoder=f"{generator}@latents", latent=LATENT_WEIGHT),

@@ -61,6 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "registered": True,
     },
     "rog in pixels": {"name": "rog", "decoder": "pixels", "init": "uniform", "tv": 1e-3, "distance": "cosine"},
+    "rog from coarse to fine": {"name": "rog", "decoder": "coarse_to_fine"},
     "rog with draws": {"name": "rog", "draws": True},
     "rog enhanced": {"name": "rog", "enhancer": "small"},
     "rog by simulation": {"name": "rog", "local_steps": "simulated", "boxed": True},

@@ -113,6 +113,7 @@ def autoencoder(tmp_path: Path) -> Path:
 
 
 def test_autoencoder_file_can_be_named_as_a_decoder(autoencoder: Path, case: Case) -> None:
+    assert get_decoder(str(autoencoder)).__name__ == str(autoencoder)
     decoder, network = get_decoder(str(autoencoder))(DATA), read_prior(autoencoder, "autoencoder").network
     assert isinstance(network, Autoencoder)
     z: Tensor = torch.randn(5, *decoder.shape, generator=seeded())

@@ -9,6 +9,7 @@ import torch
 from generators import seeded
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.functional import interpolate
 
 from attacker.attacks import AttackSpec, Case, cpl, inverting_gradients
 from attacker.attacks.learned.deep_prior import CODES, DeepPrior
@@ -78,9 +79,23 @@ def test_bicubic_latents_have_a_quarter_of_the_size_and_keep_constants() -> None
     assert 1 < float(x.max()) < 1.4
 
 
-def test_bicubic_interpolation_is_refused_for_table_rows() -> None:
-    with pytest.raises(ValueError, match=r"the decoder bicubic4 needs images, and these data are table rows of shape \(9,\)"):
-        get_decoder("bicubic4")(ROWS)
+def test_fine_displacements_are_added_to_the_coarse_image() -> None:
+    own, coarse = (get_decoder(name)(IMAGES) for name in ("coarse_to_fine", "bicubic4"))
+    z = torch.rand(2, 141, generator=seeded())
+    assert own.phases == (36, 105)
+    small, large = coarse.decode(z[:, :36].reshape(2, *coarse.shape)), list(IMAGES.shape[1:])
+    details = interpolate(z[:, 36:].reshape(2, 3, 5, 7), size=large, mode="bicubic", align_corners=False)
+    torch.testing.assert_close(own.decode(z), small + details)
+    x = torch.rand(2, *IMAGES.shape, generator=seeded(1))
+    torch.testing.assert_close(own.decode(own.encode(x)), coarse.decode(coarse.encode(x)))
+    boxed = own.project(9 * z - 4)
+    assert (float(boxed[:, :36].min()), float(boxed[:, 36:].min()), float(boxed.max())) == (0, -1, 1)
+
+
+@pytest.mark.parametrize("name", ["bicubic4", "coarse_to_fine"])
+def test_bicubic_interpolation_is_refused_for_table_rows(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"the decoder {name} needs images, and these data are table rows of shape \(9,\)"):
+        get_decoder(name)(ROWS)
 
 
 def test_tanh_box_stays_in_range_and_encodes_within_a_margin() -> None:
@@ -150,7 +165,7 @@ def test_smooth_decoder_maps_white_noise_to_smooth_images_and_is_inverted() -> N
 
 def test_default_decoder_is_pixels_and_unknown_names_are_refused() -> None:
     assert cpl().parametrisation.decoder is inverting_gradients().parametrisation.decoder is get_decoder("pixels")
-    assert list(DECODERS) == ["bicubic4", "deep_prior", "pixels", "shared_prior", "smooth", "tanh_box"]
+    assert list(DECODERS) == ["bicubic4", "coarse_to_fine", "deep_prior", "pixels", "shared_prior", "smooth", "tanh_box"]
     with pytest.raises(ValueError, match=r"unknown name 'bicubic' in the registry attacker\.decoders"):
         AttackSpec(name="cpl", arguments={"decoder": "bicubic"})
 

@@ -22,14 +22,16 @@ BICUBIC_A = -0.75
 """Coefficient of PyTorch's bicubic kernel."""
 
 
-def draw_images(seed: int = 0) -> Tensor:
-    """Return two images that `bicubic4` can express."""
-    return interpolate(torch.rand(2, 3, 4, 4, generator=seeded(seed)), size=(16, 16), mode="bicubic", align_corners=False)
+def draw_images(seed: int = 0, side: int = 4) -> Tensor:
+    """Return two images enlarged from `side` pixels, which `bicubic4` can express for a side of 4."""
+    return interpolate(torch.rand(2, 3, side, side, generator=seeded(seed)), size=(16, 16), mode="bicubic", align_corners=False)
 
 
-def observe_once(observe: Callable[..., Observation], defense: str = "", *, epochs: int = 1, rate: float = 0.1) -> Case:
+def observe_once(
+    observe: Callable[..., Observation], defense: str = "", *, epochs: int = 1, rate: float = 0.1, side: int = 4
+) -> Case:
     seen = observe(
-        *[(draw_images(), LABELS)] * epochs,
+        *[(draw_images(side=side), LABELS)] * epochs,
         model=ModelSpec(name="lenet_rog"),
         data=DATA,
         learning_rate=rate,
@@ -114,3 +116,15 @@ def test_batched_cases_get_the_answers_of_single_ones(observe: Callable[..., Obs
     both = rog(steps=5)([case, other], rng=seeded())
     for one, alone in zip(both, (case, other), strict=True):
         torch.testing.assert_close(one.x, rog(steps=5)([alone], rng=seeded())[0].x, atol=1e-4, rtol=1e-4)
+
+
+def test_second_phase_starts_at_the_best_image_of_the_first_and_finds_finer_details(observe: Callable[..., Observation]) -> None:
+    case, steps = observe_once(observe, side=8), 60
+    attacks = (rog(steps=steps, decoder=name, tv=0.0) for name in ("coarse_to_fine", "bicubic4"))
+    (found,), (coarse,) = (attack([case], rng=seeded()) for attack in attacks)
+    losses = found.loss.tolist()
+    assert losses[steps // 2 + 1] == pytest.approx(min(losses[: steps // 2 + 1]), rel=1e-4)
+    assert losses[0] == pytest.approx(float(coarse.loss[0]), rel=1e-4)
+    assert found.loss.min() < 0.3 * coarse.loss.min()
+    truth = draw_images(side=8)
+    assert psnr(found.x, truth).mean() > psnr(coarse.x, truth).mean() + 3
