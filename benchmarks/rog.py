@@ -96,7 +96,7 @@ class ColumnTools:
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("fresh",))
+    asked = parse_options(__doc__ or "", tables=TABLES, flags=("fresh", "picture"))
     torch.set_num_threads(1)
     if asked.table == "weights":
         found = train_ready_enhancer(asked, READY_FILE if not asked.quick else FOLDER / "enhancer.safetensors")
