@@ -14,7 +14,8 @@ columns are kept in runs/benchmark-rog, and later runs reuse them unless --fresh
                files exist
     priors     one step on CIFAR-10 images, labels inferred: searches with learned priors beside pixels, each with its null
     batch32    the searches of `priors` on a batch of 32 images, on ROG's ResNet-18
-    tradeoff   figure 9: accuracy of a federation of 100 clients beside LPIPS of two attacks for each defense, with a picture
+    tradeoff   figure 9: accuracy of a federation of 100 clients beside LPIPS of two attacks for each defense, with a picture,
+               which --picture draws into docs/tradeoff.png
 """
 
 from dataclasses import dataclass, replace

@@ -29,12 +29,17 @@ from attacker.sweep import SweepGrid, read_grid, run_sweep
 from attacker.sweep.federations import RECONSTRUCTIONS_FOLDER
 from attacker.sweep.grid import GridFederation
 from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec
+from fedsim.server.checkpoint import ServerCheckpoint
+from fedsim.training.local import evaluate
 
 TRAINED, HELD_OUT = 3000, 577
 """Number of images of all clients together, of CIFAR-10's training images, and number of those on which accuracy is measured, of
 its test images; both of the report part."""
+WATCHED = 10
+"""Number of held-out images on which the server evaluates after each round. All of them would take as long as the round."""
 NETWORK = "support.rog.tradeoff:make_narrow_lenet"
-PIXELS = {"mean": (0.5,), "std": (0.25,)}
+PIXELS: dict[str, Any] = {"mean": (0.5,), "std": (0.25,)}
 """Normalisation of the network's input."""
 UNDEFENDED_RATE = 1e-3
 """Learning rate of the server without a defense; as all of these rates, chosen on the tuning part."""
@@ -91,8 +96,9 @@ def measure_tradeoff(asked: Options, folder: Path) -> TableAndSummary:
         if result is None or result.failed:
             raise ValueError(f"{federation.name}: {'not finished' if result is None else result.failed}")
         name = describe_defense(federation)
+        accuracy = measure_accuracy(folder / "federations" / federation.name, federation, held_out, asked.seed)
         for one in score_federation(asked, folder / "federations" / federation.name):
-            rows.append({"defense": name, "accuracy": result.accuracy, **list_scores(one)})
+            rows.append({"defense": name, "accuracy": accuracy, **list_scores(one)})
     measure = "lpips" if all(row["lpips"] is not None for row in rows) else "psnr"
     for path in (folder / "tradeoff.png", *([PICTURE_FILE] if "picture" in asked.flags else [])):
         draw_regions(rows, measure, path)
@@ -110,11 +116,11 @@ def load_parts(asked: Options) -> tuple[Images, Images]:
 def write_grid(asked: Options, folder: Path, private: Images, held_out: Images) -> SweepGrid:
     """Write the images, the experiment, and the sweep's grid of defenses and attacks into the folder, and return the grid."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, part in (("private", private), ("held_out", held_out)):
+    for name, part in (("private", private), ("watched", held_out.take_first(WATCHED))):
         pixels = part.x.mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
         classes = np.array([str(i) for i in range(private.data.num_classes)])
         np.savez(folder / f"{name}.npz", images=pixels, labels=part.y.numpy(), class_names=classes)
-    files = {name: str((folder / f"{file}.npz").absolute()) for name, file in (("train", "private"), ("test", "held_out"))}
+    files = {name: str((folder / f"{file}.npz").absolute()) for name, file in (("train", "private"), ("test", "watched"))}
     experiment = {
         "seed": asked.seed,
         "rounds": 2 if asked.quick else 100,
@@ -125,7 +131,7 @@ def write_grid(asked: Options, folder: Path, private: Images, held_out: Images) 
         "strategy": _make_strategy(UNDEFENDED_RATE),
         "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
     }
-    steps = (4, 4) if asked.quick else (100, 300)
+    steps = (4, 4) if asked.quick else (100, 400)
     defenses = {
         name: [{**keys, "strategy": _make_strategy(rate)} for keys, rate in strengths] for name, strengths in DEFENSES.items()
     }
@@ -153,6 +159,21 @@ def describe_defense(federation: GridFederation) -> str:
     """Return the name of a defense with what it sets, such as `top-k: rog_top_k(0.95)`."""
     settings = ", ".join(str(value) for key, value in federation.settings.items() if key != "strategy")
     return f"{federation.defense}: {settings}" if settings else federation.defense
+
+
+def measure_accuracy(run: Path, federation: GridFederation, held_out: Images, seed: int) -> float:
+    """Return the share of held-out images that the model of a finished federation classifies correctly.
+
+    run: folder of the federation. seed: of the draws of a random network. Raises ValueError if the run has no checkpoint.
+    """
+    found = ServerCheckpoint.read(run / "state")
+    if found is None:
+        raise ValueError(f"{run}: there is no checkpoint; delete the folder and start again")
+    data = DataSpec(shape=tuple(held_out.x.shape[1:]), num_classes=held_out.data.num_classes, **PIXELS)
+    settings = federation.experiment
+    model = models.build(ModelSpec(name=settings.model.name, network=settings.network), data)
+    torch.manual_seed(seed)
+    return evaluate(model, found.arrays, held_out.x, held_out.y, data, settings.training)["accuracy"]
 
 
 def score_federation(asked: Options, run: Path) -> list[Summary]:
