@@ -41,24 +41,24 @@ WATCHED = 10
 NETWORK = "support.rog.tradeoff:make_narrow_lenet"
 PIXELS: dict[str, Any] = {"mean": (0.5,), "std": (0.25,)}
 """Normalisation of the network's input."""
-UNDEFENDED_RATE = 1e-3
-"""Learning rate of the server without a defense; as all of these rates, chosen on the tuning part."""
-DEFENSES: dict[str, list[tuple[dict[str, str], float]]] = {
-    "Soteria": [({"gradient": "soteria(0.8)"}, 1e-3)],
-    "PRECODE": [({"network": "precode()"}, 1e-3)],
-    "top-k": [({"defense": "rog_top_k(0.95)"}, 1e-3)],
-    "QSGD": [({"defense": "rog_qsgd(3)"}, 1e-3)],
-    "uniform": [({"defense": "rog_uniform(3)"}, 1e-3)],
-    "sign": [({"defense": "sign()"}, 1e-3)],
-    "Fed-CDP": [({"gradient": f"fed_cdp(4, snr_db={snr})"}, 1e-3) for snr in (0, -5, -10, -15, -20)],
+STRATEGY = {"name": "FedAdam", "eta": 1e-3, "tau": 1e-5}
+"""How the server applies averaged updates. Its learning rate was chosen on the tuning part, see the results page; tau is small
+beside the values of updates."""
+DEFENSES: dict[str, list[Any]] = {
+    "Soteria": [{"gradient": "soteria(0.8)"}],
+    "PRECODE": [{"network": "precode()"}],
+    "top-k": ["rog_top_k(0.95)"],
+    "QSGD": ["rog_qsgd(3)"],
+    "uniform": ["rog_uniform(3)"],
+    "sign": ["sign()"],
+    "Fed-CDP": [{"gradient": f"fed_cdp(4, snr_db={snr})"} for snr in (0, -5, -10, -15, -20)],
 }
-"""Dict from the name of a defense to its strengths: pairs of the keys of the experiment, and the learning rate of the server."""
 ATTACKS = {"ROG": "tab:red", "Inverting Gradients": "tab:blue"}
 """Names of the attacks in the grid, and the colours of their regions."""
 CHANCE = 0.1
 """Accuracy of a guess among ten classes."""
 PICTURE_FILE = Path(__file__).parents[3] / "docs" / "tradeoff.png"
-DIRECTIONS = {"lpips": "a smaller distance is a better attack", "psnr": "in dB; higher is a better attack"}
+DIRECTIONS = {"lpips": "smaller: a better attack", "psnr": "in dB; larger: a better attack"}
 SIZE_INCHES = (7.6, 4.6)
 LABEL_GAP = 0.036
 """Least distance between the names of two defenses in the picture, as a share of its height."""
@@ -128,18 +128,15 @@ def write_grid(asked: Options, folder: Path, private: Images, held_out: Images) 
         "data": {"name": "npz", **PIXELS, **files},
         "partition": {"name": "dirichlet", "alpha": 0.5},
         "clients": {"count": 10 if asked.quick else 100, "fraction": 0.1 if not asked.quick else 0.5},
-        "strategy": _make_strategy(UNDEFENDED_RATE),
+        "strategy": STRATEGY,
         "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
     }
     steps = (4, 4) if asked.quick else (100, 400)
-    defenses = {
-        name: [{**keys, "strategy": _make_strategy(rate)} for keys, rate in strengths] for name, strengths in DEFENSES.items()
-    }
     grid = {
         "experiment": "experiment.toml",
         "seeds": [asked.seed],
         "attacked": {"rounds": "1", "clients": 2 if asked.quick else 5},
-        "defenses": {"top-k": defenses["top-k"]} if asked.quick else defenses,
+        "defenses": {"top-k": DEFENSES["top-k"]} if asked.quick else DEFENSES,
         "attacks": {
             "ROG": {"attack": "rog", "steps": steps[0], "enhancer": "small"},
             "Inverting Gradients": {"attack": "inverting_gradients", "steps": steps[1], "tv": 1e-2, "give_up": 0.0},
@@ -150,14 +147,9 @@ def write_grid(asked: Options, folder: Path, private: Images, held_out: Images) 
     return read_grid(folder / "grid.toml")
 
 
-def _make_strategy(rate: float) -> dict[str, Any]:
-    """Return the table of the strategy FedAdam with the learning rate `rate`; tau is small beside the values of updates."""
-    return {"name": "FedAdam", "eta": rate, "tau": 1e-5}
-
-
 def describe_defense(federation: GridFederation) -> str:
     """Return the name of a defense with what it sets, such as `top-k: rog_top_k(0.95)`."""
-    settings = ", ".join(str(value) for key, value in federation.settings.items() if key != "strategy")
+    settings = ", ".join(map(str, federation.settings.values()))
     return f"{federation.defense}: {settings}" if settings else federation.defense
 
 
@@ -252,10 +244,10 @@ def draw_regions(rows: Sequence[ResultRow], measure: str, path: Path) -> None:
 def _name_defenses(axes: Axes, rows: Sequence[ResultRow], measure: str) -> None:
     """Write the names of defenses at the right of the axes, apart from each other, and join them with their points."""
     low, high = axes.get_ylim()
-    gap, at = LABEL_GAP * (high - low), low - high
-    for name in sorted({row["defense"] for row in rows}, key=lambda name: _find_points(rows, name, measure)[1]):
+    gap, at = LABEL_GAP * (high - low), high
+    for name in sorted({row["defense"] for row in rows}, key=lambda name: -_find_points(rows, name, measure)[1]):
         places, accuracy = _find_points(rows, name, measure)
-        at = max(accuracy, at + gap)
+        at = min(accuracy, at - gap)
         axes.plot([min(places), max(places)], [accuracy, accuracy], color="#8a8f98", linewidth=0.8, zorder=1)
         axes.annotate(
             shorten_name(name),
