@@ -14,7 +14,8 @@ below. Reconstructions of columns are kept in runs/benchmark-rog, and later runs
                files exist
     priors     one step on CIFAR-10 images, labels inferred: searches with learned priors beside pixels, each with its null
     batch32    the searches of `priors` on a batch of 32 images, on ROG's ResNet-18
-    tradeoff   figure 9: accuracy of a federation of 100 clients beside LPIPS of two attacks for each defense, with a picture
+    tradeoff   figure 9: accuracy of a federation of 100 clients beside LPIPS of two attacks for each defense, with a picture,
+               which --picture draws into docs/tradeoff.png
 """
 
 from dataclasses import dataclass, replace
@@ -98,7 +99,7 @@ class ColumnTools:
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("fresh",))
+    asked = parse_options(__doc__ or "", tables=TABLES, flags=("fresh", "picture"))
     torch.set_num_threads(1)
     if asked.table == "weights":
         found = train_ready_enhancer(asked, READY_FILE if not asked.quick else FOLDER / "enhancer.safetensors")

@@ -2,20 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from support.contract import Options
 from support.rog.columns import BatchSetting, DefendedColumn, observe
 from support.rog.outcomes import AnswerFolder
-from support.rog.tradeoff import ATTACKS, compare_attacks, draw_regions
+from support.rog.tradeoff import ATTACKS, compare_attacks, draw_regions, make_narrow_lenet
 
 from attacker.attacks import cpl
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec
 
 ASKED = Options(quick=True, json=False, data=None, device="cpu", seed=0, table=None)
 SETTING = BatchSetting(model="lenet_dlg", side=8, epochs=1)
-ROWS = [
-    {"defense": defense, "accuracy": accuracy, "attack": attack, "lpips": lpips, "psnr": 10 - lpips}
-    for defense, accuracy, own, other in (("none", 0.5, 0.2, 0.6), ("sign: sign()", 0.4, 0.7, 0.6), ("top-k", 0.45, 0.3, 0.5))
+FED_CDP = "Fed-CDP: fed_cdp(4, snr_db=-5)"
+ROWS: list[dict[str, Any]] = [
+    {"defense": defense, "accuracy": accuracy, "attack": attack, "lpips": lpips, "null_lpips": 0.8, "psnr": 10 - lpips}
+    for defense, accuracy, own, other in (("none", 0.5, 0.2, 0.6), ("sign: sign()", 0.4, 0.7, 0.6), (FED_CDP, 0.45, 0.3, 0.5))
     for attack, lpips in zip(ATTACKS, (own, other), strict=True)
 ]
 
@@ -46,11 +50,20 @@ def test_rog_is_better_where_its_distance_is_lower_or_its_psnr_higher() -> None:
     assert compare_attacks(ROWS, "psnr")["rog_better"] == 2
 
 
-def test_picture_has_a_region_for_each_attack_unless_its_points_are_on_a_line() -> None:
-    drawn = draw_regions(ROWS, "lpips")
-    flat = draw_regions([{**row, "accuracy": 0.5} for row in ROWS], "lpips")
-    assert drawn.startswith("<svg")
-    assert all(name in drawn for name in ("sign", "top-k", *ATTACKS))
+def test_picture_has_a_region_for_each_attack_unless_its_points_are_on_a_line(tmp_path: Path) -> None:
+    def draw(rows: list[dict[str, Any]]) -> str:
+        draw_regions(rows, "lpips", tmp_path / "drawn.svg")
+        return (tmp_path / "drawn.svg").read_text()
+
+    drawn, flat = draw(ROWS), draw([{**row, "accuracy": 0.5} for row in ROWS])
+    assert all(name in drawn for name in ("no defense", "sign", "Fed-CDP, -5 dB", *ATTACKS, "null of ROG"))
     assert drawn.count("opacity: 0.15") == 2
     assert flat.count("opacity: 0.15") == 0
-    assert drawn == draw_regions(ROWS, "lpips")
+    assert drawn == draw(ROWS)
+
+
+def test_narrow_network_is_rogs_with_fewer_hidden_units() -> None:
+    own, published = make_narrow_lenet(), models.build(ModelSpec(name="lenet_rog"), DataSpec(shape=(3, 32, 32), num_classes=10))
+    shapes = [{name: tuple(p.shape) for name, p in network.named_parameters()} for network in (own, published)]
+    assert {name: tuple(64 if n == 512 else n for n in shape) for name, shape in shapes[1].items()} == shapes[0]
+    assert [type(module) for module in own] == [type(module) for module in published]
