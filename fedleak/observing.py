@@ -90,7 +90,10 @@ def _identify_loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, 
     for key, default in changed.items():
         if (value := getattr(loss, key, default)) is not default and value != default:
             raise ValueError(f"loss has {key}={value!r}, which attacks cannot simulate; leave {key} at its default, {default}")
-    return name, str(getattr(loss, "reduction", "mean"))
+    reduction = str(getattr(loss, "reduction", "mean"))
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"loss has reduction={reduction!r}, and a gradient belongs to one number; use 'mean' or 'sum'")
+    return name, reduction
 
 
 def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -77,6 +77,6 @@ def link_by_sizes(observations: Sequence[Observation]) -> Links:
     for observation in observations:
         size = observation.num_examples or 0
         places.append(torch.arange(start, start + size))
-        ends = training.epochs is not None or (training.steps == 1 and size < training.batch_size)
+        ends = training.epochs is not None or (training.steps == 1 and size < training.step_size)
         start = 0 if ends and not changing else start + size
     return Links(tuple(places), torch.ones(1 + max(int(place.max()) for place in places if len(place))))

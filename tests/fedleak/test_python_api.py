@@ -135,6 +135,7 @@ def test_a_sum_over_the_batch_is_observed_as_its_mean(batch: tuple[Tensor, Tenso
     [
         ({"loss": nn.MSELoss()}, "loss must be"),
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "label_smoothing=0.1"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, "reduction=.none.*use .mean. or .sum."),
         ({"gradient": [torch.zeros(3)]}, "1 tensors, and the model has 2"),
         ({"gradient": [torch.zeros(3, 64), None]}, "if the loss does not depend on it, give zeros"),
         ({"gradient": [torch.zeros(3, 64), torch.zeros(4)]}, r"1.bias has shape \(4,\)"),

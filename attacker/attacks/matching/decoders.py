@@ -113,7 +113,8 @@ def coarse_to_fine(data: DataSpec) -> Decoder:
     """
     if not data.is_image:
         raise ValueError(
-            f"the decoder coarse_to_fine needs images, and these data are table rows of shape {data.shape}; choose another decoder"
+            f"the decoder coarse_to_fine needs images, and these data are table rows of shape {data.shape}; "
+            "choose another decoder"
         )
     coarse, fine = bicubic(COARSE)(data), bicubic(FINE)(data)
     sizes = (torch.Size(coarse.shape).numel(), torch.Size(fine.shape).numel())

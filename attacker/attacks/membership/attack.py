@@ -171,7 +171,7 @@ def _split_rounds(case: Case) -> list[list[Observation]]:
     """
     first, training = case.observations[0], case.observations[0].training
     same = {(o.num_examples, o.cohort if o.client == SUM_CLIENT else ()) for o in case.observations}
-    uses_all = training.epochs is not None or (first.num_examples or 0) < (training.steps or 1) * training.batch_size
+    uses_all = training.epochs is not None or (first.num_examples or 0) < (training.steps or 1) * training.step_size
     if uses_all and len(same) == 1:
         return [list(case.observations)]
     return [[observation] for observation in case.observations]

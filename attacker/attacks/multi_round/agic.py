@@ -227,7 +227,7 @@ class Agic:
         training = case.observations[0].training
         links = link(
             described,
-            batch_size=training.batch_size,
+            batch_size=training.step_size,
             matching="greedy" if self.compare == "published" else "assignment",
             rule="lists" if self.compare == "published" else "own",
             whole_passes=training.epochs is not None,

@@ -45,7 +45,8 @@ class AuditWork:
 
         The audit's verdict is not part of the result: `run` writes it to files.
         """
-        note = None if self.scored else "the service was given no truth of this recording"
+        lack = "the audit has not come to its scores" if self.task.truth else "the service was given no truth of this recording"
+        note = None if self.scored else lack
         return Result(attacks=tuple(self.parts), scored=self.scored, score_note=note)
 
     def run(self) -> None:

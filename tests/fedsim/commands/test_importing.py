@@ -126,7 +126,7 @@ def test_batch_norm_without_a_counter_is_imported_into_a_model_of_the_users_code
     settings = unstated.replace("data.shape", 'training.mode = "eval"\ndata.shape')
     refused = bring(*files, settings=settings)
     assert refused.exit_code == 2
-    assert "imported only if you ask for it: repeat the command with --model their_net:net" in words(refused)
+    assert "imported only with your permission: if you trust it, repeat the command with --model their_net:net" in words(refused)
     refused = bring(*files, "", "--model", "their_net:net", settings=unstated)
     assert (refused.exit_code, "set training.mode to 'train' if they call net.train()" in words(refused)) == (2, True)
     result = bring(*files, "", "--model", "their_net:net", settings=settings)
