@@ -1,17 +1,19 @@
 """Attacks on realistic networks and images: ResNet-18, MobileNet and a vision transformer at 64, 128 and 224 pixels.
 
 `real.py NETWORK-PIXELS`, for example `real.py resnet18-64`, which is the default, or `real.py resnet18-64-16` for one batch size.
-A client holds two batches of 1, 4 or 16 images
-and trains on them for one epoch of SGD with momentum 0.9. Its update is attacked by Inverting Gradients, and by the same search
-without the update, its null. `above_null_db` is the mean difference in PSNR over examples, `interval_db` half the width of its
-95 % interval; an interval that covers 0 shows no leak. Closed forms are also tried on the update: `closed_form` is the name of
-the closed form that gives an answer, or the reason why none applies. A search whose loss hardly falls is given up after 6 to 45
-of `most_iterations`, its maximum number of iterations. A search is also stopped by a limit of CPU-seconds; `ended` names what
-ended the search. cpu_seconds are those of the search and its null together, on one thread. The networks are torchvision's,
-untrained, in evaluation mode.
+A client holds two batches of 1, 4 or 16 images and trains on them for one epoch of SGD with momentum 0.9. Its update is attacked
+by Inverting Gradients, and by the same search without the update, its null. `above_null_db` is the mean difference in PSNR over
+examples, `interval_db` half the width of its 95 % interval; an interval that covers 0 shows no leak. Closed forms are also tried
+on the update: `closed_form` is the name of the closed form that gives an answer, or the reason why none applies.
 
-Images are ImageNet's of the report part if --data has them, else embedded photographs, resized where they have another size.
-`--quick` makes two iterations at 32 pixels for one batch of 2 images, which only checks that everything runs.
+`most_iterations` is the maximum number of iterations: 300 on a CPU, and 1000 on a GPU. A search whose loss hardly falls is given
+up after 6 to 45 iterations on a CPU, and after 6 to 100 on a GPU; the null is never given up. The search and its null are each
+also stopped by a limit of CPU-seconds. `ended` names what ended the search. cpu_seconds are those of the search and its null
+together, on one thread. The networks are torchvision's, untrained, in evaluation mode.
+
+If --data is a folder that holds `imagenet128/train.npz`, images are those of ImageNet that were not used to choose settings (the
+part "report" of `support.splits`). Otherwise they are photographs that are shipped with the project. Images of another size are
+resized. `--quick` makes two iterations at 32 pixels for one batch of 2 images, which only checks that everything runs.
 """
 
 from collections.abc import Callable

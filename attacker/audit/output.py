@@ -74,7 +74,8 @@ def write(found: Audit, run: Path, path: Path) -> None:
 def to_sarif(found: Audit) -> dict[str, Any]:
     """Return the findings as JSON values in the Static Analysis Results Interchange Format 2.1.0, which code hosts show.
 
-    Attacks that failed are notifications, and an audit in which no attack has an answer is an unsuccessful execution.
+    Attacks that failed on at least one update are notifications. An audit in which no attack reconstructed an update is an
+    unsuccessful execution.
     """
     rules = {one.rule: one for one in found.findings}
     driver = {

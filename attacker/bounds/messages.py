@@ -90,7 +90,8 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
 def _find_rule_noise(used: UsedExamples) -> float:
     """Return the standard deviation of the gradient rule's noise in the update, a root mean square over coordinates; 0 if none.
 
-    Raises NotBounded if there is a gradient rule that is not one of `RULES`, or a gradient rule and several local steps.
+    A gradient rule replaces the usual computation of a batch's gradient on the client by another one, such as DP-SGD.
+    Raises NotBounded if the clients use a rule that is not one of `RULES`, or any rule and several local steps.
     """
     seen, step = used.observation, used.observation.gradient.step
     if step is None:
@@ -111,7 +112,7 @@ def _find_rule_noise(used: UsedExamples) -> float:
 def _list_until_noise(spec: DefenseSpec) -> list[Step]:
     """Return the steps of a chain up to and including the first that adds noise; all steps if none adds noise.
 
-    Raises NotBounded if no lower bound on the error is known for one of these steps, or if the noise depends on the data.
+    Raises NotBounded if no lower bound on the error is known for one of these steps, or if the noise is 0 or depends on the data.
     """
     found = []
     for step in spec.steps:
@@ -128,8 +129,8 @@ def _get_scale(step: Step) -> float:
     scale = dict(step.arguments).get(NOISES[step.name])
     if not isinstance(scale, int | float) or scale <= 0:
         raise NotBounded(
-            f"no lower bound on the reconstruction error is known for the defense {step.name}, because its noise depends on the "
-            "data"
+            f"no lower bound on the reconstruction error is known for the defense {step.name}, because its noise is 0 or depends "
+            "on the data"
         )
     return float(scale)
 

@@ -222,9 +222,11 @@ class Scorer:
         return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
 
     def read_used(self, round: int, attempt: int, *clients: str) -> Used:
-        """Return the examples that clients used in a round, client after client, as indices into the attribute `data`.
+        """Return the indices of the examples that clients used in a round, step by step, client after client.
 
-        Raises NoTruth if no folder of truth has them for one of the clients.
+        The indices refer to the training examples of the data set, `self.data.train`. attempt: 1 plus the number of times that
+        the run had been resumed when the round was recorded.
+        Raises NoTruth if no folder of truth has these examples for one of the clients.
         """
         return Used(tuple(step for client in clients for step in self._read_used(round, attempt, client).steps))
 

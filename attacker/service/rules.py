@@ -97,8 +97,8 @@ class Rule(BaseModel):
     def make_spec(self, recording: str, rounds: str, clients: tuple[str, ...] = ()) -> JobSpec:
         """Return the request of a job of this rule on a recording.
 
-        rounds, clients: as in `JobSpec`. Raises ValidationError if the attack is unknown, or an argument of it, the seed, the
-        priority or one of the given values is invalid.
+        rounds, clients: as in `JobSpec`. Raises ValidationError if the attack is unknown or needs a file of images, which a job
+        cannot name, or if an argument of it, the seed, the priority or one of the given values is invalid.
         """
         given = {name: getattr(self, name) for name in ("attack", "arguments", "seed", "null", "priority")}
         return JobSpec(recording=recording, rounds=rounds, clients=clients, **given)

@@ -255,7 +255,9 @@ class ExampleTold(TypedDict):
     rounds: rounds of the case in which the example was used; if the case is not scored, the rounds to which the attack assigns
     it.
     failure: why there is no reconstruction of a true example; else null.
-    null: what the attack's null reconstructed instead; null if there is nothing.
+    null: what the attack's null reconstructed for comparison, see `NullTold`; null if there is no null to compare with, or if it
+    has no entry for this example. The entry of a scored case has neither an image nor values if the null has no reconstruction of
+    the example.
     """
 
     n: int

@@ -228,7 +228,10 @@ def identify_kind(folder: Path) -> str:
     elif _is_file(folder / EXPERIMENT_FILE) or (_is_recording(inner) and not inner.is_symlink()):
         kind, own = "run", RUN_ENTRIES
     else:
-        raise ValueError(f"{folder} is neither a run nor a recording: it has no {EXPERIMENT_FILE} and no {MANIFEST_FILE}")
+        raise ValueError(
+            f"{folder} is neither a run nor a recording: it has no file {EXPERIMENT_FILE}, and neither it nor its folder "
+            f"{RECORDING_FOLDER} has a valid {MANIFEST_FILE}; name the folder of a run or of a recording"
+        )
     if others := sorted(path.name for path in folder.iterdir() if path.name not in own and path.suffix != ".partial"):
         raise ValueError(f"{folder} holds {others[0]!r}, which is not part of a {kind}; move it elsewhere first")
     return kind

@@ -19,9 +19,9 @@ def identify_code(function: Callable[..., Any]) -> str:
     """Return `module:name@digest` of a function or class from outside this project; "" for one of this project.
 
     The digest, 16 hexadecimal digits, covers the files of its module and of the loaded modules that this module uses, directly or
-    indirectly, if they belong to the same package or lie outside Python's folders of installed packages. The code of a function
-    typed at a prompt is not covered, since its module has no file. If `inspect` finds no module for the function, `?:name@` is
-    returned, without a digest.
+    indirectly, if they belong to the same package or lie outside Python's folders of installed packages. Modules of this project
+    are not covered. Nor is the code of a function typed at a prompt, since its module has no file. If `inspect` finds no module
+    for the function, `?:name@` is returned, without a digest.
     """
     module = inspect.getmodule(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)

@@ -3,10 +3,12 @@
 import os
 import stat
 import tomllib
+import zlib
 from collections.abc import Iterable, Mapping
 from io import FileIO
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
@@ -24,6 +26,9 @@ MAX_RATIO = 300
 FREE_BYTES = 2**26
 READABLE_KINDS = {"b": "truth values", "i": "integers", "u": "integers", "f": "numbers", "U": "texts"}
 """Types of arrays that are read, by NumPy's letter. Complex numbers, times and objects are refused."""
+
+BROKEN_ARCHIVE_ERRORS = (BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError, TokenError, zlib.error)
+"""Errors that Python's zipfile and NumPy's reader of headers raise for damaged archives."""
 
 
 def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
@@ -44,7 +49,9 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
             return {name: _read(archive, entries[name], name) for name in chosen}
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
-    except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:  # raised by zipfile for broken archives
+    except PermissionError:
+        raise
+    except BROKEN_ARCHIVE_ERRORS as error:
         raise ValueError(f"{path}: not a NumPy archive (.npz): {error}") from None
     except (ValueError, MemoryError, OverflowError) as error:
         raise ValueError(_describe_error(path, error)) from None
@@ -60,7 +67,9 @@ def read_names(path: Path) -> tuple[str, ...]:
             return tuple(_list_entries(archive))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
-    except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except PermissionError:
+        raise
+    except BROKEN_ARCHIVE_ERRORS as error:
         raise ValueError(f"{path}: not a NumPy archive (.npz): {error}") from None
     except ValueError as error:
         raise ValueError(_describe_error(path, error)) from None

@@ -167,8 +167,10 @@ class Recording:
         Raises DamagedFile, naming the file, if the file is invalid, and ValueError if nothing of that kind is stored for the row.
         """
         if row.file is None or row.sha256 is None or row.codec != MASKED_CODEC:
+            status = f"{row.status}: {row.reason}" if row.reason else row.status
             raise ValueError(
-                f"round {row.round}, client {row.client}: the server has no masked vector ({row.status}: {row.reason})"
+                f"round {row.round}, client {row.client}: no masked vector is recorded for this row (status {status}); choose a "
+                f"row with a file and the codec {MASKED_CODEC!r}"
             )
         weights = self.read_sent(row.round).weights
         tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: check_fit(found, weights))

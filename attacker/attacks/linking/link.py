@@ -61,8 +61,11 @@ def link(
 def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
     """Return the number (P,) of the example at each of P places, the certainty (P,) of its link, and a count of doubtful pairs.
 
-    The certainty is 1 for places without a link to an earlier one. Doubtful pairs were not linked because their certainty was
-    below `least`. found: the passes. count: number of observations.
+    A place is a position in an observation. The certainty is 1 for places without a link to an earlier one. Doubtful pairs were
+    not linked because their certainty was below `least`.
+    found: the client's passes over its examples. A pass is a run of successive observations that is taken to use no example
+    twice, so that only places of different passes are linked. count: number of observations.
+    matching: "greedy" links a pass only to the previous one, "assignment" to all earlier ones.
     """
     example = torch.arange(len(seen.owner))
     sure = torch.ones(len(seen.owner), dtype=torch.float64)

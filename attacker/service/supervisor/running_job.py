@@ -76,7 +76,8 @@ class RunningJob:
         """Choose how the job ends after its worker died, and set `end`, which `settle` calls later.
 
         If the supervisor had interrupted or killed the worker (`asked`), the job is cancelled or failed. Otherwise the death is
-        counted, and the job waits again or, after too many deaths, is set aside (`Queue.end_crashed`).
+        counted (`Queue.end_crashed`): the job is cancelled if its cancellation was requested, else set aside if there were too
+        many deaths, and else it waits again.
         words: what is known about the reason of the death.
         """
         if self.asked is not None:

@@ -153,6 +153,24 @@ def test_sparse_and_meta_tensors_are_refused(tmp_path: Path, odd: torch.Tensor) 
         _read_state_dict(tmp_path / "x.pt", 2**40)
 
 
+def test_a_damaged_archive_is_refused_by_name(tmp_path: Path) -> None:
+    """One to three random bits of a compressed archive are flipped; about one in thirty copies is still valid."""
+    file, rng = io.BytesIO(), np.random.default_rng(0)
+    np.savez_compressed(file, images=rng.integers(0, 9, (10, 4, 4)).astype(np.uint8), labels=np.arange(10))
+    whole, path, reasons = file.getvalue(), tmp_path / "damaged.npz", []
+    for _ in range(400):
+        content = bytearray(whole)
+        for bit in rng.integers(0, 8 * len(content), rng.integers(1, 4)):
+            content[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(content)
+        try:
+            read_arrays(path)
+        except ValueError as error:
+            reasons.append(str(error))
+    assert len(reasons) > 300
+    assert all(reason.startswith(str(path)) for reason in reasons)
+
+
 def test_arrays_are_read_as_they_were_saved(tmp_path: Path) -> None:
     arrays = {
         "a": np.asfortranarray(np.random.default_rng(0).random((3, 4))),

@@ -51,7 +51,7 @@ SINGLE_NEURON_CERTAINTY = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAnswer:
-    """The examples found in a batch. If none were found, `note` is the reason.
+    """The examples found in a batch.
 
     x:         (found, F) normalised inputs of the layer; unit vectors if the layer has no bias.
     d:         (found, width) each example's part of the gradient of the mean loss at the pre-activations; zeros where it is not
@@ -59,6 +59,7 @@ class LinearAnswer:
     certainty: (found,) in [0, 1], a heuristic confidence that the example is right.
     rank:      rank of the gradient, the number of distinct examples that it shows; 0 if unknown.
     how:       name of the method, see the module: "ratio", "isolated" or "sparse directions"; "" if none were found.
+    note:      if no examples were found, the reason. Otherwise remarks on the result, such as how many are missing, or "".
     scaled:    whether the norm of x is known; False if x are unit vectors.
     ambiguous: whether the gradient of several examples may have the same form as the gradient of the single one that was found.
     """

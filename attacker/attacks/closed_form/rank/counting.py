@@ -147,7 +147,9 @@ def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor,
 def _count_relations(layer: LayerFootprint, live: Tensor, taps: Tensor, dead: float) -> int:
     """Return the number of linear relations between weight and gradient constraints on the values that `taps` see.
 
-    They are the equations W x = z - b and K x = dL/dW for a layer's input x; taps are positions inside the kernel.
+    The constraints are the equations W x = z - b and K x = dL/dW for a layer's input x.
+    live: mask of the output values of one channel that later layers depend on; only these outputs are counted.
+    taps: indices of positions inside the kernel.
     dead: share of each channel's outputs at which a ReLU is 0, which removes relations.
     """
     filters = min(layer.filters, layer.channels * len(taps))

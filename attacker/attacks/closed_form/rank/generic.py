@@ -130,7 +130,9 @@ def _compute_rank(
 def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
     """Return a basis (n, dimensions) of the null space modulo PRIME of the gradient constraints on one input channel of n values.
 
-    k: (filters, places). used: mask (n,) of the values that the `live` output values depend on; the others are 0 in the basis.
+    k: loss gradient at the output of the convolution, before pooling, (filters, places). live: mask (output values,) of the
+    output values of one channel that later layers depend on. used: mask (n,) of the input values that these output values depend
+    on; the basis is 0 at all other input values.
     """
     places, pieces = shape.find_live_places(live), []
     for group in group_taps(shape, live):

@@ -3,7 +3,7 @@
 The span of images x is the set of all linear combinations of their vectors [x, 1]. ICA estimates the images in it, as in the
 Cocktail Party attack, without network, labels or local steps, and behind noise as well. Where the rows of updates are
 combinations of these images only, the zeros that ReLU causes in the rows turn estimates into exact images. An image counts as
-exact only if its values are those of an 8-bit image. The attack is undecided about estimates.
+exact only if its values are those of an 8-bit image. Estimates are returned as examples too, with the confidence NaN (undecided).
 
 The same image may be in several spans. Its copies are recognised by the differences between neighbouring pixels, which hardly
 correlate between different images.
@@ -193,8 +193,9 @@ def _insert(estimated: Tensor, sure: Tensor, data: DataSpec) -> tuple[Tensor, Te
 def _refine(span: MixedImages, start: Tensor, data: DataSpec) -> tuple[Tensor, Tensor]:
     """Return images (R, F) that cause zeros of ReLU, near the vectors `start`, and a mask (R,) of those that are exact.
 
-    The images are vectors [x, 1] times a factor that scales the estimated error of exact ones to 1. If nothing is found, `start`
-    is returned, and no image is exact.
+    The images are vectors [x, 1] times a factor that scales the estimated error of exact ones to 1. If no set of images with
+    such zeros is found, `start` is returned, and no image is exact. If a set is found but does not fit the rows, its vectors
+    are returned without this factor, and no image is exact.
     """
     factors, basis, nothing = span.factors, span.basis, torch.zeros(len(start), dtype=torch.bool)
     assert factors is not None

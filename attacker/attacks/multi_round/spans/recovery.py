@@ -203,11 +203,14 @@ def find_holders(vectors: Tensor, spaces: Sequence[RowSpace]) -> tuple[tuple[int
 
 
 def _is_in_space(vectors: Tensor, space: RowSpace) -> Tensor:
-    """Return a mask (N,) of the vectors (N, F), in units of noise, that a row space contains, see `find_holders`.
+    """Return a mask (N,) of the vectors (N, F), in units of noise, that a row space contains.
 
-    A vector v is contained if the smallest singular value of Y and v stacked is at most the threshold t. The rows of Y are
-    orthogonal, with lengths s above t. With v's coordinates b along them and its length o outside of them, this holds if and only
-    if o^2 <= t^2 (1 + sum_i b_i^2 / (s_i^2 - t^2)), by the secular equation of the stack's eigenvalues.
+    A saturated space contains a vector if a row of the update is parallel to it: at a distance of less than MAX_EQUAL_DISTANCE
+    between unit vectors, up to sign.
+    Any other space contains a vector v if the smallest singular value of Y and v stacked is at most the threshold t, and v's
+    length o outside of the space is less than MAX_SCREENED_DISTANCE times the length of v. The rows of Y are orthogonal, with
+    lengths s above t. With v's coordinates b along them, the singular value is at most t if and only if
+    o^2 <= t^2 (1 + sum_i b_i^2 / (s_i^2 - t^2)), by the secular equation of the stack's eigenvalues.
     """
     inside = vectors @ space.basis.T
     if space.saturated:
