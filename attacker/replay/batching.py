@@ -108,7 +108,10 @@ class CaseFootprint:
         )
 
     def count_concurrent(self, largest: int) -> int:
-        """Return how many chunks of this estimated number of bytes fit into the memory of the device at once, at least 1."""
+        """Return how many chunks of `largest` bytes fit into the total memory of the device at once, at least 1.
+
+        largest: estimated bytes of the largest chunk, so that this number of chunks of any size fits.
+        """
         return max(1, read_memory(self.device) // max(1, largest))
 
     def estimate_seconds(self, sizes: Sequence[int], cases: int) -> float:

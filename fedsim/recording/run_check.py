@@ -52,9 +52,9 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
     """Yield an error for each foreign entry, a symbolic link, hard link, pipe, socket or device, in a run or a recording.
 
     Also yields an error for a folder that is too deep or cannot be opened. The links that `fedsim prepare` makes between the
-    folders of server, attacker and scorer on one machine are allowed, see `_find_link_target`. In a folder that is neither a run
-    nor a recording, only entries with the names of `RUN_ENTRIES` and `RECORDING_ENTRIES` are checked. A missing folder gives no
-    error.
+    folders of server, attacker and scorer on one machine are allowed, see `_find_link_target`. All entries are checked if the
+    folder holds `recording`, `manifest.json` or `attack.json`; otherwise only entries with the names of `RUN_ENTRIES` and
+    `RECORDING_ENTRIES`. A folder that is missing, or a path that is not a folder, gives no error.
     """
     try:
         with open_folder(folder) as at:

@@ -212,7 +212,7 @@ class Catalogue:
     def find_null(self, run: CatalogueRun, source: Source) -> Source | None:
         """Return the null of the attack `source`: the results of the same attack, with the same seed, without the updates.
 
-        None if it was not run, and if `source` is a null itself.
+        Attack and null must also agree in `knows_defense`. None if such a null was not run, and if `source` is a null itself.
         """
         return find_null(source, self.list_sources(run))
 

@@ -102,9 +102,11 @@ def _attack(asked: Options, setting: Setting) -> Iterator[ResultRow]:
 
 
 def list_ranks(scores: Sequence[Tensor], owner: Tensor) -> list[int]:
-    """Return for each candidate of a client its rank, from 1, among itself and the rivals, by the scores for its client.
+    """Return for each candidate of a client its rank among itself and the rivals, by the scores for its client.
 
-    scores: (P,) for each client from the second on. owner: (P,) index of each candidate's client, -1 for rivals.
+    Rank 1 has the highest score; a rival with an equal score ranks before the candidate. Ranks are in the order of `scores`.
+    scores: (P,) for each attacked client: clients are counted from 0, and client 0 is not attacked, so scores[0] is of client 1.
+    owner:  (P,) number of the client that has each candidate, from 1, or -1 for rivals.
     """
     ranks = []
     for client, own in enumerate(scores, start=1):

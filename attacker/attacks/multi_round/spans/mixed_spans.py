@@ -93,8 +93,9 @@ def is_whole(space: RowSpace) -> bool:
     """Return whether a row space is the span of all examples that left a trace in an update.
 
     A row space is taken to be whole if it has as many dimensions as there are examples, or if none of its dimensions is nearly
-    hidden by noise. If a dimension is nearly hidden, others are hidden entirely, and the rest of the span consists of mixtures. A
-    saturated space or one of rank 0 is never whole.
+    hidden by noise. If a dimension is nearly hidden, others are hidden entirely, and the rest of the span consists of mixtures.
+    Two kinds of spaces are never whole: those of rank 0, and those whose matrix has full rank (`RowSpace.saturated`), as many
+    dimensions as nonzero rows or as columns, since there may then be more examples than dimensions.
     """
     return not space.saturated and bool(space.rank) and (space.complete or space.gap >= MIN_GAP)
 

@@ -95,8 +95,11 @@ def separate_same_batch(
 
     A vector is [x, 1] times a factor, in units of the noise's standard deviation, as in `separation.separate`. Examples are
     returned only if, with the zeros that they cause, they explain the updates of all rounds up to noise.
-    forwards: [W, b] (width, F) of each round. templates: known values of the gradient (`build_templates`) of each round, or None.
-    known: (K, F), vectors of examples of the batch that are known. If the directions of all examples are not found at once, the
+    forwards: [W, b] (width, F) of each round.
+    templates: for each round (K, width), the approximate gradient of one example's loss at the outputs of the hidden neurons that
+    are on, for each of K labels. It is computed from the round's weights, see `constant_modulus.build_templates`. None if the
+    network has not the form that this needs.
+    known: (K, F), vectors of K examples of the batch that are known. If the directions of all examples are not found at once, the
     parts of the known examples are subtracted from the updates, and the directions of the other examples are looked for
     (`known_examples`).
     """
