@@ -176,7 +176,8 @@ def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{path} does not exist") from None
     except UnpicklingError:  # torch.load's own message advises to execute the file
         raise ValueError(
-            f"{path} holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()"
+            f"{path} is damaged, or holds code or objects besides tensors, which are not loaded for safety; save "
+            "model.state_dict()"
         ) from None
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None

@@ -35,7 +35,10 @@ def make_command(
     if party == "superlink":
         _check_files(made.certificate, made.key, made.secret, secure=secure)
         if not is_free(bind, port):
-            raise ValueError(f"something listens on {bind}:{port} already; choose another port with --superlink HOST:PORT")
+            raise ValueError(
+                f"something listens on {bind}:{port} already, or {bind} is not an address of this machine; choose another port with "
+                "--superlink HOST:PORT, or another address with --bind"
+            )
         for network in control_from:
             read_network(network)
         make_private(layout.database.parent)

@@ -243,7 +243,7 @@ def test_a_strategy_that_sends_each_client_other_weights_is_refused(app: Any) ->
             messages[1].content = RecordDict({"arrays": other, "config": config})
             return messages
 
-    with pytest.raises(EngineError, match="is sent other weights than the global ones"):
+    with pytest.raises(EngineError, match="is sent arrays other than the global weights"):
         app.run(app.record(Personal(fraction_evaluate=0.0)))
 
 

@@ -28,8 +28,9 @@ distance to the features of other examples. On 24 CIFAR-10 images of the tuning 
 class Remaining:
     """The search that is left for a client after closed forms have certified some examples, which are called known.
 
-    case:  the rounds to be searched, with links; None if there are none.
-    held:  (V,) int64, for each of the V examples of the links its index among the known examples, or -1 if it is unknown.
+    case:  the rounds to be searched, with links, which number the distinct examples of these rounds from 0 to V - 1 and state
+           which of them is at each batch position (`Links`); None if there are no rounds to be searched.
+    held:  (V,) int64, for each of these V examples its index among the known examples, or -1 if it is unknown.
     slots: positions in the batches of rounds that no closed form certified, but whose examples are all known from other rounds,
            each with the index of its known example. These rounds are not searched.
     notes: remarks on the rounds.

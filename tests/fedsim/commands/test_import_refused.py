@@ -103,7 +103,7 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         (
             whole_model,
             "",
-            "b.pt holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()",
+            "b.pt is damaged, or holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()",
         ),
     ],
 )

@@ -207,7 +207,10 @@ class _Solutions(NamedTuple):
 class _Problem(NamedTuple):
     """The M' rows of the gradient that are not zero, in whitened coordinates (their mean square is 1 along each direction).
 
-    rows:   (M', R). u: (K, M'), the templates of the K classes, without classes whose template is 0 at all these rows.
+    There is one row per hidden neuron. The factors (`Factors`) write each row as R coordinates times R orthonormal vectors. The
+    template of a class, which is a label y, holds the value u = W_2^T (p - e_y) of each neuron that is on for an example with
+    this label (`build_templates`).
+    rows:   (M', R). u: (K, M'), the templates of K classes; classes whose template is 0 at all these rows are left out.
     back:   (R, R) matrix from whitened coordinates to the coordinates of the factors.
     noise:  (M',) standard deviation of the noise of each row in the coordinates of the factors.
     centre: (K, R) shortest z with mean(u * (rows @ z)) = 1/2. Each class's mean(u^2) is scaled to 1, so that this holds
