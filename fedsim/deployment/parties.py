@@ -36,8 +36,8 @@ def make_command(
         _check_files(made.certificate, made.key, made.secret, secure=secure)
         if not is_free(bind, port):
             raise ValueError(
-                f"something listens on {bind}:{port} already, or {bind} is not an address of this machine; choose another port with "
-                "--superlink HOST:PORT, or another address with --bind"
+                f"something listens on {bind}:{port} already, or {bind} is not an address of this machine; choose another port "
+                "with --superlink HOST:PORT, or another address with --bind"
             )
         for network in control_from:
             read_network(network)

@@ -160,9 +160,9 @@ class _Watched(Wrapper):
             for sent in message.content.array_records.values():
                 if sent is not arrays and dict(sent) != dict(arrays):
                     raise ValueError(
-                        f"node {message.metadata.dst_node_id} is sent arrays other than the global weights, but a recording stores "
-                        "only one set of weights per round; use a strategy that sends all clients the same weights and no other "
-                        "arrays"
+                        f"node {message.metadata.dst_node_id} is sent arrays other than the global weights, but a recording "
+                        "stores only one set of weights per round; use a strategy that sends all clients the same weights and no "
+                        "other arrays"
                     )
         return messages
 
