@@ -106,5 +106,5 @@ def test_shared_network_gets_the_slopes_of_all_images_of_a_batch() -> None:
 
 
 def test_decoder_cannot_share_all_of_its_latents() -> None:
-    with pytest.raises(ValueError, match="shares 3 values"):
+    with pytest.raises(ValueError, match="with shared=3 needs"):
         Decoder((3,), decode=torch.sigmoid, encode=torch.logit, shared=3)

@@ -178,7 +178,7 @@ def test_other_files_are_refused(tmp_path: Path, weights: Callable[[str], Path])
         load("alex", tmp_path / "absent.safetensors")
     with pytest.raises(ValueError, match="unknown LPIPS net 'squeeze'"):
         load("squeeze")
-    with pytest.raises(ValueError, match=r"lacks the tensor .*; give a file of torchvision's weights of AlexNet"):
+    with pytest.raises(ValueError, match=r"has the unknown tensor .*; give a file of torchvision's weights of AlexNet"):
         load("alex", weights("vgg"))
 
 
