@@ -112,7 +112,7 @@ def test_damaged_attack_json_is_refused(federate_here: Federate) -> None:
     facts = json.loads((done.folder / "attack.json").read_text())
     facts["cases"][0]["key"] = "../elsewhere"
     (done.folder / "attack.json").write_text(json.dumps(facts))
-    with pytest.raises(ValueError, match=r"attack\.json: case '\.\./elsewhere': the key is not a valid file name"):
+    with pytest.raises(ValueError, match=r"attack\.json has a case named '\.\./elsewhere', which cannot be the name of a file"):
         scorer.score(done.folder)
     (done.folder / "attack.json").write_text("{")
     with pytest.raises(ValueError, match=r"attack\.json: .*replay the attack again"):
