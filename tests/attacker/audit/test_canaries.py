@@ -126,5 +126,5 @@ def test_versions_follow_the_coins() -> None:
 
 
 def test_more_canaries_than_examples_are_refused_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"clients\.canaries = 900 takes 1800 examples"):
+    with pytest.raises(ValueError, match=r"clients\.canaries = 900 requires 1800 examples"):
         federate(tmp_path / "run", clients={"count": 2, "canaries": 900})

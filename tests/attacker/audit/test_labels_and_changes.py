@@ -156,7 +156,7 @@ def test_a_flower_app_is_run_and_audited_by_one_command(project: Path) -> None:
     ("text", "advice"),
     [
         ("[project]\nname = 'x'\n", "does not describe a Flower app"),
-        ("[tool.flwr.app.components]\nserverapp = 'a:b'\n", "run the app with flwr run and name that folder"),
+        ("[tool.flwr.app.components]\nserverapp = 'a:b'\n", "pass the folder that it recorded to `attacker audit`"),
     ],
 )
 def test_other_projects_are_refused_with_advice(tmp_path: Path, text: str, advice: str) -> None:
