@@ -31,10 +31,13 @@ BROKEN_ARCHIVE_ERRORS = (BadZipFile, EOFError, NotImplementedError, OSError, Run
 """Errors that Python's zipfile and NumPy's reader of headers raise for damaged archives."""
 
 
-def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
+def read_arrays(
+    path: Path, names: Iterable[str] | None = None, *, limit: int = MAX_BYTES, kinds: str = "".join(READABLE_KINDS)
+) -> dict[str, NDArray[Any]]:
     """Return a dict from name to array of the arrays called `names` in a NumPy archive (.npz), by default of all.
 
-    limit: largest size of these arrays in bytes, together, when unpacked.
+    limit: largest size of these arrays in bytes, together, when unpacked. kinds: the types that are read, as letters that are keys
+    of `READABLE_KINDS`.
     Raises ValueError, naming the file, if it is no regular file or no NumPy archive, lacks one of the arrays, or if one of the
     arrays is damaged, too large, or of a type that is refused, such as objects. Raises FileNotFoundError if the file does not
     exist.
@@ -46,7 +49,7 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
             if missing := [name for name in chosen if name not in entries]:
                 raise ValueError(f"no array {missing[0]!r}; it holds {', '.join(entries) or 'none'}")
             _check_sizes([entries[name] for name in chosen], limit)
-            return {name: _read(archive, entries[name], name) for name in chosen}
+            return {name: _read(archive, entries[name], name, kinds) for name in chosen}
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
     except PermissionError:
@@ -174,8 +177,10 @@ def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
         raise ValueError(f"its arrays claim {total} bytes, more than the limit of {limit}; save fewer or smaller ones")
 
 
-def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
+def _read(archive: ZipFile, entry: ZipInfo, name: str, kinds: str) -> NDArray[Any]:
     """Return a copy of one array of the archive. entry: its entry in the archive. name: its name, for messages.
+
+    kinds: as in `read_arrays`.
     Raises ValueError if its type or version of NumPy's format is refused, or its size differs from what its header says.
     """
     with archive.open(entry) as file:
@@ -187,8 +192,9 @@ def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
             )
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-        if dtype.hasobject or dtype.kind not in READABLE_KINDS:
-            raise ValueError(f"array {name!r} has type {dtype}; give {', '.join(dict.fromkeys(READABLE_KINDS.values()))}")
+        if dtype.hasobject or dtype.kind not in kinds:
+            expected = dict.fromkeys(READABLE_KINDS[kind] for kind in kinds)
+            raise ValueError(f"array {name!r} has type {dtype}; give {', '.join(expected)}")
         needed, there = prod(shape) * dtype.itemsize, entry.file_size - file.tell()
         if any(length < 0 for length in shape) or needed != there:
             raise ValueError(

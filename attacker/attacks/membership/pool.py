@@ -48,15 +48,15 @@ def read_pool(path: Path, data: DataSpec, *, most: int = MAX_CANDIDATES) -> Pool
 
     The images are uint8, or numbers in [0, 1]. The arrays may also be named `train_images` and `train_labels`, or `x_train` and
     `y_train`. data: shape and number of classes of the recorded federation's data. most: largest number of images.
-    Raises ValueError, naming the file, if the archive is damaged, lacks these arrays, holds images of another shape, labels that
-    are no classes of the federation, numbers outside [0, 1], fewer than two or more than `most` images. Raises FileNotFoundError
-    if the archive is missing.
+    Raises ValueError, naming the file, if the archive is damaged, lacks these arrays, holds texts or objects in their
+    place, images of another shape, labels that are no classes of the federation, numbers outside [0, 1], fewer than two or more
+    than `most` images. Raises FileNotFoundError if the archive is missing.
     """
     present = read_names(path)
     names = next((pair for pair in ARRAY_NAMES if set(pair) <= set(present)), None)
     if names is None:
         raise ValueError(f"{path}: candidates need the arrays images and labels, and it holds {', '.join(present) or 'none'}")
-    arrays = read_arrays(path, names)
+    arrays = read_arrays(path, names, kinds="biuf")
     values, labels = arrays[names[0]], arrays[names[1]]
     values = values[..., None] if values.ndim == 3 else values
     found = values.transpose(0, 3, 1, 2).shape if values.ndim == 4 else values.shape

@@ -277,6 +277,13 @@ def test_without_candidates_the_attack_says_how_to_give_them(image_case: Callabl
         ({"images": np.zeros((4, 8, 8)), "labels": np.zeros(4)}, "whole numbers from 0 to 3"),
         ({"images": np.full((4, 8, 8), np.nan), "labels": np.zeros(4, int)}, "numbers from 0 to 1, got nan"),
         ({"images": np.full((4, 8, 8), 2.0), "labels": np.zeros(4, int)}, "numbers from 0 to 1, got 2 to 2"),
+        *(
+            (
+                {"images": np.full((4, 8, 8), value, kind), "labels": np.zeros(4, int)},
+                rf"pool\.npz: array 'images' has type {shown}; give truth values, integers, numbers$",
+            )
+            for value, kind, shown in (("a", "<U1", "<U1"), ("0.5", "<U3", "<U3"), (None, "O", "object"))
+        ),
     ],
 )
 def test_unsuitable_archive_is_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
