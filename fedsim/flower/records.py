@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -28,6 +28,7 @@ CLIENT_KEY = "client"
 METRICS_KEY = "metrics"
 CONFIG_KEY = "config"
 NUM_EXAMPLES_KEY = "num-examples"
+_Record = TypeVar("_Record", ArrayRecord, MetricRecord, ConfigRecord)
 
 
 def pack(values: NDArray[Any]) -> Array:
@@ -110,10 +111,11 @@ def put_dense(content: RecordDict, update: ArrayRecord) -> None:
 
 
 def take_payload(content: RecordDict) -> Payload:
-    """Remove the payload, a client's encoded update, from the content of its reply and return it."""
-    record, codec = content[PAYLOAD_KEY], content[CODEC_KEY]
-    assert isinstance(record, ArrayRecord)
-    assert isinstance(codec, ConfigRecord)
+    """Remove the payload, a client's encoded update, from the content of its reply and return it.
+
+    Raises ValueError if the reply lacks one of the payload's records.
+    """
+    record, codec = _find_record(content, PAYLOAD_KEY, ArrayRecord), _find_record(content, CODEC_KEY, ConfigRecord)
     del content[PAYLOAD_KEY], content[CODEC_KEY]
     return Payload(tensors=to_tensors(record), codec=str(codec["name"]))
 
@@ -125,17 +127,38 @@ def take_buffers(content: RecordDict) -> dict[str, Tensor]:
     """
     if BUFFERS_KEY not in content:
         return {}
-    record = content[BUFFERS_KEY]
-    assert isinstance(record, ArrayRecord)
+    record = _find_record(content, BUFFERS_KEY, ArrayRecord)
     del content[BUFFERS_KEY]
     return to_tensors(record)
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
-    """Return the metrics in the content of a client's reply, as a dict without those that are lists of numbers."""
-    record = content[METRICS_KEY]
-    assert isinstance(record, MetricRecord)
+    """Return the metrics in the content of a client's reply, as a dict without those that are lists of numbers.
+
+    Raises ValueError if the reply has no record of metrics.
+    """
+    record = _find_record(content, METRICS_KEY, MetricRecord)
     return {name: value for name, value in record.items() if not isinstance(value, list)}
+
+
+def take_num_examples(metrics: dict[str, float], key: str = NUM_EXAMPLES_KEY) -> float:
+    """Remove the number of examples under `key` from a client's metrics and return it. Raises ValueError if it is missing."""
+    if key not in metrics:
+        raise ValueError(
+            f"the client's reply lacks the metric {key!r}, its number of examples; the client's app must add this number to the "
+            f"metrics of its reply"
+        )
+    return metrics.pop(key)
+
+
+def _find_record(content: RecordDict, key: str, kind: type[_Record]) -> _Record:
+    """Return the record at `key` of a reply. Raises ValueError if there is none, or if it is not of the type `kind`."""
+    record = content.get(key)
+    if not isinstance(record, kind):
+        found = "and it has none" if record is None else f"got {type(record).__name__}"
+        article = "an" if kind is ArrayRecord else "a"
+        raise ValueError(f"the client's reply needs {article} {kind.__name__} called {key!r}, {found}")
+    return record
 
 
 def count_bytes(content: RecordDict) -> int:

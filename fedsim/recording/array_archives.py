@@ -36,8 +36,8 @@ def read_arrays(
 ) -> dict[str, NDArray[Any]]:
     """Return a dict from name to array of the arrays called `names` in a NumPy archive (.npz), by default of all.
 
-    limit: largest size of these arrays in bytes, together, when unpacked. kinds: the types that are read, as letters that are keys
-    of `READABLE_KINDS`.
+    limit: largest size of these arrays in bytes, together, when unpacked. kinds: the types that are read, as letters of
+    `READABLE_KINDS`.
     Raises ValueError, naming the file, if it is no regular file or no NumPy archive, lacks one of the arrays, or if one of the
     arrays is damaged, too large, or of a type that is refused, such as objects. Raises FileNotFoundError if the file does not
     exist.

@@ -116,7 +116,7 @@ class Exchanges:
         words, seen = messages.read_words(content, self._agreement.quantiser.count_words(self._shapes)), self._seen[node]
         if self._agreement.reveal:
             metrics = records.read_metrics(content)
-            seen.num_examples, seen.metrics = to_whole(metrics.pop(records.NUM_EXAMPLES_KEY)), metrics
+            seen.num_examples, seen.metrics = to_whole(records.take_num_examples(metrics)), metrics
         seen.words = words
         return words
 

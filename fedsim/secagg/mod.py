@@ -112,7 +112,7 @@ def _collect(
         raise ValueError(reply.error.reason)
     payload, metrics = records.take_payload(reply.content), reply.content[records.METRICS_KEY]
     update = decode(payload, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    count = int(records.read_metrics(reply.content)[records.NUM_EXAMPLES_KEY])
+    count = int(records.take_num_examples(records.read_metrics(reply.content)))
     words = part.agreement.quantiser.encode({name: t.numpy() for name, t in update.items()}, shapes, count)
     me, masked = participant.mask(me, words)
     content = RecordDict({MASKED_KEY: messages.answer_collect(masked)})

@@ -18,7 +18,8 @@ class EmptyRunError(RuntimeError):
 def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     """Check the run in `folder` after its last round, by its `metrics.jsonl` and its `recording`.
 
-    tell: called with one line if some replies, but not all, are missing: their number, and why the first one is missing.
+    tell: called with one line if some replies, but not all, are missing: their number, and the first one's client, round and
+    reason.
     Raises EmptyRunError if no client answered in any round, or nothing was recorded.
     """
     rounds = [row for row in read_metrics(folder) if row["round"]]
@@ -82,5 +83,7 @@ def _read_first_reason(recording: Recording) -> str:
 
     The reason may be a client's own words, so it is not to be trusted.
     """
-    reason = next((row.reason for row in recording.read_rows() if row.status in ("failed", "late")), "")
-    return f"the first: {' '.join(reason.split())}" if reason.strip() else "why is not recorded: see the clients' logs"
+    row = next((row for row in recording.read_rows() if row.status in ("failed", "late")), None)
+    if row is None or not row.reason.strip():
+        return "why is not recorded: see the clients' logs"
+    return f"the first, of client {row.client} in round {row.round}: {' '.join(row.reason.split())}"

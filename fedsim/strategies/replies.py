@@ -62,7 +62,7 @@ class ReplyReader:
             examples = _take_count(metrics, self.examples)
         else:
             metrics = records.read_metrics(content)
-            examples = to_whole(metrics.pop(self.examples))
+            examples = to_whole(records.take_num_examples(metrics, self.examples))
         if self.foreign and not is_packed(content):  # the reply of such an app is not changed
             payload, buffers = self._take_weights(content)
         else:

@@ -82,7 +82,7 @@ def test_a_native_run_without_any_answer_fails_with_the_reason_from_the_server(t
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     said = " ".join(done.stderr.split())
     assert done.returncode == 1, said
-    assert "no client ever answered: 1 of 1 replies are missing, the first: " in said
+    assert "no client ever answered: 1 of 1 replies are missing, the first, of client " in said
     assert (
         f"correct the cause, then delete all in {layout.attacked / 'recording'}, and all in {layout.run} but the link to it"
         in said

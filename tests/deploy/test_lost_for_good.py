@@ -85,5 +85,5 @@ def test_following_the_advice_completes_the_run_which_reports_missing_replies(ou
     assert [row["round"] for row in outcome.metrics] == [*range(1, ROUNDS + 1)]
     missing = sum(row["missing"] for row in outcome.metrics)
     assert 1 <= missing < ROUNDS
-    assert f"{missing} of {2 * ROUNDS} replies are missing, the first: " in outcome.said[2]
+    assert f"{missing} of {2 * ROUNDS} replies are missing, the first, of client " in outcome.said[2]
     assert outcome.recorded == ["complete", "complete"]

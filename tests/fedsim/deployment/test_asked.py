@@ -106,7 +106,8 @@ def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
         "logging.getLogger('flwr').warning('5 clients are slow')\n"
         "try: Attended(inner, 3, patience=0).get_node_ids()\n"
         "except TimeoutError: pass\n"
-        "logging.getLogger('flwr').warning('%s', '1 of 6 replies are missing, the first: OSError: a [b] 100%')\n"
+        "words = '1 of 6 replies are missing, the first, of client 2 in round 1: OSError: a [b] 100%'\n"
+        "logging.getLogger('flwr').warning('%s', words)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     log.write_text(done.stdout + done.stderr)
@@ -116,7 +117,7 @@ def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
     submitted.wait(lambda: None, heard.append)
     assert heard == [
         "2 of 3 clients are connected; start the others again, they are waited for up to 0 seconds",
-        "1 of 6 replies are missing, the first: OSError: a [b] 100%",
+        "1 of 6 replies are missing, the first, of client 2 in round 1: OSError: a [b] 100%",
     ]
 
 

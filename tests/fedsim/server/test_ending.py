@@ -35,6 +35,12 @@ def unplug(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
     monkeypatch.setattr(client_side, "train", sometimes)
 
 
+def name_first(folder: Path) -> str:
+    """Return how the first missing reply of a run is named, whose node id Flower draws."""
+    row = next(row for row in Recording(folder / "recording").read_rows() if row.status == "failed")
+    return f"the first, of client {row.client} in round {row.round}"
+
+
 def end(folder: Path) -> list[str]:
     messages: list[str] = []
     check_end(folder, messages.append)
@@ -45,10 +51,10 @@ def test_a_federation_without_any_answer_fails_with_the_reason_and_advice(
     federate: Federate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unplug(monkeypatch)
-    words = "no client ever answered: 6 of 6 replies are missing, the first: OSError: sensor unplugged; "
-    expected = words + CLEARED.format(folder=tmp_path / "run")
     with pytest.raises(EngineError) as failed:
         federate(rounds=2)
+    words = f"no client ever answered: 6 of 6 replies are missing, {name_first(tmp_path / 'run')}: OSError: sensor unplugged; "
+    expected = words + CLEARED.format(folder=tmp_path / "run")
     assert str(failed.value) == expected
     assert [row["round"] for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")] == [
         0,
@@ -67,7 +73,7 @@ def test_one_answer_is_enough_and_the_server_warns_of_the_others_once(
     monkeypatch.setattr(engine, "set_verbosity", lambda verbose: logging.getLogger("flwr").setLevel(logging.INFO))
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     run = federate(rounds=2)
-    words = "5 of 6 replies are missing, the first: OSError: sensor unplugged"
+    words = f"5 of 6 replies are missing, {name_first(run.out)}: OSError: sensor unplugged"
     assert [record.message for record in caplog.records if "replies are missing, " in record.message] == [words]
     assert end(run.out) == [words]
     (messages,) = [record for record in caplog.records if record.message.startswith(FAILURE_PREFIX)]
@@ -110,7 +116,10 @@ def test_under_secure_aggregation_a_run_without_any_answer_fails_as_well(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unplug(monkeypatch)
-    with pytest.raises(EngineError, match=r"no client ever answered: 3 of 3 replies are missing, the first: .*unplugged"):
+    with pytest.raises(
+        EngineError,
+        match=r"no client ever answered: 3 of 3 replies are missing, the first, of client \S+ in round 1: .*unplugged",
+    ):
         federate(rounds=1, secure_aggregation={"threshold": 2})
 
 

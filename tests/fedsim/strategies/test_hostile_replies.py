@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
+from fedsim.server.outcome import check_end
 
 Federate = Callable[..., FederationRun]
 
@@ -101,6 +102,29 @@ def test_a_malformed_reply_is_recorded_as_failed_and_left_out_of_the_mean(spoil:
     for name, before in second.items():
         mean = before + torch.stack([update[name] for update in answered]).mean(dim=0)
         assert torch.allclose(mean, third[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "words"),
+    [
+        (
+            "no number of examples",
+            "the client's reply lacks the metric 'num-examples', its number of examples; the client's app must",
+        ),
+        ("no metrics", "the client's reply needs a MetricRecord called 'metrics', and it has none"),
+        ("a config in place of metrics", "the client's reply needs a MetricRecord called 'metrics', got ConfigRecord"),
+        ("no payload", "the client's reply needs an ArrayRecord called 'payload', and it has none"),
+    ],
+)
+def test_what_a_malformed_reply_lacks_and_whose_it_is_are_named(spoiled: str, words: str, hostile: Any) -> None:
+    run = hostile(SPOILED[spoiled])
+    (failed,) = [row for row in Recording(run.out / "recording").read_rows() if row.status == "failed"]
+    said: list[str] = []
+    check_end(run.out, said.append)
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"1 of 9 replies are missing, the first, of client {failed.client} in round 2: malformed reply: {words}"
+    )
 
 
 def test_additional_metrics_and_records_do_not_end_the_federation(hostile: Any) -> None:
