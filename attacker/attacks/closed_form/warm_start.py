@@ -23,8 +23,8 @@ def add_feature_start(attack: GradientMatching) -> GradientMatching:
 def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
     """Return the search with an additional first start from the best answer of the closed forms `routes`, one start per case.
 
-    Cases without an answer, or whose best answer explains nothing of the gradient, get no such start. If the gradient of any case
-    is zero or not finite, no case of the same call gets one. An existing `warm_start` of the search is replaced.
+    Cases without an answer, whose best answer explains nothing of the gradient, or whose gradient is zero or not finite, get no
+    such start. An existing `warm_start` of the search is replaced.
     """
     closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.simulation.knows_defense)
 
@@ -32,8 +32,9 @@ def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] =
         routing = Routing(replace(closed, device=attack.device), cases, rng, None)
         try:
             routing.answer()
-        except ValueError:  # a gradient is zero or not finite
-            return [None] * len(cases)
+        except ValueError:  # a gradient is zero or not finite; the other cases keep their starts
+            half = len(cases) // 2
+            return [*compute_starts(cases[:half], rng), *compute_starts(cases[half:], rng)] if half else [None]
         return [routing.get_warm_start(i) for i in range(len(cases))]
 
     return replace(attack, warm_start=compute_starts)

@@ -1,6 +1,7 @@
 """Tests of warm starts: they help if they are near the solution, and do no harm if noise has spoilt them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from attacker.attacks.matching.warm_starts import Given, place_start
 from attacker.attacks.optimisers.descent import EARLY_LIMITS, Stop
 from attacker.attacks.optimisers.stalls import INVERTING_STALL, Stall
 from attacker.scoring.metrics import mse
+from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
@@ -152,3 +154,21 @@ def test_early_limits_apply_only_with_the_settings_for_which_they_were_chosen(se
     usual, other = inverting_gradients().search.stop, inverting_gradients(**settings).search.stop  # type: ignore[arg-type]
     assert (usual.early, usual.stall) == (EARLY_LIMITS, INVERTING_STALL)
     assert (other.early, other.stall) == ((), None)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_a_case_without_a_usable_gradient_takes_no_closed_form_start_from_the_others(image_case: Make, value: float) -> None:
+    """The spoilt case stands in the middle, so that both sides of it are checked."""
+    cases = [image_case(i)[0] for i in range(4)]
+    (seen,) = cases[2].observations
+    payload = encode({name: torch.full_like(t, value) for name, t in seen.update.items()})
+    spoilt = Case((replace(seen, payload=payload),))
+    start = cpl(closed_form_start=True).warm_start
+    assert start is not None
+    whole, alone = start([*cases[:2], spoilt, cases[3]], seeded()), [start([case], seeded())[0] for case in cases]
+    assert whole[2] is None
+    for i in (0, 1, 3):
+        own, expected = whole[i], alone[i]
+        assert own is not None
+        assert expected is not None
+        assert torch.allclose(own.x, expected.x, rtol=0, atol=1e-9)
