@@ -4,7 +4,8 @@ A case is the observations that are attacked together: one round of a client, or
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -290,8 +291,9 @@ class Replay:
             replayed.notes.append(f"the recording holds nothing of {of}round {absent}")
         tasks = self._plan_tasks(pending, replayed)
         replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)
-        for outcome in self._run_tasks(tasks, Meter(tasks, watch)):
-            replayed.add(outcome)
+        with closing(self._run_tasks(tasks, Meter(tasks, watch))) as outcomes:
+            for outcome in outcomes:
+                replayed.add(outcome)
         remove_finished(self.folder, [case.key for case in plan.cases if is_done(self.folder, case.key)])
         return replayed
 
@@ -375,10 +377,11 @@ class Replay:
             rows = tuple((row.round, row.client) for row in case.rows)
             yield Member(key=case.key, rows=rows, labels=labels, logits=logits)
 
-    def _run_tasks(self, tasks: Sequence[Task], meter: Meter) -> Iterator[TaskOutcome]:
+    def _run_tasks(self, tasks: Sequence[Task], meter: Meter) -> Generator[TaskOutcome]:
         """Run the tasks and yield their outcomes when they finish.
 
-        If a task was interrupted, its outcome is yielded first; then KeyboardInterrupt is raised, and no further task runs.
+        If a task was interrupted, its outcome is yielded first; then KeyboardInterrupt is raised, and no further task runs. Tasks
+        that still run after an error, or when the generator is closed, are interrupted.
         """
         if not tasks:
             return
@@ -389,11 +392,12 @@ class Replay:
             results = process_pool.run_tasks(self._job, tasks, count, meter.record_progress)
         else:
             results = run_in_process(self._job, self.recording, tasks, meter.of_attack, self.look)
-        for number, outcome in results:
-            meter.record_progress(number, 1.0, "")
-            yield outcome
-            if outcome.interrupted:
-                raise KeyboardInterrupt
+        with closing(results):
+            for number, outcome in results:
+                meter.record_progress(number, 1.0, "")
+                yield outcome
+                if outcome.interrupted:
+                    raise KeyboardInterrupt
 
     def _record_failure(self, key: str, reason: str, replayed: Replayed) -> None:
         replayed.failed[key] = reason

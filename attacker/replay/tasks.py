@@ -6,7 +6,7 @@ A case is the observations that are attacked together: one round of a client, or
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -281,7 +281,7 @@ class TaskRunner:
 
 def run_in_process(
     job: ReplayJob, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
-) -> Iterator[tuple[int, TaskOutcome]]:
+) -> Generator[tuple[int, TaskOutcome]]:
     """Run tasks in this process, and yield each task's index in `tasks` and its outcome.
 
     progress: function from a task's index to the progress callback for its attack. look: see `TaskRunner`.

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,7 +18,7 @@ MIN_POOL_SECONDS = 20.0
 """Seconds of work from which on workers are started, each of which takes some seconds to import PyTorch."""
 
 
-def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
+def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Generator[tuple[int, TaskOutcome]]:
     """Run tasks on at most `count` worker processes, and yield each task's index in `tasks` and its outcome when it finishes.
 
     told: callback that receives the progress of each task.

@@ -3,8 +3,8 @@
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -25,15 +25,16 @@ Parcel = Mapping[str, bytes]
 """Dict from the name of a file to its content."""
 
 
-def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str) -> Iterator[tuple[int, TaskOutcome]]:
+def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str) -> Generator[tuple[int, TaskOutcome]]:
     """Run tasks on a Ray cluster, and yield each task's index in `tasks` and its outcome when it finishes.
 
     address: address of a running cluster, or `local`, which starts one on this machine and stops it at the end. If this process
     is connected to a cluster already, this cluster is used instead.
     Ray reports no progress within a task.
-    If Ctrl-C comes while this generator waits for a task, tasks are cancelled: running tasks write their best results so far, the
-    outcomes of tasks that end within `INTERRUPT_SECONDS` are yielded, and KeyboardInterrupt is raised. If Ctrl-C comes while the
-    caller handles an outcome, no task is cancelled, and no more outcomes are yielded.
+    After Ctrl-C, any error, and if the generator is closed before its end, tasks are cancelled: running tasks write their best
+    results so far, for which they have `INTERRUPT_SECONDS`. If Ctrl-C came while this generator waited for a task, the outcomes
+    of tasks that end in this time are yielded, and then KeyboardInterrupt is raised. In the other cases no more outcomes are
+    yielded.
     Raises RuntimeError if no cluster can be reached or started.
     """
     with join_cluster(address):
@@ -118,31 +119,50 @@ class _Cluster:
         resources = {"num_cpus": job.threads, **({"num_gpus": 1} if job.device.startswith("cuda") else {})}
         remote: Any = ray.remote
         self._work = remote(max_retries=MAX_RETRIES, **resources)(run_remote_task)
-        self.under_way = {self._send(number): number for number in range(len(tasks))}
+        self.under_way: dict[Any, int] = {}  # numbers of the tasks that were sent, by Ray's reference
+        self.cancelled = False
 
-    def _send(self, number: int, parcel: Parcel | None = None) -> Any:
-        return self._work.remote(self.job.to_json(), self.tasks[number].to_json(), self.fingerprint, parcel)
+    def _send(self, number: int, parcel: Parcel | None = None) -> None:
+        reference = self._work.remote(self.job.to_json(), self.tasks[number].to_json(), self.fingerprint, parcel)
+        self.under_way[reference] = number
 
     def iterate_outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
         import ray
 
         try:
+            for number in range(len(self.tasks)):
+                self._send(number)
             while self.under_way:
                 (ended, *_), _ = ray.wait(list(self.under_way), num_returns=1)
                 yield from self._finish_task(ended)
         except KeyboardInterrupt:
-            for reference in self.under_way:
-                ray.cancel(reference)
-            ended, _ = ray.wait(list(self.under_way), num_returns=len(self.under_way), timeout=INTERRUPT_SECONDS)
-            for reference in ended:
-                yield from self._finish_task(reference)
+            yield from self._cancel_tasks()
             raise
+        finally:
+            with suppress(Exception):  # after an error, which is raised and matters more than those of cancelling
+                list(self._cancel_tasks())
+
+    def _cancel_tasks(self) -> Iterator[tuple[int, TaskOutcome]]:
+        """Cancel all tasks that have not ended, and yield the outcomes of those that end within `INTERRUPT_SECONDS`."""
+        import ray
+
+        if not self.under_way:
+            return
+        self.cancelled = True
+        for reference in self.under_way:
+            ray.cancel(reference)
+        ended, late = ray.wait(list(self.under_way), num_returns=len(self.under_way), timeout=INTERRUPT_SECONDS)
+        for reference in late:
+            del self.under_way[reference]
+        for reference in ended:
+            yield from self._finish_task(reference)
 
     def _finish_task(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
         """Yield the index and outcome of a task that Ray reports as finished, after writing the files that its worker sent back.
 
-        If its worker cannot see the recording's files, yield nothing and send the task again with these files. If Ray reports an
-        error, such as a lost worker, the outcome is that all unfinished cases failed. Nothing is yielded for a cancelled task.
+        If its worker cannot see the recording's files, yield nothing and send the task again with these files, unless tasks are
+        cancelled. If Ray reports an error, such as a lost worker, the outcome is that all unfinished cases failed. Nothing is
+        yielded for a cancelled task.
         """
         import ray
 
@@ -156,7 +176,8 @@ class _Cluster:
             yield number, write_failures(self.job, self.tasks[number], f"its worker was lost: {lines[-1]}")
             return
         if result is None:
-            self.under_way[self._send(number, read_parcel(self.recording, self.tasks[number]))] = number
+            if not self.cancelled:
+                self._send(number, read_parcel(self.recording, self.tasks[number]))
             return
         outcome, files = result
         for name, content in files.items():
