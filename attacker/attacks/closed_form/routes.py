@@ -126,6 +126,9 @@ weights, without a defense. For four photographs of one label, behind tanh and R
 MAX_AMBIGUOUS_MISFIT = 1e-3
 """Largest `Explained.misfit` at which a single example counts as the cause of a gradient that several examples may cause as well
 (`LinearAnswer.ambiguous`). Above it, the confidence is undecided, unless the example has the values of an 8-bit image."""
+MAX_TURNED = 1e-3
+"""Largest `Explained.turned` of an example of a batch that counts as explained by a label. On the tuning part, it is below 1e-6
+for right examples, and above 0.1 for mixtures of two."""
 MAX_SETTLED_RESIDUAL = 1e-6
 """Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if this layer alone
 settles the answer."""
@@ -187,6 +190,7 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
     if not found.found:
         return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
     misstated = mixed = False
+    doubtful = torch.zeros(found.found, dtype=torch.bool, device=found.x.device)
     try:
         whole = explain(
             observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_get_input_range(observed)
@@ -195,6 +199,7 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
         words += (TWIN_NOTE,) * bool(whole.twins.any())
         misstated = found.ambiguous and float(whole.misfit.max()) > MAX_AMBIGUOUS_MISFIT
         mixed = bool(whole.mixed.any())
+        doubtful = _find_unexplained(observed, i, found, whole.turned.to(found.x.device))
     except ValueError:  # only some examples were isolated
         x, source = found.x, torch.arange(found.found)
         y, unclear = assign_labels(
@@ -207,12 +212,27 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
             examples=observed.examples,
         )
         mixed = bool(unclear.any())
+        doubtful |= not found.scaled
     x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
     several = found.how == "ratio" and float(1 - found.certainty.min()) > _estimate_residual(observed, i, chain)
     stored = observed.data.is_image and bool(is_eight_bit(x).all())
     final = len(x) == observed.examples and (stored or not found.ambiguous) and _is_settled(observed, i, found)
     unsure = MIXED_LABELS if mixed else "" if stored else MIXED_OR_MISSTATED if misstated else SECOND_EXAMPLE if several else ""
-    return ClosedFormAnswer(x, y, "linear", words, stays=found.certainty[source], final=final, open_question=unsure)
+    stays = found.certainty[source].masked_fill(doubtful[source], torch.nan)
+    return ClosedFormAnswer(x, y, "linear", words, stays=stays, final=final, open_question=unsure)
+
+
+def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, turned: Tensor) -> Tensor:
+    """Return a mask (found,) of the examples of a batch that may be mixtures, since no label explains their part of the gradient.
+
+    Other examples of the batch that a label does explain show that the loss is as stated. If there are none, only examples with
+    an agreement below STOP_AGREEMENT are marked. turned: (found,) `Explained.turned`.
+    """
+    if observed.examples == 1 or found.how == "ratio":
+        return torch.zeros_like(turned, dtype=torch.bool)
+    off = turned > MAX_TURNED
+    as_stated = not observed.cases[i].observations[0].is_defended and observed.steps == 1 and not bool(off.all())
+    return off if as_stated else off & (found.certainty < STOP_AGREEMENT)
 
 
 def _estimate_residual(observed: Observed, i: int, chain: Chain) -> float:

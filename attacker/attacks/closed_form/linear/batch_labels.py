@@ -42,6 +42,8 @@ class Explained:
     source: (N,) index of each example among the `found` examples of the `LinearAnswer`.
     misfit: (found,) for each example of the `LinearAnswer`, the norm of the part of its gradient dL/dz that its labels do not
             explain, relative to the norm of this gradient.
+    turned: (found,) sine of the angle between this gradient and that for the best label, or the misfit if that is less. Unlike
+            the misfit, it is small for a right example whose gradient has been scaled, as by clipping or another learning rate.
     twins:  (found,) whether the example scaled to another norm would explain this gradient about equally well; False if the norm
             is known.
     mixed:  (found,) whether this gradient combines the gradients for two labels with different weights, as for inputs that MixUp
@@ -52,6 +54,7 @@ class Explained:
     y: Tensor
     source: Tensor
     misfit: Tensor
+    turned: Tensor
     twins: Tensor
     mixed: Tensor
 
@@ -85,7 +88,7 @@ def explain(
         )
     simulate = _Simulation(model, chain, weights, loss)
     spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
-    x, y, source, misfit, twins, mixed = [], [], [], [], [], []
+    x, y, source, misfit, turned, twins, mixed = [], [], [], [], [], [], []
     for i in range(answer.found):
         if answer.scaled:
             one, twin = answer.x[i], False
@@ -99,11 +102,12 @@ def explain(
         y += list(labels)
         source += [i] * len(labels)
         misfit.append(missed)
+        turned.append(min(missed, simulate.measure_angle(one, part)))
         twins.append(twin)
         mixed.append(missed > MIN_SINGLE_MISFIT and simulate.has_mixed_labels(one, part))
     return Explained(
         x=torch.stack(x), y=torch.tensor(y), source=torch.tensor(source), misfit=torch.tensor(misfit, dtype=torch.float64),
-        twins=torch.tensor(twins), mixed=torch.tensor(mixed),
+        turned=torch.tensor(turned, dtype=torch.float64), twins=torch.tensor(twins), mixed=torch.tensor(mixed),
     )  # fmt: skip
 
 
@@ -153,6 +157,15 @@ class _Simulation:
         if best[1] > MAX_SCALED_MISFIT:
             return (int(torch.cosine_similarity(each, part, dim=1).argmax()),), best[1]
         return best
+
+    def measure_angle(self, x: Tensor, part: Tensor) -> float:
+        """Return the smallest sine of the angle between `part` (width,) and the gradient dL/dz of x (F,) for one of the labels.
+
+        It is 1 for obtuse angles. The sine is computed from differences of unit vectors, since cosines lose digits near 1.
+        """
+        each = torch.nn.functional.normalize(self.simulate_all_labels(x[None])[0], dim=1)
+        half = (each - part / part.norm()).norm(dim=1) / 2
+        return float(torch.where(half < 0.5**0.5, 2 * half * (1 - half.square()).clamp(min=0).sqrt(), 1.0).min())
 
     def has_mixed_labels(self, x: Tensor, part: Tensor) -> bool:
         """Return whether the observed dL/dz, `part` (width,), mixes the gradients of x (F,) for two labels
