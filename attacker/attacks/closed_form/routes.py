@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
-from attacker.attacks.closed_form.linear.batch_labels import explain
+from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer, recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
@@ -199,7 +199,7 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
         words += (TWIN_NOTE,) * bool(whole.twins.any())
         misstated = found.ambiguous and float(whole.misfit.max()) > MAX_AMBIGUOUS_MISFIT
         mixed = bool(whole.mixed.any())
-        doubtful = _find_unexplained(observed, i, found, whole.turned.to(found.x.device))
+        doubtful = _find_unexplained(observed, i, found, whole)
     except ValueError:  # only some examples were isolated
         x, source = found.x, torch.arange(found.found)
         y, unclear = assign_labels(
@@ -222,17 +222,19 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
     return ClosedFormAnswer(x, y, "linear", words, stays=stays, final=final, open_question=unsure)
 
 
-def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, turned: Tensor) -> Tensor:
+def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, whole: Explained) -> Tensor:
     """Return a mask (found,) of the examples of a batch that may be mixtures, since no label explains their part of the gradient.
 
-    Other examples of the batch that a label does explain show that the loss is as stated. If there are none, only examples with
-    an agreement below STOP_AGREEMENT are marked. turned: (found,) `Explained.turned`.
+    If all labels fail for all examples, clients may have another loss, and combinations of labels with any weights count as well.
+    After several steps or behind a defense, the gradient of a right example may differ in other ways, and only examples with an
+    agreement below STOP_AGREEMENT are marked.
     """
-    if observed.examples == 1 or found.how == "ratio":
-        return torch.zeros_like(turned, dtype=torch.bool)
-    off = turned > MAX_TURNED
-    as_stated = not observed.cases[i].observations[0].is_defended and observed.steps == 1 and not bool(off.all())
-    return off if as_stated else off & (found.certainty < STOP_AGREEMENT)
+    if observed.examples == 1:
+        return torch.zeros_like(found.certainty, dtype=torch.bool)
+    off = (whole.turned > MAX_TURNED).to(found.certainty.device)
+    if observed.cases[i].observations[0].is_defended or observed.steps != 1:
+        return off & (found.certainty < STOP_AGREEMENT)
+    return off if not bool(off.all()) else (whole.beside > MAX_TURNED).to(found.certainty.device)
 
 
 def _estimate_residual(observed: Observed, i: int, chain: Chain) -> float:
