@@ -129,6 +129,8 @@ MAX_AMBIGUOUS_MISFIT = 1e-3
 MAX_TURNED = 1e-3
 """Largest `Explained.turned` of an example of a batch that counts as explained by a label. On the tuning part, it is below 1e-6
 for right examples, and above 0.1 for mixtures of two."""
+MIN_MIXED_TURN = 0.1
+"""Smallest `Explained.turned` of a mixture behind a defense, if other examples of the batch are below MAX_TURNED."""
 MAX_SETTLED_RESIDUAL = 1e-6
 """Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if this layer alone
 settles the answer."""
@@ -226,14 +228,15 @@ def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, whole: Ex
     """Return a mask (found,) of the examples of a batch that may be mixtures, since no label explains their part of the gradient.
 
     If all labels fail for all examples, clients may have another loss, and combinations of labels with any weights count as well.
-    After several steps or behind a defense, the gradient of a right example may differ in other ways, and only examples with an
-    agreement below STOP_AGREEMENT are marked.
+    After several steps or behind a defense, the gradient of a right example may differ in other ways. Only examples with an
+    agreement below STOP_AGREEMENT are marked then, and, after one step, those that differ far more than others of the batch.
     """
     if observed.examples == 1:
         return torch.zeros_like(found.certainty, dtype=torch.bool)
     off = (whole.turned > MAX_TURNED).to(found.certainty.device)
     if observed.cases[i].observations[0].is_defended or observed.steps != 1:
-        return off & (found.certainty < STOP_AGREEMENT)
+        far = (whole.turned > MIN_MIXED_TURN).to(found.certainty.device) & (observed.steps == 1) & (not bool(off.all()))
+        return off & (found.certainty < STOP_AGREEMENT) | far
     return off if not bool(off.all()) else (whole.beside > MAX_TURNED).to(found.certainty.device)
 
 
