@@ -9,20 +9,52 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedsim.models.inspected_layers import InspectedLayer, find_embeddings, list_layers, read_weights
+
 MIN_ROWS, MIN_COLUMNS = 16, 8
-"""Smallest layer that is inspected."""
+"""Smallest layer that is inspected for trap weights and dead neurons."""
 MAX_ROWS = 1024
 """Largest number of rows of a layer that are compared with each other."""
 PARALLEL_COSINE = 0.999
-"""Absolute cosine of two rows above which they measure the same quantity."""
-MAX_PARALLEL_SHARE = 0.5
-"""Largest share of parallel pairs of rows in a layer of an honest server."""
+"""Cosine of two rows above which they measure the same quantity."""
+MIN_PARALLEL, MIN_PARALLEL_SHARE = 8, 0.25
+"""Smallest number of parallel rows of an imprint layer, and smallest share of the layer's rows that are not zero."""
+MIN_THRESHOLD_SPAN = 0.02
+"""Smallest difference of the thresholds of parallel rows, from the 5 % to the 95 % quantile, relative to the largest one."""
+MIN_THRESHOLD_RATIO = 50.0
+"""Smallest ratio of this difference to the root mean square distance of the rows' unit vectors from their mean. Training can make
+rows nearly parallel, and then their thresholds differ about as much as their directions."""
+MIN_THRESHOLD_STEP = 0.05
+"""Smallest difference of two thresholds that count as different, in units of this span divided by the number of rows."""
+MAX_DEPTHWISE_KERNEL = 49
+"""Largest number of values of a filter of one channel, 7x7, whose parallel rows are ignored: they may see different channels."""
 MIRROR_ERROR = 0.02
 """Largest relative deviation of the ratios between the sorted positive and negative values of a row that was mirrored."""
+MIN_MIRROR_FACTOR = 1e-3
+"""Smallest difference of the mean of these ratios from 1. Rows of antisymmetric filters, such as cosines and wavelets, have
+ratios of 1; trap weights are scaled, since otherwise they would react to half of all inputs."""
+MAX_PAIRED_ROWS, MAX_PAIRED_VALUES, MAX_FACTORS = 64, 512, 32
+"""Largest numbers of rows, of their values, and of factors that are examined for values that are multiples of others."""
+PAIR_ERROR, MIN_FACTOR, MAX_PAIRED_DEVIATION = 5e-7, 0.55, 0.1
+"""Largest relative rounding error of such a multiple, smallest factor, and largest deviation of the share of values with a
+multiple from one half. In a geometric sequence nearly all values have one."""
+MIN_MIRRORED_SHARE = 0.25
+"""Share of a layer's rows above which trap weights are reported."""
 MAX_INPUT = 3.0
 """Largest absolute input of a neuron that is assumed: three standard deviations of normalised data."""
 SUSPICIOUS_SHARE = 0.9
-"""Share of a layer's rows above which trap weights or dead neurons, which are recognised row by row, are reported."""
+"""Share of a layer's rows above which dead neurons and copying filters, which are recognised row by row, are reported."""
+MIN_RARE_DISTANCE, MAX_RARE_DEVIATION = 1.2, 0.2
+"""Smallest distance of a rarely active neuron's threshold from 0, in units of the norm of its weights, and largest relative
+standard deviation of the distances of a layer. For batches of 16 the published distance is 1.5."""
+DOMINANT = 1e3
+"""Ratio of the norm of one row or column of a weight to every other from which it is the only one that counts."""
+MIN_BIAS_GAP = 50.0
+"""Smallest difference of the biases of switched-off classes from those of the others; the published one is 1,000."""
+MIN_FEATURES = 8
+"""Smallest number of columns of a head that is inspected for a single feature."""
+MAX_COPY_DEVIATION = 0.01
+"""Largest relative difference of the values of filters that copy, in a convolution whose other filters are zero."""
 MIN_NEURONS_PER_FEATURE = 4
 """Smallest number of neurons per input of a wide layer; the error of features that are recovered behind it falls with the root of
 this number."""
@@ -64,36 +96,44 @@ class ImprintLayer:
 def inspect_model(model: nn.Module) -> list[Tampering]:
     """Return a list of signs of tampering in the weights of a model, such as one that a server has just sent.
 
-    The patterns: layers whose rows are mostly parallel, as in imprint layers (Fowl et al. 2022, "Robbing the Fed"); rows that
-    hold the same values positive and negative (Boenisch et al. 2023, "When the curious abandon honesty"); biases so negative that
-    neurons never react (Pasquini et al. 2022, "Eluding secure aggregation"); a last linear layer in which the row of one class
-    dominates (Wen et al. 2022, "Fishing for user data"); convolutions that only copy their input (Zhao et al. 2024, "LOKI"); and
-    a wide layer of random Gaussian weights before the last one (Liu et al. 2024, "Data reconstruction attacks and defenses").
-    An empty list does not prove that the server is honest.
+    The patterns: layers in which many rows are parallel and have different thresholds, as in imprint layers (Fowl et al. 2022,
+    "Robbing the Fed"); rows that hold the same values positive and negative, up to a factor (Boenisch et al. 2023, "When the
+    curious abandon honesty"); a first layer whose neurons nearly never react (Nowak et al. 2024, "QBI"); biases so negative that
+    neurons or normalised channels never react (Pasquini et al. 2022, "Eluding secure aggregation"); a linear layer in which the
+    row of one class, or the column of one feature, dominates, or whose biases switch classes off (Wen et al. 2022, "Fishing for
+    user data"); convolutions that only copy their input (Zhao et al. 2024, "LOKI"); and a wide layer of random Gaussian weights
+    before the last one (Liu et al. 2024, "Data reconstruction attacks and defenses").
+    An empty list does not prove that the server is honest. Raises ValueError if `model` is no module or has no values yet.
     """
-    return list(inspect_weights({name: p.detach() for name, p in model.named_parameters()}))
+    return list(inspect_weights(read_weights(model), looked_up=find_embeddings(model)))
 
 
-def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
+def inspect_weights(weights: Mapping[str, Tensor], *, looked_up: frozenset[str] = frozenset()) -> Iterator[Tampering]:
     """Yield the signs of tampering in weights, given by parameter name, for the patterns of `inspect_model`.
 
-    Only parameters of two or more dimensions whose names end in "weight" are inspected, each with its bias (the same name with
-    "bias") if `weights` has it; without biases, neurons that never react are not found. The last of these parameters with exactly
-    two dimensions is taken for the weight of the last linear layer.
+    looked_up: names of embeddings. These may be the weights of the last layer as well, and those of symbols that never occur
+    are equal, so that parallel rows are no sign there.
+    Without its bias, see `list_layers`, a layer is not inspected for imprint layers and for neurons that hardly ever react.
+    Layers that copy their input do not count as the first one.
     """
-    matrices = {name: w.detach() for name, w in weights.items() if name.endswith("weight") and w.ndim >= 2}
-    for name in matrices:
-        weight = matrices[name].flatten(1).double()
-        bias = weights.get(f"{name.removesuffix('weight')}bias")
-        if is_large(weight):
-            yield from _inspect_rows(name, weight, None if bias is None else bias.detach().double())
-        if matrices[name].ndim == 4:
-            yield from _inspect_convolution(name, matrices[name].double())
-    heads = [name for name, w in matrices.items() if w.ndim == 2]
-    if heads:
-        yield from _inspect_head(heads[-1], matrices[heads[-1]].double())
+    first = True
+    matrices: dict[str, Tensor] = {}
+    for layer in list_layers(weights):
+        copying = list(_inspect_convolution(layer))
+        if layer.name not in looked_up:
+            yield from _inspect_imprint(layer)
+        yield from _inspect_rows(layer)
+        yield from copying
+        yield from _inspect_head(layer)
+        if first and not copying:
+            yield from _inspect_first(layer)
+            first = False
+        if layer.weight.ndim == 2 and min(layer.weight.shape) > 1:
+            matrices[layer.name] = layer.weight
+    yield from _inspect_normalisations(weights)
+    heads = list(matrices)
     if len(heads) > 1 and heads[-2] != next(iter(matrices)) and f"{heads[-2].removesuffix('weight')}bias" not in weights:
-        yield from _inspect_wide_layer(heads[-2], [matrices[name] for name in heads])
+        yield from _inspect_wide_layer(heads[-2], list(matrices.values()))
 
 
 def is_large(weight: Tensor) -> bool:
@@ -101,78 +141,189 @@ def is_large(weight: Tensor) -> bool:
     return weight.ndim >= 2 and len(weight) >= MIN_ROWS and weight[0].numel() >= MIN_COLUMNS
 
 
-def _inspect_rows(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Tampering]:
-    if (share := compute_parallel_share(weight)) > MAX_PARALLEL_SHARE:
-        yield Tampering(name, "imprint layer", f"{share:.0%} of the pairs of rows are parallel")
-    if (share := _compute_mirrored_share(weight)) > SUSPICIOUS_SHARE:
-        yield Tampering(
-            name,
-            "trap weights",
-            f"{share:.0%} of the rows hold the same values twice, once positive and once negative, up to a factor",
-        )
-    if bias is not None and len(bias) == len(weight):
+def _inspect_imprint(layer: InspectedLayer) -> Iterator[Tampering]:
+    if layer.bias is None or layer.weight[0].numel() < MIN_COLUMNS or _is_depthwise(layer):
+        return
+    weight = layer.flatten()
+    rows = find_parallel_rows(weight)
+    if len(rows) and have_different_thresholds(weight[rows], layer.bias[rows]):
+        words = f"{len(rows)} of the rows that were compared are parallel, and have different thresholds"
+        yield Tampering(layer.name, "imprint layer", words)
+
+
+def _inspect_rows(layer: InspectedLayer) -> Iterator[Tampering]:
+    if not is_large(layer.weight):
+        return
+    weight, bias = layer.flatten(), layer.bias
+    if (share := max(_compute_mirrored_share(weight), _compute_paired_share(weight))) > MIN_MIRRORED_SHARE:
+        words = f"{share:.0%} of the rows hold the same values twice, once positive and once negative, up to a factor"
+        yield Tampering(layer.name, "trap weights", words)
+    if bias is not None:
         dead = bias < -MAX_INPUT * weight.abs().sum(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
         if (share := float(dead.double().mean())) > SUSPICIOUS_SHARE:
-            yield Tampering(
-                name, "dead neurons", f"{share:.0%} of the biases are so negative that no usual input activates their neurons"
-            )
+            words = f"{share:.0%} of the biases are so negative that no usual input activates their neurons"
+            yield Tampering(layer.name, "dead neurons", words)
 
 
-def compute_parallel_share(weight: Tensor) -> float:
-    """Return the share of pairs of rows whose absolute cosine is above `PARALLEL_COSINE`, among the rows that are not zero.
+def _is_depthwise(layer: InspectedLayer) -> bool:
+    """Return whether each filter of a small kernel sees one channel only, possibly one of its own, as in filters that blur."""
+    return layer.is_convolution and layer.weight.shape[1] == 1 and layer.weight[0].numel() <= MAX_DEPTHWISE_KERNEL
 
-    Only the first `MAX_ROWS` rows are compared, each of them flattened. The share is 0 for less than two rows.
+
+def find_parallel_rows(weight: Tensor) -> Tensor:
+    """Return the indices (k,) of the largest group of rows that are nearly positive multiples of each other; none if it is small.
+
+    At most `MAX_ROWS` rows that are not zero are compared, evenly spread over the weight, each of them flattened. A group is
+    small if it has fewer than `MIN_PARALLEL` rows, or less than the share `MIN_PARALLEL_SHARE` of the compared ones.
     """
-    rows = weight.flatten(1)[:MAX_ROWS].double()
-    rows = rows[rows.norm(dim=1) > 0]
-    if len(rows) < 2:
-        return 0.0
-    rows = rows / rows.norm(dim=1, keepdim=True)
-    pairs = len(rows) * (len(rows) - 1)
-    return float((torch.triu((rows @ rows.T).abs(), diagonal=1) > PARALLEL_COSINE).sum()) * 2 / pairs
+    rows = weight.flatten(1).double()
+    kept = (rows.norm(dim=1) > 0).nonzero()[:, 0]
+    kept = _spread(kept, MAX_ROWS)
+    unit = torch.nn.functional.normalize(rows[kept], dim=1)
+    parallel = unit @ unit.T > PARALLEL_COSINE
+    count = parallel.sum(dim=1)
+    if not len(kept) or int(count.max()) < max(MIN_PARALLEL, MIN_PARALLEL_SHARE * len(kept)):
+        return kept[:0]
+    return kept[parallel[count.argmax()]]
+
+
+def have_different_thresholds(weight: Tensor, bias: Tensor) -> bool:
+    """Return whether at least half of the parallel rows (k, F) have thresholds that differ from those of the others.
+
+    bias: (k,). The threshold of a row is the value of its unit vector's inner product with an input at which its output is 0.
+    """
+    thresholds = (-bias.double() / weight.double().norm(dim=1)).sort().values
+    low, high = thresholds.quantile(0.05), thresholds.quantile(0.95)
+    unit = torch.nn.functional.normalize(weight.double(), dim=1)
+    apart = (unit - unit.mean(dim=0)).square().sum(dim=1).mean().sqrt()
+    if not float(high - low) > max(MIN_THRESHOLD_SPAN * float(thresholds.abs().max()), MIN_THRESHOLD_RATIO * float(apart)):
+        return False
+    steps = thresholds.diff() > MIN_THRESHOLD_STEP * (high - low) / len(thresholds)
+    return int(steps.sum()) + 1 >= len(thresholds) / 2
 
 
 def _compute_mirrored_share(weight: Tensor) -> float:
     """Return the share of rows that hold about the same values twice, once positive and once negative, up to a factor.
 
     Half of the values of such a row are positive, and half negative. The ratio of the k-th largest magnitude among the negative
-    values to the k-th largest positive value is nearly the same for all k. With an odd number of values, the middle one is
-    ignored. Only the first `MAX_ROWS` rows are examined.
+    values to the k-th largest positive value is nearly the same for all k, and differs from 1 by `MIN_MIRROR_FACTOR` on average.
+    With an odd number of values, the middle one is ignored. At most `MAX_ROWS` rows, evenly spread, are examined.
     """
-    rows = weight[:MAX_ROWS]
+    rows = _spread(weight, MAX_ROWS)
     half = rows.shape[1] // 2
     ordered = rows.sort(dim=1).values
     negative, positive = -ordered[:, :half], ordered.flip(1)[:, :half]
     ratio = negative / positive.clamp(min=torch.finfo(torch.float64).tiny)
     even = (negative > 0).all(dim=1) & (positive > 0).all(dim=1)
-    return float((even & (ratio.std(dim=1) < MIRROR_ERROR * ratio.mean(dim=1))).double().mean())
+    mean = ratio.mean(dim=1)
+    same = (ratio.std(dim=1) < MIRROR_ERROR * mean) & ((mean - 1).abs() > MIN_MIRROR_FACTOR)
+    return float((even & same).double().mean())
 
 
-def _inspect_convolution(name: str, weight: Tensor) -> Iterator[Tampering]:
+def _compute_paired_share(weight: Tensor) -> float:
+    """Return the share of rows in which every second value is another value of the row, times a factor that is the same for all.
+
+    These are trap weights whose values have any sign before they are copied. The factors that are tried are the ratios of the
+    largest magnitudes of the row to the largest one. At most `MAX_PAIRED_ROWS` rows and `MAX_PAIRED_VALUES` values of each are
+    examined. Float32 weights only: in lower precision, many values are multiples of others by chance.
+    """
+    ordered = _spread(weight, MAX_PAIRED_ROWS).abs().sort(dim=1).values
+    largest, values = ordered[:, -1:], _spread(ordered.T, MAX_PAIRED_VALUES).T
+    found = torch.zeros(len(ordered), dtype=torch.bool, device=weight.device)
+    for place in range(2, min(MAX_FACTORS, ordered.shape[1] - 1) + 2):
+        factor = ordered[:, -place, None] / largest.clamp(min=torch.finfo(torch.float64).tiny)
+        wanted = values * factor
+        after = torch.searchsorted(ordered, wanted.contiguous()).clamp(1, ordered.shape[1] - 1)
+        gap = torch.minimum((ordered.gather(1, after) - wanted).abs(), (ordered.gather(1, after - 1) - wanted).abs())
+        share = ((gap <= PAIR_ERROR * wanted) & (wanted > 0)).double().mean(dim=1)
+        suitable = ((factor > MIN_FACTOR) & (factor < 1 - MIN_MIRROR_FACTOR))[:, 0]
+        found |= suitable & ((share - 0.5).abs() <= MAX_PAIRED_DEVIATION)
+    return float(found.double().mean())
+
+
+def _spread(rows: Tensor, most: int) -> Tensor:
+    """Return at most `most` rows, evenly spread over all."""
+    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).long().to(rows.device)]
+
+
+def _inspect_first(layer: InspectedLayer) -> Iterator[Tampering]:
+    """Yield a sign of tampering if nearly all neurons of a first layer react to few inputs only, all about equally rarely."""
+    if layer.bias is None or not is_large(layer.weight):
+        return
+    distance = -layer.bias / layer.flatten().norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+    far = distance > MIN_RARE_DISTANCE
+    even = float(distance[far].std()) <= MAX_RARE_DEVIATION * float(distance[far].mean()) if int(far.sum()) > 1 else False
+    if even and (share := float(far.double().mean())) > SUSPICIOUS_SHARE:
+        words = f"{share:.0%} of the neurons of the first layer react to few inputs only, all of them about equally rarely"
+        yield Tampering(layer.name, "rarely active neurons", words)
+
+
+def _inspect_normalisations(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
+    """Yield a sign of tampering for each normalisation whose biases turn off nearly all of its channels behind ReLU."""
+    for name, weight in weights.items():
+        bias = weights.get(f"{name.removesuffix('weight')}bias")
+        if (
+            not name.endswith("weight")
+            or weight.ndim != 1
+            or bias is None
+            or bias.shape != weight.shape
+            or len(weight) < MIN_ROWS
+        ):
+            continue
+        dead = bias.detach().double() < -MAX_INPUT * weight.detach().double().abs().clamp(min=torch.finfo(torch.float32).tiny)
+        if (share := float(dead.double().mean())) > SUSPICIOUS_SHARE:
+            words = f"{share:.0%} of the biases are so negative that their channels are never positive"
+            yield Tampering(name, "dead neurons", words)
+
+
+def _inspect_convolution(layer: InspectedLayer) -> Iterator[Tampering]:
     """Yield a sign of tampering if more than the share `SUSPICIOUS_SHARE` of the filters have one single non-zero value.
 
-    Such a filter only multiplies one channel of its input by a number and shifts it by some pixels. Convolutions of 1x1, or with
-    less than three filters, are not inspected.
+    Such a filter only multiplies one channel of its input by a number and shifts it by some pixels. If other filters are zero, as
+    those for other clients are, the values of the filters must be equal, since pruning also leaves single values. Convolutions of
+    1x1, or with less than three filters, are not inspected.
     """
-    if weight[0, 0].numel() < 2 or len(weight) < 3:
+    weight = layer.weight
+    if weight.ndim != 4 or weight[0, 0].numel() < 2 or len(weight) < 3:
         return
-    share = float(((weight != 0).flatten(1).sum(dim=1) == 1).double().mean())
-    if share > SUSPICIOUS_SHARE:
-        yield Tampering(name, "copying convolution", f"{share:.0%} of the filters copy one pixel of one channel")
+    values = layer.flatten()
+    count = (values != 0).sum(dim=1)
+    single, used = int((count == 1).sum()), int((count > 0).sum())
+    if single <= SUSPICIOUS_SHARE * used or used < 2:
+        return
+    sizes = values.abs().amax(dim=1)[count == 1]
+    if used == len(weight) or float(sizes.max() - sizes.min()) <= MAX_COPY_DEVIATION * float(sizes.max()):
+        words = f"{single} of {used} filters that are not zero copy one pixel of one channel"
+        yield Tampering(layer.name, "copying convolution", words)
 
 
-def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
-    """Yield a sign of tampering if the norm of one row of the head's weight is over 1,000 times that of every other row.
+def _inspect_head(layer: InspectedLayer) -> Iterator[Tampering]:
+    """Yield signs of tampering if a linear layer, or a 1x1 convolution, has a single row or column that counts, or few classes.
 
-    Heads with less than three rows are not inspected.
+    Layers with less than three rows are not inspected. A layer has few classes if the biases of rows that are zero are above
+    those of the other rows by `MIN_BIAS_GAP`.
     """
-    norms = weight.norm(dim=1)
-    if len(norms) < 3 or not bool(norms.max() > 0):
+    if layer.weight[0, 0].numel() > 1 or len(layer.weight) < 3:
         return
-    rest = norms.sort(descending=True).values[1]
-    if float(rest) < 1e-3 * float(norms.max()):
+    weight = layer.flatten()
+    norms, columns = weight.norm(dim=1), weight.norm(dim=0)
+    if not bool(norms.max() > 0):
+        return
+    zero = norms == 0
+    if int((norms * DOMINANT >= norms.max()).sum()) == 1:
         words = f"the norm of the row of class {int(norms.argmax())} is over 1,000 times that of every other row"
-        yield Tampering(name, "head of a single class", words)
+        yield Tampering(layer.name, "head of a single class", words)
+    elif len(columns) >= MIN_FEATURES and int((columns * DOMINANT >= columns.max()).sum()) == 1:
+        words = f"the weights of feature {int(columns.argmax())} are over 1,000 times those of every other feature"
+        yield Tampering(layer.name, "head of a single feature", words)
+    elif layer.bias is not None and bool(zero.any()) and measure_gap(layer.bias, zero) > MIN_BIAS_GAP:
+        words = f"large biases switch off {int(zero.sum())} rows, whose weights are zero"
+        yield Tampering(layer.name, "head of few classes", words)
+
+
+def measure_gap(bias: Tensor, zero: Tensor) -> float:
+    """Return by how much the biases of the rows in the mask `zero` are above those of all other rows."""
+    return float(bias[zero].min() - bias[~zero].max())
 
 
 def _inspect_wide_layer(name: str, matrices: Sequence[Tensor]) -> Iterator[Tampering]:

@@ -5,6 +5,9 @@ Let G_i be the gradient of the weights of neuron i, and g_i the gradient of its 
 neurons alike, the differences G_i - G_(i+1) and g_i - g_(i+1) contain only the examples in bin i, between the thresholds t_i and
 t_(i+1). If bin i holds exactly one example, the layer's input for this example is the quotient of the two differences. The
 difference g_i - g_(i+1) is called the bin's bias difference here.
+
+Behind an activation that saturates, such as hard tanh in the paper's sparse variant, neuron i only sees the examples near its
+threshold, and G_i and g_i themselves take the place of the differences.
 """
 
 from collections.abc import Sequence
@@ -35,6 +38,8 @@ CERTIFIED_CONFIDENCE = 0.99
 in about a thousand cases."""
 RECOVERED_MSE = 0.009
 """Mean squared error up to which scoring counts an image as recovered."""
+SAME_MSE = 1e-6
+"""Mean squared difference up to which the contents of two bins count as the same example."""
 MARGIN = 0.05
 """Distance by which reconstructed values may leave [0, 1] before they count as a mixture of several examples."""
 
@@ -120,6 +125,18 @@ class ImprintedExamples:
     size: Tensor
     confidence: Tensor
 
+    @property
+    def certified(self) -> int:
+        return int((self.plausible & (self.error <= CERTIFIED_ERROR)).sum())
+
+    def drop_repeats(self) -> "ImprintedExamples":
+        """Return the examples without those that repeat another one with the same or higher confidence, by descending rank."""
+        order = self.rank().to(self.x.device)
+        near = torch.cdist(self.x[order].flatten(1), self.x[order].flatten(1)).square() <= SAME_MSE * self.x[:1].numel()
+        kept = order[~near.tril(-1).any(dim=1)] if len(order) else order
+        parts = (self.x, self.y, self.error, self.plausible, self.size, self.confidence)
+        return ImprintedExamples(*(part[kept] for part in parts))
+
     def rank(self) -> Tensor:
         """Return the indices of the bins by descending confidence, and for equal confidence by descending size."""
         keys = sorted(range(len(self.x)), key=lambda i: (-float(self.confidence[i]), -float(self.size[i])))
@@ -152,14 +169,32 @@ def read_imprint(observed: Observed) -> ImprintedExamples:
         )
     rows, bias = observed.gradient[layer.weight][0][layer.order], observed.gradient[layer.bias][0][layer.order]
     row_steps, bias_steps = _subtract_next(rows), _subtract_next(bias)
-    occupied = _find_occupied(bias, row_steps, bias_steps)
+    read = _read_bins(observed, layer, row_steps, bias_steps, _find_occupied(bias, row_steps, bias_steps), saturates=False)
+    if 2 * read.certified >= len(read.x):
+        return read
+    alone = _read_bins(observed, layer, rows, bias, _find_occupied(bias, rows, bias), saturates=True)
+    return alone if alone.certified > read.certified else read
+
+
+def _read_bins(
+    observed: Observed, layer: ImprintLayer, row_steps: Tensor, bias_steps: Tensor, occupied: Tensor, *, saturates: bool
+) -> ImprintedExamples:
+    """Return the contents of the bins with the indices `occupied`, from differences of neighbouring neurons.
+
+    saturates: whether the activation saturates, so that `row_steps` and `bias_steps` are the gradients of single neurons. Then
+    two neurons may see the same example, which is returned once, and bins are not counted.
+    """
     inputs = row_steps[occupied] / bias_steps[occupied, None]
     x = observed.data.denormalise(inputs.reshape(-1, *observed.data.shape))
-    plausible = _check_bins(inputs, occupied, layer) & ((x > -MARGIN) & (x < 1 + MARGIN)).flatten(1).all(dim=1)
+    plausible = ((x > -MARGIN) & (x < 1 + MARGIN)).flatten(1).all(dim=1)
+    plausible &= saturates | _check_bins(inputs, occupied, layer)
     y, error = _fit_labels(observed, layer, occupied, x, bias_steps[occupied])
     noise = _estimate_noise(row_steps) / bias_steps[occupied].abs()
-    confidence = _judge(error, plausible, observed.examples, noise * max(observed.data.std))
-    return ImprintedExamples(x, y, error, plausible, bias_steps[occupied].abs(), confidence)
+    sees_all = float(row_steps.sum(dim=0).norm()) > ROUNDING * float(row_steps.norm())  # this sum is the lowest neuron's gradient
+    countable = sees_all and not saturates
+    confidence = _judge(error, plausible, observed.examples if countable else None, noise * max(observed.data.std))
+    found = ImprintedExamples(x, y, error, plausible, bias_steps[occupied].abs(), confidence)
+    return found.drop_repeats() if saturates else found
 
 
 def _subtract_next(values: Tensor) -> Tensor:
@@ -238,17 +273,20 @@ def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tenso
     return torch.stack(found, dim=1)
 
 
-def _judge(error: Tensor, plausible: Tensor, count: int, noise: Tensor) -> Tensor:
+def _judge(error: Tensor, plausible: Tensor, count: int | None, noise: Tensor) -> Tensor:
     """Return an estimate of the probability that the example of each occupied bin is recovered, (M,).
 
     It is `CERTIFIED_CONFIDENCE` where a single example explains the bias difference (`error` is at most CERTIFIED_ERROR), and 0
     for implausible bins. For other plausible bins it is a lower bound by counting. I implausible bins hold at least two of the
     `count` examples each, so that at most L = count - 2 I examples are left for the P plausible bins, of which at least 2 P - L
     then hold a single one. If C of the P plausible bins are certified, the bound is (2 P - L - C) / (P - C), clamped to [0, 1].
+    count: None if the bins do not show how many examples are below each threshold; the lower bound is then 0.
     noise: (M,) standard deviation of the noise in a pixel of x. If its square exceeds RECOVERED_MSE, the probability is 0, even
            where a single example explains the bias difference.
     """
     certified = plausible & (error <= CERTIFIED_ERROR)
+    if count is None:
+        return CERTIFIED_CONFIDENCE * certified * (noise**2 <= RECOVERED_MSE)
     bins, mixed = int(plausible.sum()), int((~plausible).sum())
     alone = min(1.0, max(0.0, (2 * bins - (count - 2 * mixed)) / max(1, bins)))
     open_share = max(0.0, (alone * bins - int(certified.sum())) / max(1, bins - int(certified.sum())))

@@ -190,7 +190,7 @@ class Routing:
             return None
         own = self._build_from_answer(i, found, found.answer, perf_counter() - started)
         stays = torch.tensor(found.answer.determined) if found.answer.stays is None else found.answer.stays
-        doubted = bool((stays < MIN_CERTIFIED_STAYS).any()) or bool((own.confidence < MIN_CERTIFIED_CONFIDENCE).any())
+        doubted = not bool((stays >= MIN_CERTIFIED_STAYS).all()) or bool((own.confidence < MIN_CERTIFIED_CONFIDENCE).any())
         return None if doubted else own
 
     def get_warm_start(self, i: int) -> Given | None:

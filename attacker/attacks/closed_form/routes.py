@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
-from attacker.attacks.closed_form.linear.batch_labels import explain
+from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer, recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
@@ -126,6 +126,11 @@ weights, without a defense. For four photographs of one label, behind tanh and R
 MAX_AMBIGUOUS_MISFIT = 1e-3
 """Largest `Explained.misfit` at which a single example counts as the cause of a gradient that several examples may cause as well
 (`LinearAnswer.ambiguous`). Above it, the confidence is undecided, unless the example has the values of an 8-bit image."""
+MAX_TURNED = 1e-3
+"""Largest `Explained.turned` of an example of a batch that counts as explained by a label. On the tuning part, it is below 1e-6
+for right examples, and above 0.1 for mixtures of two."""
+MIN_MIXED_TURN = 0.1
+"""Smallest `Explained.turned` of a mixture behind a defense, if other examples of the batch are below MAX_TURNED."""
 MAX_SETTLED_RESIDUAL = 1e-6
 """Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if this layer alone
 settles the answer."""
@@ -187,6 +192,7 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
     if not found.found:
         return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
     misstated = mixed = False
+    doubtful = torch.zeros(found.found, dtype=torch.bool, device=found.x.device)
     try:
         whole = explain(
             observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_get_input_range(observed)
@@ -195,6 +201,7 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
         words += (TWIN_NOTE,) * bool(whole.twins.any())
         misstated = found.ambiguous and float(whole.misfit.max()) > MAX_AMBIGUOUS_MISFIT
         mixed = bool(whole.mixed.any())
+        doubtful = _find_unexplained(observed, i, found, whole)
     except ValueError:  # only some examples were isolated
         x, source = found.x, torch.arange(found.found)
         y, unclear = assign_labels(
@@ -207,12 +214,30 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
             examples=observed.examples,
         )
         mixed = bool(unclear.any())
+        doubtful |= not found.scaled
     x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
     several = found.how == "ratio" and float(1 - found.certainty.min()) > _estimate_residual(observed, i, chain)
     stored = observed.data.is_image and bool(is_eight_bit(x).all())
     final = len(x) == observed.examples and (stored or not found.ambiguous) and _is_settled(observed, i, found)
     unsure = MIXED_LABELS if mixed else "" if stored else MIXED_OR_MISSTATED if misstated else SECOND_EXAMPLE if several else ""
-    return ClosedFormAnswer(x, y, "linear", words, stays=found.certainty[source], final=final, open_question=unsure)
+    stays = found.certainty[source].masked_fill(doubtful[source], torch.nan)
+    return ClosedFormAnswer(x, y, "linear", words, stays=stays, final=final, open_question=unsure)
+
+
+def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, whole: Explained) -> Tensor:
+    """Return a mask (found,) of the examples of a batch that may be mixtures, since no label explains their part of the gradient.
+
+    If all labels fail for all examples, clients may have another loss, and combinations of labels with any weights count as well.
+    After several steps or behind a defense, the gradient of a right example may differ in other ways. Only examples with an
+    agreement below STOP_AGREEMENT are marked then, and, after one step, those that differ far more than others of the batch.
+    """
+    if observed.examples == 1:
+        return torch.zeros_like(found.certainty, dtype=torch.bool)
+    off = (whole.turned > MAX_TURNED).to(found.certainty.device)
+    if observed.cases[i].observations[0].is_defended or observed.steps != 1:
+        far = (whole.turned > MIN_MIXED_TURN).to(found.certainty.device) & (observed.steps == 1) & (not bool(off.all()))
+        return off & (found.certainty < STOP_AGREEMENT) | far
+    return off if not bool(off.all()) else (whole.beside > MAX_TURNED).to(found.certainty.device)
 
 
 def _estimate_residual(observed: Observed, i: int, chain: Chain) -> float:

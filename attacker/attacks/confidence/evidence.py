@@ -166,20 +166,23 @@ def judge_closed_form(
 
     route:    name of the closed form, which selects the calibration curve.
     missed:   distance between the answer's gradient and the observed one, relative to the norm of the observed one.
-    stays:    (N,) in [0, 1], how certain the closed form is of each example (`ClosedFormAnswer.stays`).
+    stays:    (N,) in [0, 1], how certain the closed form is of each example (`ClosedFormAnswer.stays`); NaN for examples that may
+              be mixtures.
     examples: number of examples in the batch.
     open_question: reason why a confidence of at least LIKELY is replaced by NaN; "" for none.
-    The confidence is taken from the calibration curve (`judge`), with four exceptions that are applied in this order:
+    The confidence is taken from the calibration curve (`judge`), with five exceptions that are applied in this order:
     1. A whole batch of the route `linear` is certified: if the batch has several examples, x holds all of them, the confidence of
        all is NaN so far, and `missed` is at most CERTIFIED_MISFIT, then examples with `stays` of at least MIN_CERTIFIED_STAYS get
        CERTIFIED_CONFIDENCE.
-    2. An image whose values are those of an 8-bit image (`is_eight_bit`) gets CERTIFIED_CONFIDENCE, whatever the curve says.
-    3. If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times,
+    2. Examples with `stays` of NaN are undecided.
+    3. An image whose values are those of an 8-bit image (`is_eight_bit`) gets CERTIFIED_CONFIDENCE, whatever the curve says.
+    4. If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times,
        or another example may be missing.
-    4. Examples with a confidence of at least LIKELY become undecided if there is an `open_question`, and so do images with this
+    5. Examples with a confidence of at least LIKELY become undecided if there is an `open_question`, and so do images with this
        confidence whose mean squared distance to [0, 1] exceeds MAX_OUTSIDE.
     """
-    count = len(x)
+    count, mixtures = len(x), stays.isnan().cpu()
+    stays = stays.nan_to_num(nan=0.0)
     explained = torch.full((count,), max(0.0, 1 - missed**2))
     evidence = {
         "misfit": torch.full((count,), missed**2 + 1e-14).log10(),
@@ -192,6 +195,7 @@ def judge_closed_form(
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
         words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
         judged = Judged(sure, explained, evidence, (words,))
+    judged = _mark_mixtures_undecided(judged, mixtures)
     judged = _mark_repeats_undecided(_certify_eight_bit(judged, x) if data.is_image else judged, x)
     doubted, reasons = doubt_likely(judged.confidence, open_question)
     judged = replace(judged, confidence=doubted, notes=(*judged.notes, *reasons))
@@ -207,6 +211,16 @@ def doubt_likely(confidence: Tensor, open_question: str) -> tuple[Tensor, tuple[
     if not open_question or not bool(likely.any()):
         return confidence, ()
     return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided: {open_question}",)
+
+
+def _mark_mixtures_undecided(own: Judged, mixtures: Tensor) -> Judged:
+    if not bool(mixtures.any()):
+        return own
+    words = (
+        f"confidence is undecided for {int(mixtures.sum())} of {len(mixtures)} examples, which may be mixtures of several: no "
+        "label explains their part of the gradient, or a layer without a bias hides whether they are single examples"
+    )
+    return replace(own, confidence=own.confidence.masked_fill(mixtures, UNDECIDED), notes=(*own.notes, words))
 
 
 def _certify_eight_bit(own: Judged, x: Tensor) -> Judged:

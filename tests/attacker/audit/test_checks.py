@@ -1,7 +1,6 @@
 """Tests of the checks of an audit: each constructed fault is found by its rule, and correct defenses have no finding."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from attacker.audit.privacy_checks import EPSILON_RULE
 from attacker.audit.setting_checks import find_isolated_clients
 from defenses import DefenseSpec
 from defenses.base import Update
-from fedsim.models.tampering import MAX_PARALLEL_SHARE, compute_parallel_share
+from fedsim.models.tampering import find_parallel_rows
 from fedsim.recording import DataSpec, ModelSpec, Observation, Recording, Training
 from fedsim.recording.files import read_json_lines
 
@@ -176,16 +175,15 @@ def test_clipping_norm_that_no_update_reaches_is_found() -> None:
     assert found(observed("clip(1000)", lambda update, i: update)) == [NEVER_BINDS_RULE]
 
 
-def test_share_of_parallel_rows_is_high_for_imprint_layers_only() -> None:
+def test_parallel_rows_are_found_in_imprint_layers_only() -> None:
     rng = Generator().manual_seed(0)
     measured = torch.rand(64, generator=rng)
     scales = torch.rand(32, generator=rng) + 0.1
-    assert compute_parallel_share(scales[:, None] * measured) == 1.0
-    assert compute_parallel_share(torch.randn(32, 64, generator=rng)) == 0.0
-    half = torch.cat([scales[:16, None] * measured, torch.randn(16, 64, generator=rng)])
-    assert math.isclose(compute_parallel_share(half), (16 * 15) / (32 * 31))
-    assert compute_parallel_share(half) < MAX_PARALLEL_SHARE
-    assert compute_parallel_share(torch.zeros(32, 64)) == 0.0
+    assert len(find_parallel_rows(scales[:, None] * measured)) == 32
+    assert len(find_parallel_rows(torch.randn(32, 64, generator=rng))) == 0
+    half = torch.cat([torch.randn(16, 64, generator=rng), scales[:16, None] * measured])
+    assert find_parallel_rows(half).tolist() == list(range(16, 32))
+    assert len(find_parallel_rows(torch.zeros(32, 64))) == 0
 
 
 def finding(grade: str) -> Finding:

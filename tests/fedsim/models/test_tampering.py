@@ -4,7 +4,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torchvision import models as vision
 
 import fedleak
@@ -51,10 +53,11 @@ def test_trap_weights_are_found_and_random_rows_are_not() -> None:
 def test_neurons_that_no_input_reaches_are_found() -> None:
     weight, head = random_weights(32, 40), random_weights(10, 32)
     out_of_reach = -3.1 * weight.abs().sum(dim=1)
-    assert name_patterns({"a.weight": weight, "a.bias": out_of_reach, "b.weight": head}) == {"dead neurons"}
-    assert name_patterns({"a.weight": weight, "a.bias": 0.9 * out_of_reach, "b.weight": head}) == set()
+    first = {"first.weight": random_weights(40, 20, seed=1)}
+    assert name_patterns({**first, "a.weight": weight, "a.bias": out_of_reach, "b.weight": head}) == {"dead neurons"}
+    assert name_patterns({**first, "a.weight": weight, "a.bias": 0.9 * out_of_reach, "b.weight": head}) == set()
     some = torch.where(torch.arange(32) < 16, out_of_reach, torch.zeros(32))
-    assert name_patterns({"a.weight": weight, "a.bias": some, "b.weight": head}) == set()
+    assert name_patterns({**first, "a.weight": weight, "a.bias": some, "b.weight": head}) == set()
 
 
 def test_a_head_of_one_class_is_found_and_a_head_of_zeros_is_not() -> None:
@@ -135,3 +138,143 @@ def test_an_imprint_layer_is_described_by_its_thresholds_in_order() -> None:
     assert find_imprint(weights, 13) is None
     weights["a.weight"][0] *= -1
     assert find_imprint(weights, 12) is None
+
+
+def imprint_layer(inputs: int = 48, bins: int = 32) -> nn.Linear:
+    """Return a linear layer whose neurons compare the mean of the input with quantiles of a normal distribution."""
+    layer = nn.Linear(inputs, bins)
+    with torch.no_grad():
+        layer.weight.fill_(1 / inputs)
+        layer.bias.copy_(-torch.distributions.Normal(0.5, 0.2).icdf(torch.arange(1, bins + 1) / (bins + 1)))
+    return layer
+
+
+def patterns_of(*layers: nn.Module) -> set[str]:
+    return {sign.pattern for sign in inspect_model(nn.Sequential(*layers))}
+
+
+class Stored(nn.Module):
+    """A linear layer with other names of its parameters, whose weight may be stored as (inputs, outputs)."""
+
+    def __init__(self, layer: nn.Linear, *, transposed: bool) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(layer.weight.detach().T.clone() if transposed else layer.weight.detach().clone())
+        self.shift = nn.Parameter(layer.bias.detach().clone())
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda layer: layer,
+        parametrizations.weight_norm,
+        pytest.param(nn.utils.weight_norm, marks=pytest.mark.filterwarnings("ignore::FutureWarning")),
+        lambda layer: nn.utils.prune.identity(layer, "weight"),
+        lambda layer: Stored(layer, transposed=False),
+        lambda layer: Stored(layer, transposed=True),
+    ],
+)
+def test_imprint_layers_are_found_however_their_weight_is_stored(hide) -> None:
+    assert patterns_of(hide(imprint_layer()), nn.ReLU(), nn.Linear(32, 10)) == {"imprint layer"}
+
+
+def test_an_imprint_layer_of_few_bins_or_beside_other_neurons_is_found() -> None:
+    assert patterns_of(imprint_layer(bins=8), nn.ReLU(), nn.Linear(8, 10)) == {"imprint layer"}
+    wide, part = nn.Linear(48, 96), imprint_layer()
+    with torch.no_grad():
+        wide.weight[:32], wide.bias[:32] = part.weight, part.bias
+    assert patterns_of(wide, nn.ReLU(), nn.Linear(96, 10)) == {"imprint layer"}
+
+
+def test_parallel_rows_without_different_thresholds_show_no_sign() -> None:
+    equal, blur = nn.Linear(48, 32), nn.Conv2d(16, 16, 3, groups=16)
+    upsampling = nn.ConvTranspose2d(16, 16, 4, 2, groups=16, bias=False)
+    for layer in (equal, blur, upsampling):
+        nn.init.constant_(layer.weight, 0.1)
+    nn.init.constant_(equal.bias, -0.3)
+    assert patterns_of(equal) == patterns_of(blur) == patterns_of(upsampling) == set()
+    equal.weight.data = equal.weight.data + 0.002 * random_weights(32, 48)  # parallel by training, as are their thresholds
+    equal.bias.data = equal.bias.data + 0.01 * random_weights(32)
+    assert patterns_of(equal) == set()
+    pruned = nn.Linear(48, 32)
+    pruned.weight.data[2:] = 0
+    pruned.weight.data[1] = 2 * pruned.weight.data[0]
+    assert patterns_of(pruned) == set()
+
+
+def test_equal_rows_of_an_embedding_that_is_also_the_head_show_no_sign() -> None:
+    network = nn.Sequential(nn.Embedding(60, 32), nn.Linear(32, 60))
+    network[1].weight = network[0].weight
+    network[0].weight.data[10:50] = network[0].weight.data[10]
+    assert inspect_model(network) == []
+
+
+@pytest.mark.parametrize("factor", [0.95, 0.99, -0.999])
+@pytest.mark.parametrize("size", [97, 3072])
+def test_trap_weights_of_any_sign_are_found(factor: float, size: int) -> None:
+    trap, half = torch.zeros(32, size), size // 2
+    for i in range(32):
+        values, place = random_weights(half, seed=i), torch.randperm(size, generator=torch.Generator().manual_seed(i))
+        trap[i, place[:half]], trap[i, place[half : 2 * half]] = values, -factor * values
+    assert name_patterns({"a.weight": trap, "head.weight": random_weights(10, 32)}) == {"trap weights"}
+
+
+def test_antisymmetric_and_binary_rows_are_no_trap_weights() -> None:
+    places = torch.arange(64)
+    cosines = torch.cos(torch.pi / 64 * (places + 0.5) * places[:, None])
+    powers = 2.0 ** -torch.randint(0, 4, (64, 64), generator=torch.Generator().manual_seed(0)) * random_weights(64, 64).sign()
+    decay = 0.9**places * torch.ones(64, 1)
+    for weight in (cosines, random_weights(64, 64).sign(), powers, decay):
+        assert name_patterns({"a.weight": weight, "head.weight": random_weights(10, 64)}) == set()
+
+
+def test_a_first_layer_that_nearly_never_reacts_is_found() -> None:
+    first, second, head = random_weights(32, 40), random_weights(32, 32, seed=1), random_weights(10, 32, seed=2)
+    rare = torch.full((32,), -2.0 * 40**0.5)
+    assert name_patterns({"a.weight": first, "a.bias": rare, "b.weight": head}) == {"rarely active neurons"}
+    gate = {"a.weight": first, "a.bias": torch.zeros(32), "b.weight": second, "b.bias": rare, "c.weight": head}
+    assert name_patterns(gate) == set()  # such as the gates of a highway network
+
+
+def test_normalised_channels_that_never_react_are_found() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16, 10))
+    nn.init.zeros_(network[1].weight)
+    assert inspect_model(network) == []  # the usual initialisation of the last normalisation of a residual block
+    nn.init.constant_(network[1].bias, -1.0)
+    assert [(sign.layer, sign.pattern) for sign in inspect_model(network)] == [("1.weight", "dead neurons")]
+
+
+def test_heads_that_fish_for_classes_or_a_feature_are_found() -> None:
+    kept = random_weights(10, 32)
+    head, bias = torch.zeros(10, 32), torch.full((10,), 1000.0)
+    head[[2, 5]], bias[[2, 5]] = kept[[2, 5]], 0.0
+    assert name_patterns({"head.weight": head, "head.bias": bias}) == {"head of few classes"}
+    assert name_patterns({"head.weight": head, "head.bias": -bias}) == set()  # classes that are masked out
+    assert name_patterns({"head.weight": head, "head.bias": torch.zeros(10)}) == set()  # classes that are still to come
+    feature = torch.zeros(10, 32)
+    feature[[2, 5], 7] = 100.0
+    assert name_patterns({"head.weight": feature}) == {"head of a single feature"}
+    single = torch.zeros(10, 32)
+    single[3] = kept[3]
+    assert name_patterns({"head.weight": single, "body.weight": random_weights(32, 40)}) == {"head of a single class"}
+    assert name_patterns({"a.weight": random_weights(8, 3, 3, 3), "b.weight": single[:, :, None, None]}) == {
+        "head of a single class"
+    }
+
+
+def test_convolutions_that_copy_for_one_client_among_many_are_found() -> None:
+    weight = torch.zeros(30, 3, 3, 3)
+    for channel in range(3):
+        weight[9 + channel, channel, 1, 1] = 1.0
+    assert name_patterns({"conv.weight": weight}) == {"copying convolution"}
+    weight[9:12] *= torch.tensor([0.5, 1.0, 2.0]).reshape(3, 1, 1, 1)  # what pruning leaves has different values
+    assert name_patterns({"conv.weight": weight}) == set()
+
+
+def test_what_cannot_be_inspected_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"must be a torch.nn.Module, got OrderedDict"):
+        inspect_model(nn.Linear(3, 2).state_dict())  # type: ignore[arg-type]
+    with torch.device("meta"):
+        empty = nn.Linear(3, 2)
+    for model in (empty, nn.LazyLinear(3)):
+        with pytest.raises(ValueError, match="the parameter weight has no values yet"):
+            inspect_model(model)

@@ -31,6 +31,9 @@ MAX_SCALED_MISFIT = 0.3
 """Largest relative norm of what a label leaves unexplained at which the scale of the gradient counts as right. Above it, clients
 train otherwise than stated, for example with another learning rate, and a single label is chosen by the direction alone."""
 
+MIN_SINGULAR_VALUE = 1e-10
+"""Singular values of the gradients for all labels, relative to the largest one, below which they are rounding errors."""
+
 TWIN_TOLERANCE = 1e-4
 """Largest increase of the unexplained share at which a second norm counts as another solution (twin)."""
 
@@ -42,6 +45,10 @@ class Explained:
     source: (N,) index of each example among the `found` examples of the `LinearAnswer`.
     misfit: (found,) for each example of the `LinearAnswer`, the norm of the part of its gradient dL/dz that its labels do not
             explain, relative to the norm of this gradient.
+    turned: (found,) sine of the angle between this gradient and that for the best label, or the misfit if that is less. Unlike
+            the misfit, it is small for a right example whose gradient has been scaled, as by clipping or another learning rate.
+    beside: (found,) the smallest norm of a difference of this gradient and a combination of those for all labels, relative to its
+            norm. It is small also for soft labels, as in label smoothing.
     twins:  (found,) whether the example scaled to another norm would explain this gradient about equally well; False if the norm
             is known.
     mixed:  (found,) whether this gradient combines the gradients for two labels with different weights, as for inputs that MixUp
@@ -52,6 +59,8 @@ class Explained:
     y: Tensor
     source: Tensor
     misfit: Tensor
+    turned: Tensor
+    beside: Tensor
     twins: Tensor
     mixed: Tensor
 
@@ -85,7 +94,7 @@ def explain(
         )
     simulate = _Simulation(model, chain, weights, loss)
     spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
-    x, y, source, misfit, twins, mixed = [], [], [], [], [], []
+    x, y, source, misfit, turned, beside, twins, mixed = [], [], [], [], [], [], [], []
     for i in range(answer.found):
         if answer.scaled:
             one, twin = answer.x[i], False
@@ -99,11 +108,14 @@ def explain(
         y += list(labels)
         source += [i] * len(labels)
         misfit.append(missed)
+        turned.append(min(missed, simulate.measure_angle(one, part)))
+        beside.append(simulate.measure_distance(one, part))
         twins.append(twin)
         mixed.append(missed > MIN_SINGLE_MISFIT and simulate.has_mixed_labels(one, part))
     return Explained(
         x=torch.stack(x), y=torch.tensor(y), source=torch.tensor(source), misfit=torch.tensor(misfit, dtype=torch.float64),
-        twins=torch.tensor(twins), mixed=torch.tensor(mixed),
+        turned=torch.tensor(turned, dtype=torch.float64),
+        beside=torch.tensor(beside, dtype=torch.float64), twins=torch.tensor(twins), mixed=torch.tensor(mixed),
     )  # fmt: skip
 
 
@@ -153,6 +165,21 @@ class _Simulation:
         if best[1] > MAX_SCALED_MISFIT:
             return (int(torch.cosine_similarity(each, part, dim=1).argmax()),), best[1]
         return best
+
+    def measure_angle(self, x: Tensor, part: Tensor) -> float:
+        """Return the smallest sine of the angle between `part` (width,) and the gradient dL/dz of x (F,) for one of the labels.
+
+        It is 1 for obtuse angles. The sine is computed from differences of unit vectors, since cosines lose digits near 1.
+        """
+        each = torch.nn.functional.normalize(self.simulate_all_labels(x[None])[0], dim=1)
+        half = (each - part / part.norm()).norm(dim=1) / 2
+        return float(torch.where(half < 0.5**0.5, 2 * half * (1 - half.square()).clamp(min=0).sqrt(), 1.0).min())
+
+    def measure_distance(self, x: Tensor, part: Tensor) -> float:
+        """Return the distance of `part` (width,) from the span of the gradients dL/dz of x (F,) for all labels, over its norm."""
+        left, value, _ = torch.linalg.svd(self.simulate_all_labels(x[None])[0].T, full_matrices=False)
+        basis = left[:, value > MIN_SINGULAR_VALUE * value[0]]
+        return float((part - basis @ (basis.T @ part)).norm() / part.norm())
 
     def has_mixed_labels(self, x: Tensor, part: Tensor) -> bool:
         """Return whether the observed dL/dz, `part` (width,), mixes the gradients of x (F,) for two labels

@@ -45,6 +45,9 @@ MAX_ALTERNATIONS = 6
 MAX_RESIDUAL = 3.0
 """Largest residual of an explained gradient, in standard deviations of its noise."""
 
+MIN_ALONE_NEURONS = 3
+"""Smallest number of neurons whose parallel gradients are evidence that a batch's gradient is that of one example."""
+
 SINGLE_NEURON_CERTAINTY = 0.25
 """Certainty of an example that is computed from a single neuron."""
 
@@ -106,7 +109,7 @@ def recover_linear(
     if factors is not None and factors.rank == 1:
         if task.shares_direction:
             return _build_empty_answer(layer, _explain_shared_direction(layer, examples), rank=1)
-        return task.recover_single(1, _note_single(examples))
+        return task.recover_alone(examples)
     if layer.activation.name != "relu":
         what = "no activation" if layer.activation.name == "identity" else layer.activation.name
         return _build_empty_answer(
@@ -174,6 +177,15 @@ class _Task:
         return LinearAnswer(
             x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=_join(note, said)
         )  # fmt: skip
+
+    def recover_alone(self, examples: int | None) -> LinearAnswer:
+        """Return the input of one example that seems to make up the whole gradient of a batch, which has rank one.
+
+        Fewer than `MIN_ALONE_NEURONS` neurons with a gradient are no evidence of a single example: one row always has rank one.
+        """
+        found = self.recover_single(1, _note_single(examples))
+        few = int((self.rows.norm(dim=1) > 0).sum()) < MIN_ALONE_NEURONS
+        return replace(found, certainty=found.certainty.clamp(max=SINGLE_NEURON_CERTAINTY)) if few else found
 
     def recover_batch(self, factors: Factors, examples: int | None, rng: Generator, samples: int) -> LinearAnswer:
         """Recover all examples of a batch, from isolated neurons if each example has some, otherwise from sparse directions.

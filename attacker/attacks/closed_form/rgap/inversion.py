@@ -36,8 +36,9 @@ class ClosedFormAnswer:
     notes:      remarks for the user.
     doubts:     reasons why the answer may be wrong; not shown if its gradient is within `router.EXACT_DISTANCE` of the observed
                 one.
-    stays:      (B,) in [0, 1], how certain each example is, from which its confidence is estimated. None if the closed form does
-                not measure it; `Routing` may then measure how little x changes under other rounding errors of the gradient.
+    stays:      (B,) in [0, 1], how certain each example is, from which its confidence is estimated; NaN for examples that may be
+                mixtures of several. None if the closed form does not measure it; `Routing` may then measure how little x changes
+                under other rounding errors of the gradient.
     twin:       another x with the same gradient, if the closed form `layers` or `peeled` found one; else None.
     determined: share of the input's values that the gradient determines, by count; below 1 the input is not unique. 1 also if it
                 was not counted.

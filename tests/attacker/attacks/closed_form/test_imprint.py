@@ -4,8 +4,9 @@ import pytest
 import torch
 from generators import seeded
 from observations import make_observation
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedleak
 from attacker.attacks import AttackSpec, Case, find_unmet, robbing_the_fed
 from attacker.attacks.base import list_oracles
 from attacker.attacks.closed_form.imprint import CERTIFIED_CONFIDENCE
@@ -101,3 +102,22 @@ def test_imprint_layer_is_required_and_the_malicious_server_is_stated() -> None:
     assert "imprint layer" in reason
     assert find_unmet(robbing_the_fed(), make_case(x, y)) == []
     assert list_oracles(robbing_the_fed().needs) == ("malicious server",)
+
+
+def test_neurons_that_saturate_are_read_one_by_one() -> None:
+    """The paper's sparse variant: hard tanh, with each row divided by the width of its bin."""
+    x, y, bins = make_images(torch.linspace(0.3, 0.7, 6)), torch.tensor([4, 0, 2, 2, 1, 3]), 40
+    thresholds = torch.linspace(0.2, 0.8, bins)
+    sort, join = nn.Linear(64, bins), nn.Linear(bins, 64)
+    with torch.no_grad():
+        sort.weight.fill_(1 / 64 * bins)
+        sort.bias.copy_(-thresholds * bins)
+        join.weight.fill_(1 / bins)
+    model = nn.Sequential(nn.Flatten(), sort, nn.Hardtanh(0.0, 1.0), join, nn.ReLU(), nn.Linear(64, 5))
+    gradient = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
+    observation = fedleak.observe(model, "cross_entropy", gradient, shape=(1, 8, 8), num_examples=6)
+    found = fedleak.attack(observation, "robbing_the_fed").reconstructions[0]
+    sure = found.confidence > 0.9
+    error = (found.x[:, None] - x).flatten(2).square().mean(dim=2).amin(dim=1)
+    assert int(sure.sum()) >= 5
+    assert float(error[sure].max()) < 1e-8
