@@ -40,7 +40,8 @@ class Scale:
     """The size of the benchmark. setting: of the federation. images: number of images of the batch.
 
     steps: iterations of ROG and of its search in pixels. steps_of_ig: iterations of Inverting Gradients, over which its schedule
-    of learning rates runs. folder: name of the folder of kept answers.
+    of learning rates runs. folder: name of the folder of kept answers. all_attacks: whether all attacks run if no column is
+    selected; otherwise ROG and its null alone do.
     """
 
     setting: BatchSetting
@@ -48,10 +49,15 @@ class Scale:
     steps: int
     steps_of_ig: int
     folder: str
+    all_attacks: bool = True
 
 
 FULL = Scale(BatchSetting(), images=4, steps=100, steps_of_ig=400, folder="full")
 QUICK = Scale(BatchSetting(side=32), images=2, steps=8, steps_of_ig=12, folder="quick")
+PUBLISHED = Scale(BatchSetting(side=128), images=16, steps=100, steps_of_ig=400, folder="published", all_attacks=False)
+"""The batch and the images of the paper."""
+AIMED_GAP = 0.05
+"""Largest difference from the LPIPS of the paper, at its size, that is aimed for."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,16 @@ class ColumnTools:
         return measure_similarity(x, self.x, self.perceptual)
 
 
+def choose_scale(asked: Options) -> Scale:
+    """Return the scale that the options select."""
+    full = PUBLISHED if "published" in asked.flags else FULL
+    return replace(QUICK, all_attacks=full.all_attacks) if asked.quick else full
+
+
 @cache
 def load_tools(asked: Options) -> ColumnTools:
     """Load what all columns share, once for each process."""
-    scale = QUICK if asked.quick else FULL
+    scale = choose_scale(asked)
     images = load_images(asked, "imagenet", scale.images)
     folder = AnswerFolder(FOLDER / scale.folder, fresh="fresh" in asked.flags or asked.quick)
     enhancer = read_enhancer(READY_FILE) if READY_FILE.exists() else None
@@ -102,14 +114,24 @@ class ColumnResult:
     peak_mb: float = 0.0
 
     @property
-    def is_better_than_pixels(self) -> bool:
-        """Whether ROG with the enhancer is better than ROG's search in pixels, both without the enhancer and with it."""
+    def is_better_than_pixels(self) -> bool | None:
+        """Whether ROG with the enhancer is better than ROG's search in pixels, both without the enhancer and with it.
+
+        None if that search was not measured.
+        """
+        if "pixels" not in self.plain:
+            return None
         own = self.enhanced["ROG"]
         return all(own.is_better_than(other["pixels"]) for other in (self.plain, self.enhanced))
 
     @property
-    def is_not_worse_than_ig(self) -> bool:
-        """Whether ROG with the enhancer is at least as good as Inverting Gradients, both without the enhancer and with it."""
+    def is_not_worse_than_ig(self) -> bool | None:
+        """Whether ROG with the enhancer is at least as good as Inverting Gradients, both without the enhancer and with it.
+
+        None if Inverting Gradients was not measured.
+        """
+        if "Inverting Gradients" not in self.plain:
+            return None
         own = self.enhanced["ROG"]
         return all(own.is_better_than(other["Inverting Gradients"], or_equal=True) for other in (self.plain, self.enhanced))
 
@@ -119,27 +141,33 @@ def measure_columns(asked: Options, columns: Sequence[DefendedColumn] = ()) -> T
 
     columns: the columns; if there are none, those that `asked` selects.
     columns_better_than_identity, columns_not_worse_than_ig: numbers of columns with `ColumnResult.is_better_than_pixels` and
-    `ColumnResult.is_not_worse_than_ig`. If the first column is measured, the summary includes `measure_iterations`.
+    `ColumnResult.is_not_worse_than_ig`; None if only ROG was measured. If the first column is measured, and all attacks are, the
+    summary includes `measure_iterations`. lpips_gap: at the published size, the largest difference between ROG's LPIPS with the
+    enhancer and the paper's. columns_within_gap: number of columns where it is at most `AIMED_GAP`.
     peak_mb: largest peak memory of a worker process.
     Raises RuntimeError, naming the columns, if columns failed, after all others are finished.
     """
     if not columns:
         columns = COLUMNS if asked.table is None else [c for c in (*COLUMNS, *OTHER_COLUMNS) if c.table == asked.table]
     found = measure_in_processes(asked, columns)
+    rows = [row for one in found for row in one.rows]
+    better, not_worse = [one.is_better_than_pixels for one in found], [one.is_not_worse_than_ig for one in found]
     summary = {
-        "columns_better_than_identity": sum(one.is_better_than_pixels for one in found),
-        "columns_not_worse_than_ig": sum(one.is_not_worse_than_ig for one in found),
+        "columns_better_than_identity": None if None in better else sum(map(bool, better)),
+        "columns_not_worse_than_ig": None if None in not_worse else sum(map(bool, not_worse)),
         "columns": len(found),
     }
     for one in found:
         summary |= one.summary
+    gaps = [row["lpips_gap"] for row in rows if row["lpips_gap"] is not None]
     others = {
-        "lpips_gap": None,
-        "images": load_tools(asked).scale.images,
+        "lpips_gap": max(gaps, default=None),
+        "columns_within_gap": sum(gap <= AIMED_GAP for gap in gaps) if gaps else None,
+        "images": choose_scale(asked).images,
         "part": found[0].part,
         "peak_mb": max(one.peak_mb for one in found),
     }
-    return [row for one in found for row in one.rows], summary | others
+    return rows, summary | others
 
 
 def measure_in_processes(asked: Options, columns: Sequence[DefendedColumn]) -> list[ColumnResult]:
@@ -185,17 +213,23 @@ def _exit_with(parent: int) -> None:
 
 
 def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
-    """Attack one column with ROG, its search in pixels, Inverting Gradients, and the nulls of ROG and of Inverting Gradients."""
+    """Attack one column with ROG, its search in pixels, Inverting Gradients, and the nulls of ROG and of Inverting Gradients.
+
+    If the scale does not have `all_attacks` and no column is selected, only ROG and its null attack.
+    """
     tools = load_tools(asked)
     case = make_case(tools, column)
     attacks = make_attacks(tools.scale)
-    attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients")}
+    if not (tools.scale.all_attacks or asked.table):
+        attacks = {"ROG": attacks["ROG"]}
+    attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients") if name in attacks}
     rows, plain, enhanced = [], {}, {}
-    labels = share_of_labels(case, tools.y, tools.asked)
+    labels, at_its_size = share_of_labels(case, tools.y, tools.asked), tools.scale.setting.side == PUBLISHED.setting.side
     for name, attack in attacks.items():
         answer = tools.folder.attack(attack, case, tools.x, tools.asked)
         plain[name] = tools.measure(answer.x)
         enhanced[name] = tools.measure(tools.enhancer(answer.x)) if tools.enhancer else plain[name]
+        paper, lpips = column.paper if name == "ROG" else None, enhanced[name].lpips
         rows.append(
             {
                 "column": column.name,
@@ -204,11 +238,12 @@ def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
                 **asdict(plain[name]),
                 **{f"enhanced_{key}": value for key, value in asdict(enhanced[name]).items()},
                 "labels_if_not_told": labels,
-                "paper_lpips_128": column.paper if name == "ROG" else None,
+                "paper_lpips_128": paper,
+                "lpips_gap": None if paper is None or not at_its_size or lpips is None else lpips - paper,
                 "cpu_seconds": answer.cpu_seconds,
             }
         )
-    summary = measure_iterations(tools, case) if column == COLUMNS[0] else {}
+    summary = measure_iterations(tools, case) if column == COLUMNS[0] and tools.scale.all_attacks else {}
     return ColumnResult(rows, plain, enhanced, tools.part, summary, read_peak_memory())
 
 
