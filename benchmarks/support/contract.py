@@ -29,6 +29,7 @@ class Options:
     quick: whether to run a smaller instance of the work. json: whether to print the result as JSON, too. data: folder of data
     sets; None to use only those in the package. device: "cpu" or "cuda". seed: of random weights, draws and attacks. table: name
     of the selected table; None if none was named. flags: names of the benchmark's own switches that were given.
+    workers: number of processes that attack at the same time, in benchmarks that offer it.
     """
 
     quick: bool
@@ -38,12 +39,16 @@ class Options:
     seed: int
     table: str | None
     flags: frozenset[str] = frozenset()
+    workers: int = 1
 
 
-def parse_options(description: str, *, tables: Sequence[str] = (), flags: Sequence[str] = ()) -> Options:
+def parse_options(
+    description: str, *, tables: Sequence[str] = (), flags: Sequence[str] = (), offers_workers: bool = False
+) -> Options:
     """Parse the command line of a benchmark, and return its options. An invalid command line ends the program with a message.
 
     description: text of --help. tables: names of tables that can be selected. flags: additional switches, without "--".
+    offers_workers: whether there is the option --workers, which is the number of cores by default.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if tables:
@@ -55,9 +60,20 @@ def parse_options(description: str, *, tables: Sequence[str] = (), flags: Sequen
     parser.add_argument("--seed", type=int, default=0)
     for flag in flags:
         parser.add_argument(f"--{flag}", action="store_true")
+    if offers_workers:
+        cores = len(os.sched_getaffinity(0))
+        parser.add_argument(
+            "--workers", type=_parse_count, default=cores, help=f"number of processes (default: {cores}, all cores)"
+        )
     given = vars(parser.parse_args())
     chosen = frozenset(flag for flag in flags if given.pop(flag))
     return Options(table=given.pop("table", None), flags=chosen, **given)
+
+
+def _parse_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it must be a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 @dataclass

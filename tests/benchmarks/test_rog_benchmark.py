@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support.contract import Options
-from support.rog.columns import BatchSetting, DefendedColumn, observe
+from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe
+from support.rog.comparison import measure_columns, measure_in_processes
 from support.rog.outcomes import AnswerFolder
 from support.rog.tradeoff import ATTACKS, compare_attacks, draw_regions, make_narrow_lenet
 
@@ -41,6 +43,36 @@ def test_answers_are_stored_by_settings_and_images_and_not_by_the_name_of_a_colu
         folder.attack(chosen, observe(column, setting, x, y, key="client", seed=0), x, ASKED)
         counts.append(len(list(tmp_path.glob("*.safetensors"))))
     assert counts == [1, 1, 2, 3, 4, 5, 6]
+
+
+def test_rows_do_not_depend_on_the_number_of_worker_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = [column for column in COLUMNS if column.table in ("raw", "sign")]
+    found = []
+    for workers in (1, 2):
+        rows, summary = measure_columns(replace(ASKED, workers=workers), chosen)
+        found.append([{key: value for key, value in row.items() if key != "cpu_seconds"} for row in rows])
+        assert summary["columns"] == 2
+        assert 0 < summary["peak_mb"] < 4000
+        assert "iterations_ratio" in summary
+    assert found[0] == found[1]
+    assert [row["column"] for row in found[0]] == [column.name for column in chosen for _ in range(5)]
+    assert capsys.readouterr().err.splitlines()[0].startswith("sign: column 1 of 2 after ")  # the most expensive one
+
+
+def test_failed_column_is_named_after_the_others_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = DefendedColumn("wrong", defense="rog_top_k(2.0)", cost=1000)
+    with pytest.raises(RuntimeError, match=r"columns that failed: wrong\. Run it again without --fresh"):
+        measure_in_processes(replace(ASKED, workers=1), [COLUMNS[0], wrong])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("wrong: column 1 of 2 after ")
+    assert "failed: " in first
+    assert second.startswith("raw: column 2 of 2 after ")
 
 
 def test_rog_is_better_where_its_distance_is_lower_or_its_psnr_higher() -> None:

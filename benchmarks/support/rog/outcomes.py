@@ -60,11 +60,12 @@ class Similarity:
 class AnswerFolder:
     """A folder of reconstructions, in files named by a hash of their settings.
 
-    fresh: whether to attack again, and overwrite stored reconstructions.
+    fresh: whether to attack again, and overwrite reconstructions that were stored before this object was made.
     """
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self.path, self.fresh = path, fresh
+        self.made: set[Path] = set()
         path.mkdir(parents=True, exist_ok=True)
 
     def make_path(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options) -> Path:
@@ -84,16 +85,17 @@ class AnswerFolder:
     def attack(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options) -> Answer:
         """Return what `attack` reconstructs from `case`, in the order of the originals x (N, *shape).
 
-        If this folder holds the answer and `fresh` is not set, that answer is returned. Otherwise the attack runs, and its answer
-        is stored. Stored answers are distinguished as `make_path` says.
+        If this folder holds the answer, and `fresh` is not set or this object made it, that answer is returned. Otherwise the
+        attack runs, and its answer is stored. Stored answers are distinguished as `make_path` says.
         attack: an attack, or its null (the same attack without the client's message).
         """
         file = self.make_path(attack, case, x, asked)
         cost = file.with_suffix(".json")
-        if self.fresh or not cost.exists():
+        if (self.fresh and file not in self.made) or not cost.exists():
             with measure_cpu() as clock:
-                (found,) = attack([case], rng=torch.Generator().manual_seed(asked.seed))
+                (found,) = replace(attack, device=asked.device)([case], rng=torch.Generator().manual_seed(asked.seed))
             found.write(file)
+            self.made.add(file)
             cost.write_text(json.dumps({"cpu_seconds": clock.seconds}))
         found = Reconstruction.read(file)
         order = [i for i in assign_reconstructions(found.x.nan_to_num(), x) if i is not None]

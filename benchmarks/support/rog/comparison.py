@@ -1,0 +1,289 @@
+"""Attacks on the columns of ROG's figures 3 and 8, and how ROG followed by the enhancer compares with other attacks.
+
+Columns are attacked in worker processes of one thread each. The images of all answers are kept in a folder.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+from support.contract import Options, ResultRow, TableAndSummary, read_peak_memory
+from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, DefendedColumn, observe, resize
+from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
+from support.splits import load_images
+from torch import Tensor
+
+from attacker.attacks import Case, GradientMatching, inverting_gradients, rog
+from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, read_enhancer
+
+FOLDER = Path("runs/benchmark-rog")
+DECODER, TV = "coarse_to_fine", 3e-2
+"""Decoder of ROG in the columns, and weight of total variation of ROG and of its search in pixels."""
+RATIO_STEPS = (10, 20, 30, 40, 60)
+"""Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
+PARENT_SECONDS = 2.0
+"""Time between two checks of a worker process that its parent process exists."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of the benchmark. setting: of the federation. images: number of images of the batch.
+
+    steps: iterations of ROG and of its search in pixels. steps_of_ig: iterations of Inverting Gradients, over which its schedule
+    of learning rates runs. folder: name of the folder of kept answers. all_attacks: whether all attacks run if no column is
+    selected; otherwise ROG and its null alone do.
+    """
+
+    setting: BatchSetting
+    images: int
+    steps: int
+    steps_of_ig: int
+    folder: str
+    all_attacks: bool = True
+
+
+FULL = Scale(BatchSetting(), images=4, steps=100, steps_of_ig=400, folder="full")
+QUICK = Scale(BatchSetting(side=32), images=2, steps=8, steps_of_ig=12, folder="quick")
+PUBLISHED = Scale(BatchSetting(side=128), images=16, steps=100, steps_of_ig=400, folder="published", all_attacks=False)
+"""The batch and the images of the paper."""
+AIMED_GAP = 0.05
+"""Largest difference from the LPIPS of the paper, at its size, that is aimed for."""
+
+
+@dataclass(frozen=True)
+class ColumnTools:
+    """What all columns share.
+
+    asked: options. x, y: original images (N, 3, H, W) and their labels (N,), of the data set's part `part`. folder: kept
+    reconstructions. perceptual: LPIPS; None if it cannot be measured. enhancer: None if there is no file of its weights.
+    """
+
+    asked: Options
+    scale: Scale
+    x: Tensor
+    y: Tensor
+    part: str
+    folder: AnswerFolder
+    perceptual: Any
+    enhancer: Enhancer | None
+
+    def measure(self, x: Tensor) -> Similarity:
+        return measure_similarity(x, self.x, self.perceptual)
+
+
+def choose_scale(asked: Options) -> Scale:
+    """Return the scale that the options select."""
+    full = PUBLISHED if "published" in asked.flags else FULL
+    return replace(QUICK, all_attacks=full.all_attacks) if asked.quick else full
+
+
+@cache
+def load_tools(asked: Options) -> ColumnTools:
+    """Load what all columns share, once for each process."""
+    scale = choose_scale(asked)
+    images = load_images(asked, "imagenet", scale.images)
+    folder = AnswerFolder(FOLDER / scale.folder, fresh="fresh" in asked.flags or asked.quick)
+    enhancer = read_enhancer(READY_FILE) if READY_FILE.exists() else None
+    perceptual = load_perceptual(asked, scale.setting.side)
+    x = resize(images, scale.setting.side)
+    return ColumnTools(asked, scale, x, images.y, images.part, folder, perceptual, enhancer)
+
+
+@dataclass(frozen=True)
+class ColumnResult:
+    """The rows of one column, and the similarities of attacks by name, without the enhancer and with it.
+
+    summary: additional results. peak_mb: peak memory of the worker process until the end of this column.
+    """
+
+    rows: list[ResultRow]
+    plain: dict[str, Similarity]
+    enhanced: dict[str, Similarity]
+    part: str
+    summary: ResultRow = field(default_factory=dict)
+    peak_mb: float = 0.0
+
+    @property
+    def is_better_than_pixels(self) -> bool | None:
+        """Whether ROG with the enhancer is better than ROG's search in pixels, both without the enhancer and with it.
+
+        None if that search was not measured.
+        """
+        if "pixels" not in self.plain:
+            return None
+        own = self.enhanced["ROG"]
+        return all(own.is_better_than(other["pixels"]) for other in (self.plain, self.enhanced))
+
+    @property
+    def is_not_worse_than_ig(self) -> bool | None:
+        """Whether ROG with the enhancer is at least as good as Inverting Gradients, both without the enhancer and with it.
+
+        None if Inverting Gradients was not measured.
+        """
+        if "Inverting Gradients" not in self.plain:
+            return None
+        own = self.enhanced["ROG"]
+        return all(own.is_better_than(other["Inverting Gradients"], or_equal=True) for other in (self.plain, self.enhanced))
+
+
+def measure_columns(asked: Options, columns: Sequence[DefendedColumn] = ()) -> TableAndSummary:
+    """Attack every column, or the selected one; return the rows and a summary.
+
+    columns: the columns; if there are none, those that `asked` selects.
+    columns_better_than_identity, columns_not_worse_than_ig: numbers of columns with `ColumnResult.is_better_than_pixels` and
+    `ColumnResult.is_not_worse_than_ig`; None if only ROG was measured. If the first column is measured, and all attacks are, the
+    summary includes `measure_iterations`. lpips_gap: at the published size, the largest difference between ROG's LPIPS with the
+    enhancer and the paper's. columns_within_gap: number of columns where it is at most `AIMED_GAP`.
+    peak_mb: largest peak memory of a worker process.
+    Raises RuntimeError, naming the columns, if columns failed, after all others are finished.
+    """
+    if not columns:
+        columns = COLUMNS if asked.table is None else [c for c in (*COLUMNS, *OTHER_COLUMNS) if c.table == asked.table]
+    found = measure_in_processes(asked, columns)
+    rows = [row for one in found for row in one.rows]
+    better, not_worse = [one.is_better_than_pixels for one in found], [one.is_not_worse_than_ig for one in found]
+    summary = {
+        "columns_better_than_identity": None if None in better else sum(map(bool, better)),
+        "columns_not_worse_than_ig": None if None in not_worse else sum(map(bool, not_worse)),
+        "columns": len(found),
+    }
+    for one in found:
+        summary |= one.summary
+    gaps = [row["lpips_gap"] for row in rows if row["lpips_gap"] is not None]
+    others = {
+        "lpips_gap": max(gaps, default=None),
+        "columns_within_gap": sum(gap <= AIMED_GAP for gap in gaps) if gaps else None,
+        "images": choose_scale(asked).images,
+        "part": found[0].part,
+        "peak_mb": max(one.peak_mb for one in found),
+    }
+    return rows, summary | others
+
+
+def measure_in_processes(asked: Options, columns: Sequence[DefendedColumn]) -> list[ColumnResult]:
+    """Attack columns in `asked.workers` processes, the most expensive ones first; return the results in the order of `columns`.
+
+    Progress is printed to stderr. Raises RuntimeError, naming the columns, if columns failed, after all others are finished.
+    """
+    started = monotonic()
+    pool = ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn"), initializer=_prepare_worker)
+    try:
+        order = sorted(columns, key=lambda column: -column.cost)
+        futures = {pool.submit(measure_column, asked, column): column for column in order}
+        for count, future in enumerate(as_completed(futures), start=1):
+            outcome = f"failed: {future.exception()}" if future.exception() else f"peak {future.result().peak_mb:.0f} MB"
+            seconds = monotonic() - started
+            told = f"{futures[future].name}: column {count} of {len(futures)} after {seconds:.0f} s, {outcome}"
+            print(told, file=sys.stderr, flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    made = {column.name: future for future, column in futures.items()}
+    failed = [column.name for column in columns if made[column.name].exception()]
+    if failed:
+        raise RuntimeError(
+            f"columns that failed: {'; '.join(failed)}. Run it again without --fresh, which reuses all finished attacks"
+        ) from made[failed[0]].exception()
+    return [made[column.name].result() for column in columns]
+
+
+def _prepare_worker() -> None:
+    """Prepare a worker process: one thread for PyTorch. It ends on Ctrl-C, and soon after its parent process.
+
+    The default action of Ctrl-C is restored, since an attack would return an unfinished answer, which would be kept.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _exit_with(parent: int) -> None:
+    while os.getppid() == parent:
+        sleep(PARENT_SECONDS)
+    os._exit(1)
+
+
+def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
+    """Attack one column with ROG, its search in pixels, Inverting Gradients, and the nulls of ROG and of Inverting Gradients.
+
+    If the scale does not have `all_attacks` and no column is selected, only ROG and its null attack.
+    """
+    tools = load_tools(asked)
+    case = make_case(tools, column)
+    attacks = make_attacks(tools.scale)
+    if not (tools.scale.all_attacks or asked.table):
+        attacks = {"ROG": attacks["ROG"]}
+    attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients") if name in attacks}
+    rows, plain, enhanced = [], {}, {}
+    labels, at_its_size = share_of_labels(case, tools.y, tools.asked), tools.scale.setting.side == PUBLISHED.setting.side
+    for name, attack in attacks.items():
+        answer = tools.folder.attack(attack, case, tools.x, tools.asked)
+        plain[name] = tools.measure(answer.x)
+        enhanced[name] = tools.measure(tools.enhancer(answer.x)) if tools.enhancer else plain[name]
+        paper, lpips = column.paper if name == "ROG" else None, enhanced[name].lpips
+        rows.append(
+            {
+                "column": column.name,
+                "attack": name,
+                "iterations": attack.search.steps,
+                **asdict(plain[name]),
+                **{f"enhanced_{key}": value for key, value in asdict(enhanced[name]).items()},
+                "labels_if_not_told": labels,
+                "paper_lpips_128": paper,
+                "lpips_gap": None if paper is None or not at_its_size or lpips is None else lpips - paper,
+                "cpu_seconds": answer.cpu_seconds,
+            }
+        )
+    summary = measure_iterations(tools, case) if column == COLUMNS[0] and tools.scale.all_attacks else {}
+    return ColumnResult(rows, plain, enhanced, tools.part, summary, read_peak_memory())
+
+
+def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
+    """Return the update of the client of one column as a case, in which the true labels are given to attacks."""
+    case = observe(column, tools.scale.setting, tools.x, tools.y, key="client", seed=tools.asked.seed)
+    return replace(case, known_labels=tools.y)
+
+
+def make_attacks(scale: Scale) -> dict[str, GradientMatching]:
+    """Return a dict of the attacks on a column: ROG, the same search in pixels from the paper's start, Inverting Gradients."""
+    return {
+        "ROG": make_rog(scale.steps),
+        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform", tv=TV),
+        "Inverting Gradients": inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0),
+    }
+
+
+def make_rog(steps: int) -> GradientMatching:
+    """Return ROG as it is measured in the columns, with a number of iterations."""
+    return rog(steps=steps, decoder=DECODER, tv=TV)
+
+
+def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
+    """Return how many iterations ROG needs for the score of Inverting Gradients in the first column, which has no defense.
+
+    Each ratio is the smallest number of iterations that suffices, of those tried (`RATIO_STEPS` and the default), divided by the
+    number of iterations of Inverting Gradients; None if none of them suffices.
+    iterations_ratio: for at least the PSNR of Inverting Gradients, both without the enhancer. iterations_ratio_lpips: for a lower
+    LPIPS (a higher PSNR where there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: for a lower LPIPS
+    likewise, both followed by the enhancer.
+    """
+    own = make_attacks(tools.scale)["Inverting Gradients"]
+    aim = tools.folder.attack(own, case, tools.x, tools.asked).x
+    ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
+    for steps in (*(() if tools.asked.quick else RATIO_STEPS), tools.scale.steps):
+        found = tools.folder.attack(make_rog(steps), case, tools.x, tools.asked).x
+        plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
+        reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
+        for name, is_reached in zip(ratios, reached, strict=True):
+            if is_reached and ratios[name] is None:
+                ratios[name] = steps / own.search.steps
+    return {**ratios, "iterations_of_ig": own.search.steps}
