@@ -177,7 +177,7 @@ class SentValues:
             return differentiate_along(self.send, gradients, ones).float()
 
         unit = torch.eye(len(self.sent), dtype=x.dtype, device=x.device)
-        return torch.cat([vmap(compute)(part) for part in unit.split(FACTORS_AT_ONCE)])
+        return torch.cat([vmap(compute)(part) for part in torch.split(unit, FACTORS_AT_ONCE)])
 
     def _differentiate_round(self, t: int, x: Tensor) -> Tensor:
         """Return the derivatives of one round's gradient by all unknowns, (P, D), in float32."""
@@ -192,7 +192,7 @@ class SentValues:
 
         x = x.float()
         unit = torch.eye(len(x), device=x.device)
-        found = torch.cat([vmap(lambda v: differentiate_along(compute, x, v))(part) for part in unit.split(CHUNK)])
+        found = torch.cat([vmap(lambda v: differentiate_along(compute, x, v))(part) for part in torch.split(unit, CHUNK)])
         return found.T
 
 

@@ -59,7 +59,7 @@ def minimise_squares(
 
     Each step solves (J^T J + damping) d = -J^T r by conjugate gradients, with exact products by the Jacobian J. The approximate
     Jacobian, factorised by Cholesky, is the preconditioner. Steps that do not decrease the norm are not taken; the damping then
-    grows. The iteration ends after `steps` steps, or once a step hardly changes the norm (by less than `MIN_DECREASE` of it) although
+    grows. The iteration ends after `steps` steps, or once a step hardly changes the norm (`MIN_DECREASE`) although
     the approximate Jacobian is new or the norm is at most `enough`.
     progress: called before each step with its number, from 0, and the norm of the residual.
     """
@@ -93,7 +93,7 @@ def differentiate_along(function: Callable[[Any], Tensor], at: Any, direction: A
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # by PyTorch's own formulas
-        slope: Tensor = jvp(function, (at,), (direction,))[1]  # type: ignore[no-untyped-call]
+        slope: Tensor = jvp(function, (at,), (direction,))[1]
     return slope
 
 
@@ -103,13 +103,15 @@ def _solve_step(problem: LeastSquares, z: Tensor, residual: Tensor, normal: Tens
     normal: approximation of J^T J, (D, D). With its Cholesky factor L, the unknown of the iteration is L^T d.
     """
     factor = torch.linalg.cholesky(normal + damping * torch.eye(len(normal), dtype=normal.dtype, device=normal.device))
-    _, pull = vjp(problem.residual, z)
+    _, pull = vjp(problem.residual, z)  # type: ignore[misc]
 
     def to_step(u: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(factor.T, u[:, None], upper=True)[:, 0]
+        step: Tensor = torch.linalg.solve_triangular(factor.T, u[:, None], upper=True)
+        return step[:, 0]
 
     def from_slope(slope: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(factor, slope[:, None], upper=False)[:, 0]
+        solved: Tensor = torch.linalg.solve_triangular(factor, slope[:, None], upper=False)
+        return solved[:, 0]
 
     def curve(u: Tensor) -> Tensor:
         step = to_step(u[0])
