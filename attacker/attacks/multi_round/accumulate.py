@@ -36,6 +36,7 @@ def accumulate(
     robust: float = 0.0,
     residual: bool = True,
     closed_forms: bool = True,
+    refined: bool = True,
     knows_defense: bool = True,
 ) -> Agic:
     """Search for a client's examples in all its rounds together; each round is simulated with the model sent in that round.
@@ -59,6 +60,8 @@ def accumulate(
     residual: whether to simulate what a defense keeps from round to round; false compares each round separately.
     closed_forms: try closed forms of `exact` on single rounds first, and search only for the examples that they do not determine
     exactly. They are not tried if a residual is simulated, since a residual needs all rounds.
+    refined: if a residual is simulated and the values sent in all rounds are at least as many as the examples have, solve
+    for the examples by Gauss-Newton steps after the search. The answer is kept only if it explains all of them.
     knows_defense: whether the attacker knows the clients' defense and models it; if false, no residual is simulated.
     """
     if search not in SEARCHES:
@@ -79,6 +82,7 @@ def accumulate(
         compare=compare,
         pre_steps=pre_steps,
         closed_forms=closed_forms,
+        refined=refined,
         knows_defense=knows_defense,
         needs=needs,
     )

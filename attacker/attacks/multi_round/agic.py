@@ -26,6 +26,7 @@ from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.certified import CertifiedExamples, certify_rounds
 from attacker.attacks.multi_round.descriptions import Describer
 from attacker.attacks.multi_round.merging import merge
+from attacker.attacks.multi_round.refinement import refine
 from attacker.attacks.multi_round.remaining import (
     Remaining,
     explain_rounds,
@@ -82,6 +83,8 @@ class Agic:
     pre_steps: iterations of the separate reconstructions.
     closed_forms: whether closed forms are tried first. Even if true, they are skipped for a case with given links, and if the
                search simulates a state of the defense, for which it needs all rounds.
+    refined: whether Gauss-Newton steps refine the search's answer, if the defense keeps a state between rounds and the search
+               simulates it, see `refine`.
     knows_defense: whether closed forms and links take the defense into account; `matching` has a setting of its own.
     sees_gradient: False gives the null, the same attack without the gradient: it uses the prior alone, and links only by reported
                numbers of examples, see `link_for_null`.
@@ -92,6 +95,7 @@ class Agic:
     compare: ComparedBy
     pre_steps: int
     closed_forms: bool = True
+    refined: bool = False
     knows_defense: bool = True
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}))
@@ -125,8 +129,8 @@ class Agic:
         for group, alike in _group_alike([plan.remaining.case for plan in plans if plan.remaining.case is not None]):
             own = prefix_memory(memory, f"{'remaining' if self.closed_forms else 'joint'} {group}/")
             answers = joint(alike, rng=rng, progress=progress, memory=own)
-            found |= {case.key: one for case, one in zip(alike, answers, strict=True)}
-            if any(one.interrupted for one in answers):
+            found |= {case.key: self._refine(case, one, progress) for case, one in zip(alike, answers, strict=True)}
+            if any(found[case.key].interrupted for case in alike):
                 break
         return [
             self._finish(asked, plan, None if (search := plan.remaining.case) is None else found[search.key], rng)
@@ -154,6 +158,12 @@ class Agic:
         remaining = find_known_examples(mark_notes(linked), described, known, knows, device)
         return _Plan(usable, replace(remaining, slots=(*slots, *remaining.slots), notes=notes), known)
 
+    def _refine(self, case: Case, found: Reconstruction, progress: Progress | None) -> Reconstruction:
+        """Return the answer after Gauss-Newton steps; unchanged for a null, and if no state of a defense is simulated."""
+        if not (self.refined and self.sees_gradient and self._simulates_state(case)) or found.interrupted:
+            return found
+        return refine(case, found, device=self.device, progress=progress)
+
     def _tries_closed_forms(self, case: Case) -> bool:
         """Return whether closed forms are tried on a case before the search.
 
@@ -162,8 +172,11 @@ class Agic:
         """
         if not self.closed_forms or case.links is not None:
             return False
+        return not self._simulates_state(case)
+
+    def _simulates_state(self, case: Case) -> bool:
         channel = build_channel(case.observations[0], build_network(case.observations[0]))
-        return channel.follow is None or not self.knows_defense or not self.matching.simulation.in_order
+        return channel.follow is not None and self.knows_defense and self.matching.simulation.in_order
 
     def _finish(self, asked: Case, plan: _Plan, searched: Reconstruction | None, rng: Generator) -> Reconstruction:
         """Return the answer to a case: the examples that closed forms certify, and those that the search found.

@@ -11,6 +11,7 @@ from attacker.attacks import Case, accumulate
 from attacker.attacks.matching import case_batch, gradient_matching
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.multi_round.same_examples import link_same
+from attacker.scoring.metrics import psnr
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
@@ -90,6 +91,36 @@ def test_more_rounds_lower_the_error_with_error_feedback(observe) -> None:
     assert found[1].y.tolist() == [2]
     assert found[1].notes[0] == "all 6 rounds are assumed to hold the same examples"
     assert [slot.round for slot in found[1].slots] == list(range(1, 7))
+
+
+@pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)"])
+def test_values_sent_in_enough_rounds_determine_the_example_exactly(observe, defense: str) -> None:
+    """What is kept back is sent later, so that two dozen rounds give more equations than the example has values."""
+    x, y = (255 * make_example()).round() / 255, torch.tensor([2])
+    case = record(observe, x, y, 24, defense)
+    attack = accumulate(steps=1, decoder="pixels", tv=1e-5)
+    searched, refined = (replace(attack, refined=some)([case], rng=torch.Generator())[0] for some in (False, True))
+    assert float(psnr(searched.x.clamp(0, 1), x)) < 50
+    assert float(psnr(refined.x, x)) > 80
+    assert float(refined.confidence) > 0.9
+    assert any("Gauss-Newton steps solved" in note for note in refined.notes)
+
+
+def test_too_few_values_keep_the_answer_of_the_search(observe) -> None:
+    case = record(observe, make_example(), torch.tensor([2]), 2, "top_k(0.002, error_feedback=True)")
+    attack = accumulate(steps=2, decoder="pixels", tv=1e-5)
+    searched, refined = (replace(attack, refined=some)([case], rng=torch.Generator())[0] for some in (False, True))
+    torch.testing.assert_close(refined.x, searched.x, rtol=0, atol=0)
+    assert any("values were sent, and the examples have 64" in note for note in refined.notes)
+
+
+def test_equations_of_a_wrong_label_keep_the_answer_of_the_search(observe) -> None:
+    case = record(observe, make_example(), torch.tensor([2]), 24, "top_k(0.05, error_feedback=True)")
+    wrong = replace(case, known_labels=torch.tensor([1] * 24))
+    attack = accumulate(steps=2, decoder="pixels", tv=1e-5)
+    searched, refined = (replace(attack, refined=some)([wrong], rng=torch.Generator())[0] for some in (False, True))
+    torch.testing.assert_close(refined.x, searched.x, rtol=0, atol=0)
+    assert any("was kept" in note for note in refined.notes)
 
 
 def test_unusable_round_is_left_out_with_a_note(observe) -> None:

@@ -1,0 +1,200 @@
+"""Refinement of an answer to all rounds of a client that keeps back a part of its updates: the equations of what it sent.
+
+A defense with error feedback sends of every coordinate, sooner or later, the sum of what it kept back. Over enough rounds, what
+it sent are more equations than the examples have values, and all of them hold up to rounding. A search by gradients stops far
+from their solution, since the equations are determined badly in some directions; Gauss-Newton steps reach it.
+
+Shapes: T rounds, N examples, D = N times the number of values of an example, R values that were sent in all rounds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from attacker.attacks.base import Case, Progress
+from attacker.attacks.confidence.eight_bit import is_eight_bit
+from attacker.attacks.confidence.evidence import CERTIFIED_CONFIDENCE
+from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.optimisers.gauss_newton import LeastSquares, differentiate_along, minimise_squares
+from attacker.attacks.simulation.client import build_gradient, build_network, follow_channel
+from attacker.attacks.simulation.gradients import explain_vmap_failure
+from attacker.reconstruction import Reconstruction
+from defenses.channel import ChannelState
+from fedsim.recording.observation import Observation
+
+MAX_ENTRIES = 1e8
+"""Number of entries, equations times unknowns, up to which an answer is refined. The Jacobian takes 8 bytes for each."""
+EQUATIONS_PER_UNKNOWN = 3
+"""Number of equations for each unknown that are solved. Those of later rounds only test the solution, which saves time."""
+MAX_MISFIT, ROUNDING = 1e-4, 1e-6
+"""Norms of the residual, relative to that of the values sent: up to which the equations of all rounds count as solved, and up to
+which the iteration may end."""
+STEPS = 12
+"""Maximum number of Gauss-Newton steps."""
+FACTORS_AT_ONCE = 10
+"""Number of rounds whose factors are computed at once."""
+CHUNK = 512
+"""Number of unknowns by which gradients are differentiated at once."""
+
+
+def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress | None = None) -> Reconstruction:
+    """Return the answer of a search with examples that solve the equations of all values sent; `found` if there are none.
+
+    The answer is changed only if the equations then hold up to `MAX_MISFIT`, so that no choice depends on the truth. Examples
+    whose values are those of 8-bit images then get the confidence `CERTIFIED_CONFIDENCE`.
+    case: one client's rounds, with links. found: its answer, to which a note on the outcome is added.
+    """
+    started = perf_counter()
+    assert case.links is not None
+    values = SentValues(case.observations, found.y, case.links.places, device=device)
+    if reason := values.explain_unsolvable(found.x.numel()):
+        return replace(found, notes=(*found.notes, f"the answer was not refined by Gauss-Newton steps, since {reason}"))
+    used = values.take_rounds(EQUATIONS_PER_UNKNOWN * found.x.numel())
+    scale = float(used.values.norm())
+
+    def report(step: int, norm: float) -> None:
+        if progress is not None:
+            progress(step, STEPS, f"refining, misfit {norm / scale:.1e}")
+
+    problem = LeastSquares(used.compute_residual, used.approximate_jacobian)
+    try:
+        start = found.x.double().flatten().to(device)
+        end = minimise_squares(problem, start, steps=STEPS, enough=ROUNDING * scale, progress=report)
+        misfit = float(values.compute_residual(end.z).norm() / values.values.norm())
+    except KeyboardInterrupt:
+        return replace(found, interrupted=True)
+    seconds = found.seconds + perf_counter() - started
+    if not misfit <= MAX_MISFIT:
+        note = f"Gauss-Newton steps left a misfit of {misfit:.1e} of what was sent, so that the search's answer was kept"
+        return replace(found, notes=(*found.notes, note), seconds=seconds)
+    x = end.z.reshape(found.x.shape).float().cpu()
+    solved = f"{end.steps} Gauss-Newton steps solved the equations of {used.count} of the {values.count} values sent"
+    note = f"{solved}; all of them hold up to {misfit:.1e}"
+    sure = is_eight_bit(x) if values.seen.data.is_image else torch.zeros(len(x), dtype=torch.bool)
+    confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
+    return replace(found, x=x, confidence=confidence, notes=(*found.notes, note), seconds=seconds)
+
+
+class SentValues:
+    """The values that a client sent in its rounds, as equations for its examples; computed in float64.
+
+    rounds: observations of one client, in order. y: (N,) labels. places: for each round the indices of its examples, (n,).
+    count:  number R of equations.
+    """
+
+    def __init__(self, rounds: Sequence[Observation], y: Tensor, places: Sequence[Tensor], *, device: str) -> None:
+        self.asked = (y, places, device)
+        self.rounds, self.model = rounds, build_network(rounds[0]).double().to(device)
+        self.seen = ObservedGradients(rounds, model=self.model, device=device)
+        seen = self.seen
+        self.gradient = build_gradient(self.model, seen.data, seen.training.loss, seen.rule if seen.own_rule else None)
+        self.y, self.places = y.to(device), torch.stack(list(places)).to(device)
+        count = len(rounds)
+        self.weights = {name: (w.expand(count, *w.shape) if seen.shared else w).double() for name, w in seen.weights.items()}
+        self.buffers = {
+            name: _to(b.expand(count, *b.shape) if seen.same_buffers else b, torch.float64) for name, b in seen.buffers.items()
+        }
+        self.known = [seen.channel.learn({name: s[t] for name, s in seen.seen.items()}) for t in range(count)]
+        self.names = [name for name in self.weights if name not in seen.omitted]
+        sent = torch.cat([seen.seen[name].flatten(1) != 0 for name in self.names], dim=1)
+        values = torch.cat([seen.gradients[name].flatten(1).double() for name in self.names], dim=1)
+        self.sent = [mask.nonzero()[:, 0] for mask in sent]
+        self.units = [values[t, at].square().mean().sqrt() if len(at) else values.new_ones(()) for t, at in enumerate(self.sent)]
+        self.values = torch.cat([values[t, at] / unit for t, (at, unit) in enumerate(zip(self.sent, self.units, strict=True))])
+        self.count = len(self.values)
+
+    def take_rounds(self, most: int) -> "SentValues":
+        """Return the equations of the first rounds alone, of as many as have at least `most` equations, or of all."""
+        counts = torch.tensor([len(at) for at in self.sent]).cumsum(dim=0)
+        needed = int((counts < most).sum()) + 1
+        y, places, device = self.asked
+        return self if needed >= len(self.rounds) else SentValues(self.rounds[:needed], y, places[:needed], device=device)
+
+    def explain_unsolvable(self, unknowns: int) -> str:
+        """Return why the equations cannot be solved for so many unknowns, D, or "" if they can."""
+        seen = self.seen
+        if seen.channel.follow is None:
+            return "the defense keeps nothing back for later rounds"
+        if seen.steps != 1 or not seen.training.is_linear:
+            return "clients do not train one step of SGD without clipping"
+        if bool((seen.variance > 0).any()):
+            return "the defense adds noise"
+        if self.count < unknowns:
+            return f"{self.count} values were sent, and the examples have {unknowns}"
+        if EQUATIONS_PER_UNKNOWN * unknowns**2 > MAX_ENTRIES:
+            most = int((MAX_ENTRIES / EQUATIONS_PER_UNKNOWN) ** 0.5)
+            return f"the examples have {unknowns} values, and at most {most} are possible"
+        return explain_vmap_failure(build_network(self.rounds[0]), seen.data, seen.training.loss)
+
+    def compute_gradients(self, x: Tensor) -> Mapping[str, Tensor]:
+        """Return the gradients of all rounds, by name, (T, *shape), for examples x, (D,)."""
+        examples = x.reshape(-1, *self.seen.data.shape)
+
+        def compute(weights: dict[str, Tensor], buffers: dict[str, Tensor], at: Tensor) -> dict[str, Tensor]:
+            return dict(self.gradient(weights, examples[at], self.y[at], buffers))
+
+        return vmap(compute)(self.weights, self.buffers, self.places)
+
+    def send(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return the values that the client would send, (R,), in the units of the round, given its gradients."""
+        state: ChannelState = {}
+        found = []
+        for t, (at, unit) in enumerate(zip(self.sent, self.units, strict=True)):
+            weights = {name: w[t] for name, w in self.weights.items()}
+            own = {name: g[t] for name, g in gradients.items()}
+            expected, state = follow_channel(
+                self.seen.channel, state, self.known[t], own, weights, self.seen.training, self.seen.steps
+            )
+            found.append(torch.cat([expected[name].flatten() for name in self.names])[at] / unit)
+        return torch.cat(found)
+
+    def compute_residual(self, x: Tensor) -> Tensor:
+        return self.send(self.compute_gradients(x)) - self.values
+
+    def approximate_jacobian(self, x: Tensor) -> Tensor:
+        """Return the Jacobian of the residual, (R, D), in float32, if the defense treated each coordinate on its own."""
+        factors, at = self._compute_factors(x), torch.cat(self.sent)
+        found = torch.zeros(self.count, len(x), device=x.device)
+        for t, own in enumerate(factors):
+            used = own.nonzero()[:, 0]
+            if len(used):
+                found[used] += own[used, None] * self._differentiate_round(t, x)[at[used]]
+        return found
+
+    def _compute_factors(self, x: Tensor) -> Tensor:
+        """Return with which factors each round's gradient enters the values sent, (T, R), of the coordinate that was sent.
+
+        Exact for defenses that treat each coordinate on its own, as error feedback and momentum do.
+        """
+        gradients = self.compute_gradients(x)
+
+        def compute(one: Tensor) -> Tensor:
+            ones = {name: one.reshape(-1, *[1] * (g.ndim - 1)).expand_as(g) for name, g in gradients.items()}
+            return differentiate_along(self.send, gradients, ones).float()
+
+        unit = torch.eye(len(self.sent), dtype=x.dtype, device=x.device)
+        return torch.cat([vmap(compute)(part) for part in torch.split(unit, FACTORS_AT_ONCE)])
+
+    def _differentiate_round(self, t: int, x: Tensor) -> Tensor:
+        """Return the derivatives of one round's gradient by all unknowns, (P, D), in float32."""
+        state = (self.weights, self.buffers)
+        weights, buffers = ({name: _to(value[t], torch.float32) for name, value in some.items()} for some in state)
+        at = self.places[t]
+
+        def compute(x: Tensor) -> Tensor:
+            examples = x.reshape(-1, *self.seen.data.shape)
+            own = self.gradient(weights, examples[at], self.y[at], buffers)
+            return torch.cat([own[name].flatten() for name in self.names])
+
+        x = x.float()
+        unit = torch.eye(len(x), device=x.device)
+        found = torch.cat([vmap(lambda v: differentiate_along(compute, x, v))(part) for part in torch.split(unit, CHUNK)])
+        return found.T
+
+
+def _to(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t.to(dtype) if t.is_floating_point() else t

@@ -1,0 +1,123 @@
+"""Gauss-Newton steps for nonlinear least squares, for searches that are near a solution and whose equations determine it.
+
+Shapes: D unknowns, R equations.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp
+
+from attacker.attacks.optimisers.conjugate_gradients import conjugate_gradients
+
+DAMPING = 1e-12
+"""First and smallest damping, relative to the largest diagonal entry of the normal matrix (Levenberg and Marquardt's lambda)."""
+CHANGE_OF_DAMPING = 100.0
+"""Factor by which the damping grows after a step that failed, and falls after one that did not."""
+LINEAR_ITERATIONS = 12
+"""Maximum number of iterations of conjugate gradients in a step. If a step takes them all, the next one has a new Jacobian."""
+LINEAR_TOLERANCE = 1e-3
+MIN_DECREASE = 0.05
+"""Relative change of the residual's norm in a step below which the iteration may end."""
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """The problem to minimise |residual(z)|^2.
+
+    residual: maps unknowns (D,) to a residual (R,), in float64; differentiated by `torch.func`.
+    jacobian: maps unknowns (D,) to an approximation of the residual's Jacobian, (R, D), the preconditioner of the linear problem
+              of each step.
+    """
+
+    residual: Callable[[Tensor], Tensor]
+    jacobian: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The result of `minimise_squares`: unknowns z (D,), the norm of the residual at z, and the number of steps."""
+
+    z: Tensor
+    norm: float
+    steps: int
+
+
+def minimise_squares(
+    problem: LeastSquares,
+    z: Tensor,
+    *,
+    steps: int,
+    enough: float = 0.0,
+    progress: Callable[[int, float], None] = lambda step, norm: None,
+) -> Minimum:
+    """Minimise the norm of the residual from z (D,), in float64, by damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963).
+
+    Each step solves (J^T J + damping) d = -J^T r by conjugate gradients, with exact products by the Jacobian J. The approximate
+    Jacobian, factorised by Cholesky, is the preconditioner. Steps that do not decrease the norm are not taken; the damping then
+    grows. The iteration ends after `steps` steps, or once a step hardly changes the norm (`MIN_DECREASE`) although
+    the approximate Jacobian is new or the norm is at most `enough`.
+    progress: called before each step with its number, from 0, and the norm of the residual.
+    """
+    residual, damping = problem.residual(z), DAMPING
+    normal: Tensor | None = None
+    for step in range(steps):
+        progress(step, float(residual.norm()))
+        if fresh := normal is None:
+            jacobian = problem.jacobian(z).double()
+            normal = jacobian.T @ jacobian
+            unit = float(normal.diagonal().max())
+            del jacobian
+        move, iterations = _solve_step(problem, z, residual, normal, damping * unit)
+        moved = problem.residual(z + move)
+        decrease = 1 - float(moved.norm() / residual.norm())
+        if decrease > 0:
+            z, residual, damping = z + move, moved, max(damping / CHANGE_OF_DAMPING, DAMPING)
+        else:
+            damping *= CHANGE_OF_DAMPING
+        if abs(decrease) < MIN_DECREASE and (fresh or float(residual.norm()) <= enough):
+            return Minimum(z, float(residual.norm()), step + 1)
+        if iterations == LINEAR_ITERATIONS or (decrease < MIN_DECREASE and not fresh):
+            normal = None
+    return Minimum(z, float(residual.norm()), steps)
+
+
+def differentiate_along(function: Callable[[Any], Tensor], at: Any, direction: Any) -> Tensor:
+    """Return the derivative of a function at `at` along a direction, by forward-mode automatic differentiation.
+
+    at, direction: tensors, or equal nestings of tensors.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # by PyTorch's own formulas
+        slope: Tensor = jvp(function, (at,), (direction,))[1]
+    return slope
+
+
+def _solve_step(problem: LeastSquares, z: Tensor, residual: Tensor, normal: Tensor, damping: float) -> tuple[Tensor, int]:
+    """Return the step d (D,) with (J^T J + damping) d = -J^T r, and the number of iterations of conjugate gradients.
+
+    normal: approximation of J^T J, (D, D). With its Cholesky factor L, the unknown of the iteration is L^T d.
+    """
+    factor = torch.linalg.cholesky(normal + damping * torch.eye(len(normal), dtype=normal.dtype, device=normal.device))
+    _, pull = vjp(problem.residual, z)  # type: ignore[misc]
+
+    def to_step(u: Tensor) -> Tensor:
+        step: Tensor = torch.linalg.solve_triangular(factor.T, u[:, None], upper=True)
+        return step[:, 0]
+
+    def from_slope(slope: Tensor) -> Tensor:
+        solved: Tensor = torch.linalg.solve_triangular(factor, slope[:, None], upper=False)
+        return solved[:, 0]
+
+    def curve(u: Tensor) -> Tensor:
+        step = to_step(u[0])
+        image = differentiate_along(problem.residual, z, step)
+        return from_slope(pull(image)[0] + damping * step)[None]
+
+    target = -from_slope(pull(residual)[0])[None]
+    found, iterations = conjugate_gradients(curve, target, iterations=LINEAR_ITERATIONS, tolerance=LINEAR_TOLERANCE)
+    return to_step(found[0]), iterations

@@ -1,0 +1,55 @@
+"""Tests of Gauss-Newton steps on least squares whose solution is known."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import jacrev
+
+from attacker.attacks.optimisers.gauss_newton import LeastSquares, minimise_squares
+
+
+def make_problem(*, off: float = 0.0) -> tuple[LeastSquares, Tensor]:
+    """Return a problem of 40 equations for 6 unknowns with singular values from 1 to 1e-4, and its solution.
+
+    off: relative error of the approximate Jacobian.
+    """
+    rng = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(40, 6, generator=rng, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(6, 6, generator=rng, dtype=torch.float64))[0]
+    matrix = left * torch.logspace(0, -4, 6, dtype=torch.float64) @ right
+    solution = torch.randn(6, generator=rng, dtype=torch.float64)
+    error = off * torch.randn(40, 6, generator=rng, dtype=torch.float64)
+
+    def residual(z: Tensor) -> Tensor:
+        moved = matrix @ (z - solution)
+        return moved + 0.3 * moved**2
+
+    return LeastSquares(residual, lambda z: (jacrev(residual)(z) * (1 + error)).float()), solution
+
+
+@pytest.mark.parametrize("off", [0.0, 0.05])
+def test_solution_is_reached_also_with_an_approximate_jacobian(off: float) -> None:
+    problem, solution = make_problem(off=off)
+    found = minimise_squares(problem, solution + 0.3, steps=20)
+    torch.testing.assert_close(found.z, solution, rtol=0, atol=1e-6)
+    assert found.norm < 1e-10
+
+
+def test_norm_of_the_residual_never_grows_far_from_the_solution() -> None:
+    problem, _ = make_problem()
+    norms: list[float] = []
+    start = torch.full((6,), 30.0, dtype=torch.float64)
+    found = minimise_squares(problem, start, steps=15, progress=lambda step, norm: norms.append(norm))
+    assert norms == sorted(norms, reverse=True)
+    assert found.norm < 0.1 * float(problem.residual(start).norm())
+
+
+def test_solution_of_inconsistent_equations_is_that_of_least_squares() -> None:
+    """The reference is a library's linear least squares."""
+    rng = torch.Generator().manual_seed(1)
+    matrix, values = torch.randn(9, 4, generator=rng, dtype=torch.float64), torch.randn(9, generator=rng, dtype=torch.float64)
+    found = minimise_squares(
+        LeastSquares(lambda z: matrix @ z - values, lambda z: matrix), torch.zeros(4, dtype=torch.float64), steps=9
+    )
+    torch.testing.assert_close(found.z, torch.linalg.lstsq(matrix, values[:, None]).solution[:, 0])
+    assert found.steps < 9
