@@ -44,7 +44,7 @@ TABLES = tuple(
     for pixels in IMAGE_SIDES
     for batch in ("", *(f"-{size}" for size in BATCH_SIZES))
 )
-SEARCH_SECONDS = {"cpu": 300.0, "cuda": 150.0}
+SEARCH_SECONDS = {"cpu": 300.0, "cuda": 80.0}
 """CPU-seconds after which a search is stopped, at the end of an iteration.
 
 The limit is smaller on a GPU, where a piece of `make bench-gpu` has nine minutes for three batch sizes, each with a

@@ -7,17 +7,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from defenses.base import Update
 from defenses.channel import Channel, compute_no_noise
+from defenses.clipped_mean import compute_clipped_mean
 from defenses.clipping import scale_each_to, scale_to
 from defenses.noise import draw_normal
 from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights
-
-PER_EXAMPLE_BYTES = 2**28
-"""Approximate limit of memory for gradients of single examples that are computed at once."""
 
 
 def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
@@ -101,36 +98,20 @@ def _make_rule(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) ->
     def compute_gradient(
         problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator
     ) -> tuple[Gradient, Tensor]:
-        mean, loss = _compute_clipped_mean(clip, problem, {name: w.detach() for name, w in weights.items()}, x, y)
+        _check_separable(problem.model)
+        mean, loss = compute_clipped_mean(clip, problem, {name: w.detach() for name, w in weights.items()}, x, y)
         stds = noise.compute_stds(mean, len(x))
         drawn = {name: stds[name] * draw_normal(mean[name], rng) for name in sorted(mean)}
         return {name: g + drawn[name] for name, g in mean.items()}, loss
 
     def expect_gradient(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
-        return _compute_clipped_mean(clip, problem, weights, x, y)[0]
+        _check_separable(problem.model)
+        return compute_clipped_mean(clip, problem, weights, x, y)[0]
 
     def make_channel(facts: Facts) -> Channel:
         return Channel(lambda update, known: update, noise=lambda seen: noise.compute_power(seen, facts.steps))
 
     return GradientRule(compute_gradient, expect_gradient, make_channel, separate=True)
-
-
-def _compute_clipped_mean(
-    clip: Callable[[Gradient], Update], problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor
-) -> tuple[Gradient, Tensor]:
-    """Return the mean over examples of their clipped gradients, by parameter name, and the mean loss."""
-    _check_separable(problem.model)
-    of_batch = grad_and_value(problem.compute_loss)
-
-    def clip_one(x: Tensor, y: Tensor) -> tuple[Update, Tensor]:
-        gradient, loss = of_batch(dict(weights), x[None], y[None])
-        return clip(gradient), loss
-
-    several = max(1, PER_EXAMPLE_BYTES // sum(w.numel() * w.element_size() for w in weights.values()))
-    split = zip(torch.split(x, several), torch.split(y, several), strict=True)
-    parts = [vmap(clip_one, randomness="different")(*part) for part in split]
-    mean = {name: torch.stack([g[name].sum(dim=0) for g, _ in parts]).sum(dim=0) / len(x) for name in weights}
-    return mean, torch.cat([losses for _, losses in parts]).mean()
 
 
 def _check_separable(model: nn.Module) -> None:

@@ -27,7 +27,7 @@ class AttackOnSetting:
     recovered, null_recovered: shares of recovered examples, by the attack and by its null. psnr: mean in dB; None for tables.
     specs:     the attack with its arguments, as text. The arguments are chosen on the tuning clients, for each seed; if they
                differ between seeds, there is one text for each choice.
-    knows:     whether the attack has scores, and ran and modelled the defense in every finished federation of the setting.
+    knows:     whether the attack has scores, and modelled the defense in every federation of the setting in which it ran.
     refused:   why the attack could not run, for the first seed where this happened; "" if it ran for all seeds. The scores are
                over the seeds for which it ran, and None if it ran for no seed.
     errors:    dict from an example (`ExampleKey`) to its RMSE. cases: dict from an example to the seed and key of its case.
@@ -166,7 +166,7 @@ def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, Federation
     rows = [((seed, one["index"]), f"{seed}/{one['case']}", one) for seed, scores in own for one in scores.examples]
     refused = next((scores.refused for _, scores in own if scores.refused), "")
     specs = tuple(dict.fromkeys(scores.spec for _, scores in own))
-    knows = all(scores.knows for _, scores in own)
+    knows = all(scores.knows for _, scores in own if not scores.refused)
     errors, cases = {key: one["rmse"] for key, _, one in rows}, {key: case for key, case, _ in rows}
     if not rows:
         return AttackOnSetting(name=name, specs=specs, knows=False, refused=refused, errors={}, cases={})

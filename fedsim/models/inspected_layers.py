@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,9 @@ class InspectedLayer:
     def is_convolution(self) -> bool:
         return self.weight.ndim > 2
 
-    def flatten(self) -> Tensor:
-        """Return the weight as a matrix (rows, values) in float64."""
+    @cached_property
+    def rows(self) -> Tensor:
+        """The weight as a matrix (rows, values) in float64."""
         return self.weight.flatten(1).double()
 
 

@@ -34,7 +34,7 @@ MIN_MIRROR_FACTOR = 1e-3
 """Smallest difference of the mean of these ratios from 1. Rows of antisymmetric filters, such as cosines and wavelets, have
 ratios of 1; trap weights are scaled, since otherwise they would react to half of all inputs."""
 MAX_PAIRED_ROWS, MAX_PAIRED_VALUES, MAX_FACTORS = 64, 512, 32
-"""Largest numbers of rows, of their values, and of factors that are examined for values that are multiples of others."""
+"""Largest number of rows that are examined for trap weights, and of their values and factors for values that are multiples."""
 PAIR_ERROR, MIN_FACTOR, MAX_PAIRED_DEVIATION = 5e-7, 0.55, 0.1
 """Largest relative rounding error of such a multiple, smallest factor, and largest deviation of the share of values with a
 multiple from one half. In a geometric sequence nearly all values have one."""
@@ -144,7 +144,7 @@ def is_large(weight: Tensor) -> bool:
 def _inspect_imprint(layer: InspectedLayer) -> Iterator[Tampering]:
     if layer.bias is None or layer.weight[0].numel() < MIN_COLUMNS or _is_depthwise(layer):
         return
-    weight = layer.flatten()
+    weight = layer.rows
     rows = find_parallel_rows(weight)
     if len(rows) and have_different_thresholds(weight[rows], layer.bias[rows]):
         words = f"{len(rows)} of the rows that were compared are parallel, and have different thresholds"
@@ -154,7 +154,7 @@ def _inspect_imprint(layer: InspectedLayer) -> Iterator[Tampering]:
 def _inspect_rows(layer: InspectedLayer) -> Iterator[Tampering]:
     if not is_large(layer.weight):
         return
-    weight, bias = layer.flatten(), layer.bias
+    weight, bias = layer.rows, layer.bias
     if (share := max(_compute_mirrored_share(weight), _compute_paired_share(weight))) > MIN_MIRRORED_SHARE:
         words = f"{share:.0%} of the rows hold the same values twice, once positive and once negative, up to a factor"
         yield Tampering(layer.name, "trap weights", words)
@@ -207,9 +207,9 @@ def _compute_mirrored_share(weight: Tensor) -> float:
 
     Half of the values of such a row are positive, and half negative. The ratio of the k-th largest magnitude among the negative
     values to the k-th largest positive value is nearly the same for all k, and differs from 1 by `MIN_MIRROR_FACTOR` on average.
-    With an odd number of values, the middle one is ignored. At most `MAX_ROWS` rows, evenly spread, are examined.
+    With an odd number of values, the middle one is ignored. At most `MAX_PAIRED_ROWS` rows, evenly spread, are examined.
     """
-    rows = _spread(weight, MAX_ROWS)
+    rows = _spread(weight, MAX_PAIRED_ROWS)
     half = rows.shape[1] // 2
     ordered = rows.sort(dim=1).values
     negative, positive = -ordered[:, :half], ordered.flip(1)[:, :half]
@@ -250,7 +250,7 @@ def _inspect_first(layer: InspectedLayer) -> Iterator[Tampering]:
     """Yield a sign of tampering if nearly all neurons of a first layer react to few inputs only, all about equally rarely."""
     if layer.bias is None or not is_large(layer.weight):
         return
-    distance = -layer.bias / layer.flatten().norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+    distance = -layer.bias / layer.rows.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
     far = distance > MIN_RARE_DISTANCE
     even = float(distance[far].std()) <= MAX_RARE_DEVIATION * float(distance[far].mean()) if int(far.sum()) > 1 else False
     if even and (share := float(far.double().mean())) > SUSPICIOUS_SHARE:
@@ -286,7 +286,7 @@ def _inspect_convolution(layer: InspectedLayer) -> Iterator[Tampering]:
     weight = layer.weight
     if weight.ndim != 4 or weight[0, 0].numel() < 2 or len(weight) < 3:
         return
-    values = layer.flatten()
+    values = layer.rows
     count = (values != 0).sum(dim=1)
     single, used = int((count == 1).sum()), int((count > 0).sum())
     if single <= SUSPICIOUS_SHARE * used or used < 2:
@@ -305,7 +305,7 @@ def _inspect_head(layer: InspectedLayer) -> Iterator[Tampering]:
     """
     if layer.weight[0, 0].numel() > 1 or len(layer.weight) < 3:
         return
-    weight = layer.flatten()
+    weight = layer.rows
     norms, columns = weight.norm(dim=1), weight.norm(dim=0)
     if not bool(norms.max() > 0):
         return

@@ -20,6 +20,13 @@ def test_pieces_are_at_most_forty_and_each_has_its_own_name() -> None:
     assert names[0] == "tests"
 
 
+def test_searches_of_a_network_fit_into_the_time_of_their_piece() -> None:
+    text = (ROOT / "benchmarks" / "real.py").read_text()
+    (seconds,) = re.findall(r'"cuda": ([\d.]+)', text)
+    (batches,) = re.findall(r"BATCH_SIZES, QUICK_BATCH_SIZES = \(([\d, ]+)\)", text)
+    assert 2 * len(batches.split(",")) * float(seconds) < gpu.PIECE_SECONDS  # each batch size has a search and its null
+
+
 @pytest.mark.parametrize("piece", gpu.PIECES, ids=lambda piece: piece.name)
 def test_pieces_name_existing_scripts_and_tables(piece: gpu.Piece) -> None:
     for dry in (False, True):

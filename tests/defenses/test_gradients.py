@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
 from defenses.gradients import GRADIENTS, Facts, GradientProblem, GradientRule, GradientSpec, LocalStep, dp_sgd, fed_cdp, plain
 
@@ -98,8 +98,54 @@ def test_per_example_gradients_in_parts_give_the_same_result(monkeypatch: pytest
     problem, weights = classifier()
     x, y = examples(7)
     whole = computed(dp_sgd(0.1, noise=0), problem, weights, x, y)
-    monkeypatch.setattr("defenses.per_example.PER_EXAMPLE_BYTES", 4 * 43 * 3)  # three examples at once
+    monkeypatch.setattr("defenses.clipped_mean.PER_EXAMPLE_BYTES", 4 * 43 * 3)  # three examples at once
     assert close(computed(dp_sgd(0.1, noise=0), problem, weights, x, y), whole, atol=1e-8)
+
+
+class _Twice(nn.Module):
+    """A network that calls one linear layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(self.inner(x).sigmoid()).sigmoid())
+
+
+class _Sequence(_Twice):
+    """A network that calls a linear layer with two vectors for each example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(torch.stack([x, x.square()], dim=1)).sigmoid().sum(dim=1))
+
+
+@pytest.mark.parametrize("spec", ["dp_sgd(0.1, noise=0)", "fed_cdp(0.05, noise=0)"])
+@pytest.mark.parametrize("kind", [None, _Twice, _Sequence])
+def test_large_linear_layers_need_no_gradient_of_each_example(
+    spec: str, kind: type[nn.Module] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, weights = classifier()
+    if kind is not None:
+        torch.manual_seed(0)
+        model = kind()
+        problem = problem._replace(model=model, forward=lambda weights, x: functional_call(model, dict(weights), (x,)))
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+    x, y = examples(7)
+    x[0] = 0.0
+    rule = GradientSpec.parse(spec).build()
+
+    def total(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        found = rule.expected(problem, weights, x, y)
+        return sum((g.sin().sum() for g in found.values()), start=x.new_zeros(())), found
+
+    slope, (_, plainly) = grad_and_value(total, has_aux=True)(x)
+    monkeypatch.setattr("defenses.clipped_mean.LARGE_LINEAR", 1)
+    monkeypatch.setattr("defenses.clipped_mean.MAX_AT_ONCE", 3)
+    fast, (_, factored) = grad_and_value(total, has_aux=True)(x)
+    assert close(factored, plainly, atol=1e-7)
+    assert torch.allclose(fast, slope, atol=1e-6)
+    assert close(computed(rule, problem, weights, x, y), plainly, atol=1e-7)
 
 
 @pytest.mark.parametrize("spec", ["dp_sgd(0.2, noise=1.5)", "fed_cdp(0.2, noise=1.5)"])

@@ -282,6 +282,7 @@ def test_without_true_examples_no_original_or_score_is_shown(locked: tuple[str, 
     expect(page.get_by_role("region", name="Attacks")).to_contain_text("not scored")
     expect(page.get_by_label("Success")).to_be_visible()
     page.get_by_role("region", name="Cases").get_by_role("link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Exact")
     expect(page.get_by_role("img", name=re.compile("^Reconstruction"))).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("^Private original"))).to_have_count(0)
     assert "recovered" not in page.locator("main").inner_text()
@@ -323,7 +324,7 @@ def test_keyboard_navigation_from_the_list_to_a_cell_and_back(service: str, open
 
 def test_dialog_keeps_and_returns_the_focus(service: str, opened: Opening) -> None:
     page = opened(service)
-    expect(page.get_by_text("live", exact=True)).to_be_visible()  # a key that is pressed while the page loads may be lost
+    expect(page.locator("#link")).to_have_text("live")  # a key that is pressed while the page loads may be lost
     button = page.get_by_role("button", name="New attack")
     button.focus()
     expect(button).to_be_focused()

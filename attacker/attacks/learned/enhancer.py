@@ -61,8 +61,23 @@ def small() -> Callable[[Tensor], Tensor]:
     return read_enhancer(READY_FILE).sharpen
 
 
+def equalize() -> Callable[[Tensor], Tensor]:
+    """Return a map that divides each image by its largest value, and equalises the histogram of each of its channels.
+
+    This is how Yue et al. 2022 (ROG) treat images that are reconstructed from signs of an update.
+    """
+    from torchvision.transforms.v2.functional import equalize as equalize_image
+
+    def spread(x: Tensor) -> Tensor:
+        largest = x.abs().amax(dim=(1, 2, 3), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+        found: Tensor = equalize_image(x / largest)
+        return found
+
+    return spread
+
+
 DENOISERS: Registry[SharpenFactory] = Registry("attacker.denoisers", {})
-BUILT_IN_ENHANCERS: dict[str, SharpenFactory] = {"small": small}
+BUILT_IN_ENHANCERS: dict[str, SharpenFactory] = {"small": small, "equalize": equalize}
 ENHANCERS: Registry[SharpenFactory] = Registry("attacker.enhancers", BUILT_IN_ENHANCERS)
 
 

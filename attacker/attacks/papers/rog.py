@@ -55,9 +55,10 @@ def rog(
     local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
     about n times as long for n local steps.
     enhancer: changes the images after the search, and also the images of the null (the attack without the gradient): none, small
-    (shipped), the file of an enhancer that attacker train-prior wrote, the file of a generator, or `module:function`, see
-    `learned.enhancer`. With a generator, the nearest images that it can make are looked for (ROGS), by Adam or, if @frank_wolfe
-    follows the file, by the method of Frank and Wolfe.
+    (shipped), equalize (divides by the largest value and equalises histograms, as the paper does for signs), the file of an
+    enhancer that attacker train-prior wrote, the file of a generator, or `module:function`, see `learned.enhancer`. With a
+    generator, the nearest images that it can make are looked for (ROGS), by Adam or, if @frank_wolfe follows the file, by the
+    method of Frank and Wolfe.
     lpips_weights: file of AlexNet's weights for LPIPS, which is then a part of the distance in the search of a generator for the
     nearest images (ROGS); as --lpips-weights of attacker score. By default, the weights in torch's hub cache are used; if there
     are none, the distance has no LPIPS.

@@ -24,7 +24,7 @@ from support.splits import load_images
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients, rog
-from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, read_enhancer
+from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, equalize, read_enhancer
 
 FOLDER = Path("runs/benchmark-rog")
 DECODER, TV = "coarse_to_fine", 3e-2
@@ -229,6 +229,7 @@ def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
         answer = tools.folder.attack(attack, case, tools.x, tools.asked)
         plain[name] = tools.measure(answer.x)
         enhanced[name] = tools.measure(tools.enhancer(answer.x)) if tools.enhancer else plain[name]
+        equalized = asdict(tools.measure(Enhancer("equalize", equalize())(answer.x))) if column.is_equalized else {}
         paper, lpips = column.paper if name == "ROG" else None, enhanced[name].lpips
         rows.append(
             {
@@ -237,6 +238,7 @@ def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
                 "iterations": attack.search.steps,
                 **asdict(plain[name]),
                 **{f"enhanced_{key}": value for key, value in asdict(enhanced[name]).items()},
+                **{f"equalized_{key}": value for key, value in equalized.items()},
                 "labels_if_not_told": labels,
                 "paper_lpips_128": paper,
                 "lpips_gap": None if paper is None or not at_its_size or lpips is None else lpips - paper,

@@ -92,6 +92,19 @@ def test_defense_that_no_attack_models_is_not_audited(grid: SweepGrid) -> None:
     assert to_csv(settings).count("mixup") == len(grid.attacks)
 
 
+def test_seed_in_which_an_attack_could_not_run_hides_no_setting(grid: SweepGrid) -> None:
+    made, reason = list(make_results(grid)), "the update holds no label"
+    at = next(i for i, (one, _) in enumerate(made) if one.defense == "strong" and one.experiment.seed == 1)
+    one, result = made[at]
+    refused = AttackScores(spec="", knows=False, refused=reason)
+    made[at] = (one, replace(result, attacks=dict.fromkeys(result.attacks, refused)))
+    (strong,) = (one for one in compare_settings(grid, made)[0] if one.defense == "strong")
+    assert strong.audited
+    assert strong.on_front
+    assert strong.leak is not None
+    assert strong.leak.refused == reason
+
+
 def test_front_holds_the_settings_that_none_dominates(grid: SweepGrid) -> None:
     settings = [one for one in results(grid) if one.audited]
     for one in settings:

@@ -86,6 +86,18 @@ def test_images_of_any_size_keep_their_shape(shape: tuple[int, ...]) -> None:
         read_enhancer(READY_FILE)(torch.rand(1, 2, 8, 8))
 
 
+def test_equalize_divides_by_the_largest_value_and_spreads_each_channel() -> None:
+    """Of 1,024 pixels, a quarter has a quarter of the largest value, and a half has a half: (1024 - 256) // 255 = 3 per level."""
+    levels = torch.tensor([0.2, 0.4, 0.4, 0.8]).repeat_interleave(256).reshape(1, 1, 32, 32)
+    x = torch.cat([levels, levels / 2, torch.zeros_like(levels)], dim=1)
+    enhancer = find_enhancer("equalize")
+    assert enhancer is not None
+    found = enhancer(torch.cat([x, torch.zeros_like(x)]))
+    expected = torch.tensor([0, 85 / 255, 85 / 255, 1]).repeat_interleave(256).reshape(32, 32)
+    torch.testing.assert_close(found[0], torch.stack([expected, expected, torch.zeros(32, 32)]))
+    assert found[1].abs().max() == 0
+
+
 def test_custom_enhancer_is_used_once_admitted(own: str, case: Case) -> None:
     assert find_enhancer("none") is None
     with pytest.raises(ValueError, match="unknown"):
@@ -98,7 +110,7 @@ def test_custom_enhancer_is_used_once_admitted(own: str, case: Case) -> None:
 
 
 def test_jobs_of_the_service_may_not_name_files() -> None:
-    assert list_settable(rog)["enhancer"].words == ("none", "small")
+    assert list_settable(rog)["enhancer"].words == ("none", "small", "equalize")
     assert not any(word.endswith(".safetensors") for word in list_settable(rog)["decoder"].words)
 
 
