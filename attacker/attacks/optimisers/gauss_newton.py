@@ -18,7 +18,7 @@ DAMPING = 1e-12
 """First and smallest damping, relative to the largest diagonal entry of the normal matrix (Levenberg and Marquardt's lambda)."""
 CHANGE_OF_DAMPING = 100.0
 """Factor by which the damping grows after a step that failed, and falls after one that did not."""
-LINEAR_ITERATIONS = 12
+LINEAR_ITERATIONS = 40
 """Maximum number of iterations of conjugate gradients in a step. If a step takes them all, the next one has a new Jacobian."""
 LINEAR_TOLERANCE = 1e-3
 MIN_DECREASE = 0.05
