@@ -19,6 +19,7 @@ from attacker.attacks.base import Case, Progress
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.confidence.evidence import CERTIFIED_CONFIDENCE
 from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.matching.rounds_in_order import MAX_STACKED_WEIGHTS
 from attacker.attacks.optimisers.gauss_newton import LeastSquares, differentiate_along, minimise_squares
 from attacker.attacks.simulation.client import build_gradient, build_network, follow_channel
 from attacker.attacks.simulation.gradients import explain_vmap_failure
@@ -28,9 +29,9 @@ from fedsim.recording.observation import Observation
 
 MAX_ENTRIES = 1e8
 """Number of entries, equations times unknowns, up to which an answer is refined. The Jacobian takes 8 bytes for each."""
-EQUATIONS_PER_UNKNOWN = 3
+EQUATIONS_PER_UNKNOWN = 8
 """Number of equations for each unknown that are solved. Those of later rounds only test the solution, which saves time."""
-MAX_MISFIT, ROUNDING = 1e-4, 1e-6
+MAX_MISFIT, ROUNDING = 1e-3, 1e-6
 """Norms of the residual, relative to that of the values sent: up to which the equations of all rounds count as solved, and up to
 which the iteration may end."""
 STEPS = 12
@@ -50,8 +51,9 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     """
     started = perf_counter()
     assert case.links is not None
-    values = SentValues(case.observations, found.y, case.links.places, device=device)
-    if reason := values.explain_unsolvable(found.x.numel()):
+    reason = explain_too_large(case, found.x.numel())
+    values = None if reason else SentValues(case.observations, found.y, case.links.places, device=device)
+    if values is None or (reason := values.explain_unsolvable(found.x.numel())):
         return replace(found, notes=(*found.notes, f"the answer was not refined by Gauss-Newton steps, since {reason}"))
     used = values.take_rounds(EQUATIONS_PER_UNKNOWN * found.x.numel())
     scale = float(used.values.norm())
@@ -64,11 +66,11 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     try:
         start = found.x.double().flatten().to(device)
         end = minimise_squares(problem, start, steps=STEPS, enough=ROUNDING * scale, progress=report)
-        misfit = float(values.compute_residual(end.z).norm() / values.values.norm())
+        before, misfit = (float(values.compute_residual(z).norm() / values.values.norm()) for z in (start, end.z))
     except KeyboardInterrupt:
         return replace(found, interrupted=True)
     seconds = found.seconds + perf_counter() - started
-    if not misfit <= MAX_MISFIT:
+    if not misfit <= min(MAX_MISFIT, before):
         note = f"Gauss-Newton steps left a misfit of {misfit:.1e} of what was sent, so that the search's answer was kept"
         return replace(found, notes=(*found.notes, note), seconds=seconds)
     x = end.z.reshape(found.x.shape).float().cpu()
@@ -77,6 +79,15 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     sure = is_eight_bit(x) if values.seen.data.is_image else torch.zeros(len(x), dtype=torch.bool)
     confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
     return replace(found, x=x, confidence=confidence, notes=(*found.notes, note), seconds=seconds)
+
+
+def explain_too_large(case: Case, unknowns: int) -> str:
+    """Return why the equations of a case would take too much memory for so many unknowns, or "" if they do not."""
+    most = int((MAX_ENTRIES / EQUATIONS_PER_UNKNOWN) ** 0.5)
+    if unknowns > most:
+        return f"the examples have {unknowns} values, and at most {most} are possible"
+    weights = sum(w.numel() for observation in case.observations for w in observation.weights.values())
+    return f"the rounds have {weights} weights together" if weights > MAX_STACKED_WEIGHTS else ""
 
 
 class SentValues:
@@ -125,9 +136,6 @@ class SentValues:
             return "the defense adds noise"
         if self.count < unknowns:
             return f"{self.count} values were sent, and the examples have {unknowns}"
-        if EQUATIONS_PER_UNKNOWN * unknowns**2 > MAX_ENTRIES:
-            most = int((MAX_ENTRIES / EQUATIONS_PER_UNKNOWN) ** 0.5)
-            return f"the examples have {unknowns} values, and at most {most} are possible"
         return explain_vmap_failure(build_network(self.rounds[0]), seen.data, seen.training.loss)
 
     def compute_gradients(self, x: Tensor) -> Mapping[str, Tensor]:

@@ -18,7 +18,7 @@ DAMPING = 1e-12
 """First and smallest damping, relative to the largest diagonal entry of the normal matrix (Levenberg and Marquardt's lambda)."""
 CHANGE_OF_DAMPING = 100.0
 """Factor by which the damping grows after a step that failed, and falls after one that did not."""
-LINEAR_ITERATIONS = 12
+LINEAR_ITERATIONS = 40
 """Maximum number of iterations of conjugate gradients in a step. If a step takes them all, the next one has a new Jacobian."""
 LINEAR_TOLERANCE = 1e-3
 MIN_DECREASE = 0.05
@@ -59,14 +59,16 @@ def minimise_squares(
 
     Each step solves (J^T J + damping) d = -J^T r by conjugate gradients, with exact products by the Jacobian J. The approximate
     Jacobian, factorised by Cholesky, is the preconditioner. Steps that do not decrease the norm are not taken; the damping then
-    grows. The iteration ends after `steps` steps, or once a step hardly changes the norm (`MIN_DECREASE`) although
-    the approximate Jacobian is new or the norm is at most `enough`.
+    grows. The iteration ends after `steps` steps, once a step with a new approximate Jacobian changes the norm by less than
+    `MIN_DECREASE`, or once the approximate Jacobian is used up and the norm is at most `enough`.
     progress: called before each step with its number, from 0, and the norm of the residual.
     """
     residual, damping = problem.residual(z), DAMPING
     normal: Tensor | None = None
     for step in range(steps):
         progress(step, float(residual.norm()))
+        if normal is None and float(residual.norm()) <= enough:
+            return Minimum(z, float(residual.norm()), step)
         if fresh := normal is None:
             jacobian = problem.jacobian(z).double()
             normal = jacobian.T @ jacobian
@@ -79,7 +81,7 @@ def minimise_squares(
             z, residual, damping = z + move, moved, max(damping / CHANGE_OF_DAMPING, DAMPING)
         else:
             damping *= CHANGE_OF_DAMPING
-        if abs(decrease) < MIN_DECREASE and (fresh or float(residual.norm()) <= enough):
+        if abs(decrease) < MIN_DECREASE and fresh:
             return Minimum(z, float(residual.norm()), step + 1)
         if iterations == LINEAR_ITERATIONS or (decrease < MIN_DECREASE and not fresh):
             normal = None
