@@ -3,7 +3,7 @@
 import json
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +24,7 @@ class Fake:
     """State of a fake service.
 
     `answers` holds a response, or a function of the query, by path below /api/v1/; `refusals` holds (status, response) by
-    path; `posted` lists the requests that were sent by POST.
+    path; `posted` lists the requests that were sent by POST; `before_stream` is called before a stream of events is answered.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class Fake:
         self.refusals: dict[str, tuple[int, Any]] = {}
         self.posted: list[tuple[str, Any]] = []
         self.streams: list[queue.Queue[bytes]] = []
+        self.before_stream: Callable[[], Any] = lambda: None
         self.address = ""
 
     def tell(self, name: str, data: Any) -> None:
@@ -183,6 +184,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _stream(self) -> None:
+        self.fake.before_stream()
         mine: queue.Queue[bytes] = queue.Queue()
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

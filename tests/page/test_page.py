@@ -324,10 +324,8 @@ def test_keyboard_navigation_from_the_list_to_a_cell_and_back(service: str, open
 
 def test_dialog_keeps_and_returns_the_focus(service: str, opened: Opening) -> None:
     page = opened(service)
-    expect(page.locator("#link")).to_have_text("live")  # a key that is pressed while the page loads may be lost
     button = page.get_by_role("button", name="New attack")
     button.focus()
-    expect(button).to_be_focused()
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="New attack")
     expect(dialog.get_by_label("Run", exact=True)).to_be_focused()

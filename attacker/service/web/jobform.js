@@ -43,6 +43,7 @@ export async function openAttackForm(store, preset = {}) {
   try {
     const attacks = await get("attacks");
     if (!store.loaded) await store.refresh();
+    if (!store.loaded) throw store.problem;
     put(body, buildForm(store, listItems(attacks), preset, dialog));
     body.querySelector("select, input")?.focus();
   } catch (problem) {

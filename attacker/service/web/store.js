@@ -17,6 +17,7 @@ export class Store {
     this.problem = null;
     this.listeners = new Set();
     this.meanwhile = null; // while `refresh` runs: states from events that have arrived since its start
+    this.latest = null; // promise of the last call of `refresh`
   }
 
   /**
@@ -28,8 +29,16 @@ export class Store {
     return () => this.listeners.delete(listener);
   }
 
-  /** Read all runs and jobs. States from events that arrive during the request are newer than its response, and are kept. */
-  async refresh() {
+  /**
+   * Read all runs and jobs. States from events that arrive during the request are newer than its response, and are kept.
+   * A later call replaces this one, whose promise then is fulfilled with that of the later call.
+   */
+  refresh() {
+    this.latest = this.read();
+    return this.latest;
+  }
+
+  async read() {
     const meanwhile = { recordings: new Map(), jobs: new Map() };
     this.meanwhile = meanwhile;
     try {
@@ -40,7 +49,7 @@ export class Store {
         }),
         getAll("jobs", {}, 500),
       ]);
-      if (this.meanwhile !== meanwhile) return; // a later call of `refresh` replaces this one
+      if (this.meanwhile !== meanwhile) return this.latest;
       this.recordings = new Map([...recordings.map((one) => [one.id, one]), ...meanwhile.recordings]);
       for (const [id, one] of meanwhile.recordings) if (one === null) this.recordings.delete(id);
       const before = this.jobs;
@@ -48,9 +57,10 @@ export class Store {
       this.loaded = true;
       this.problem = null;
     } catch (problem) {
+      if (this.meanwhile !== meanwhile) return this.latest;
       this.problem = problem;
     }
-    if (this.meanwhile === meanwhile) this.meanwhile = null;
+    this.meanwhile = null;
     this.notify({ all: true });
   }
 

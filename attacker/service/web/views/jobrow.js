@@ -5,7 +5,9 @@ import { announce, arrange, drawOnChange, h, put } from "../dom.js";
 import { makeLink } from "../route.js";
 import { computeElapsed, formatAge, formatDuration, formatJobName, formatPercent, JOB_STATES } from "../words.js";
 
-/** Return the line of a job, with a method `update(job)` that keeps its buttons while the state is the same. */
+const ACTION_WORDS = { cancel: "Cancel", retry: "Retry" };
+
+/** Return the line of a job, with a method `update(job)` that keeps its button while the state allows the same action. */
 function makeJobLine(app, first) {
   const { id, spec, origin } = first;
   const name = h(
@@ -46,14 +48,20 @@ export function makeJobList(app) {
   };
 }
 
-/** Return elements with the state, the progress and the buttons of a job, and a method `update(job)`. */
+/**
+ * Return elements with the state, the progress and the button of a job, and a method `update(job)`.
+ * A button stays in place while the state allows its action: one that is replaced between press and release misses the click.
+ */
 export function makeJobParts(app) {
   const mark = h("span");
   const progress = h("div.job-progress");
   const acts = h("div.job-acts");
   const drawMark = drawOnChange(mark, (place, { state }) => put(place, makeStateMark(state)));
   const drawProgress = drawOnChange(progress, (place, job) => put(place, makeProgress(job)));
-  const drawActions = drawOnChange(acts, (place, job) => put(place, makeActions(app, job)));
+  const drawAction = drawOnChange(acts, (place, { action, ...job }) => {
+    put(place, action ? makeActionButton(app, job, action) : null);
+  });
+  let state = null;
   return {
     mark,
     progress,
@@ -61,7 +69,9 @@ export function makeJobParts(app) {
     update: (job) => {
       drawMark({ state: job.state });
       drawProgress({ state: job.state, progress: job.progress, error: job.error, result: job.result });
-      drawActions({ id: job.id, state: job.state, spec: job.spec });
+      drawAction({ id: job.id, spec: job.spec, action: chooseAction(job.state) });
+      if (state !== job.state) for (const button of acts.querySelectorAll("button")) button.disabled = false;
+      state = job.state;
     },
   };
 }
@@ -85,22 +95,23 @@ function getFirstLine(job) {
   return job.error.trim().split("\n")[0];
 }
 
-/** Return the button that the job's state allows, Cancel or Retry; null if there is none. */
-function makeActions(app, job) {
-  const makeButton = (name, words) =>
-    h(
-      "button.small",
-      {
-        type: "button",
-        "data-key": `${name}-${job.id}`,
-        "aria-label": `${words} ${formatJobName(job.spec)} on ${job.spec.recording}`,
-        onclick: (event) => requestAction(app, job, name, event.currentTarget),
-      },
-      words,
-    );
-  if (job.state === "queued" || job.state === "running") return makeButton("cancel", "Cancel");
-  if (job.state === "failed" || job.state === "cancelled" || job.state === "set_aside") return makeButton("retry", "Retry");
-  return null;
+/** Return the name of the action that a job's state allows, a key of ACTION_WORDS; null if there is none. */
+function chooseAction(state) {
+  if (state === "queued" || state === "running") return "cancel";
+  return state === "failed" || state === "cancelled" || state === "set_aside" ? "retry" : null;
+}
+
+function makeActionButton(app, job, name) {
+  return h(
+    "button.small",
+    {
+      type: "button",
+      "data-key": `${name}-${job.id}`,
+      "aria-label": `${ACTION_WORDS[name]} ${formatJobName(job.spec)} on ${job.spec.recording}`,
+      onclick: (event) => requestAction(app, job, name, event.currentTarget),
+    },
+    ACTION_WORDS[name],
+  );
 }
 
 async function requestAction(app, job, name, button) {
