@@ -31,9 +31,9 @@ MAX_ENTRIES = 1e8
 """Number of entries, equations times unknowns, up to which an answer is refined. The Jacobian takes 8 bytes for each."""
 EQUATIONS_PER_UNKNOWN = 8
 """Number of equations for each unknown that are solved. Those of later rounds only test the solution, which saves time."""
-MAX_MISFIT, ROUNDING = 1e-3, 1e-6
+MAX_MISFIT, ROUNDING = 1e-3, 5e-7
 """Norms of the residual, relative to that of the values sent: up to which the equations of all rounds count as solved, and up to
-which the iteration may end."""
+which the iteration ends."""
 STEPS = 12
 """Maximum number of Gauss-Newton steps."""
 FACTORS_AT_ONCE = 10

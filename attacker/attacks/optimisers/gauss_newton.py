@@ -60,14 +60,14 @@ def minimise_squares(
     Each step solves (J^T J + damping) d = -J^T r by conjugate gradients, with exact products by the Jacobian J. The approximate
     Jacobian, factorised by Cholesky, is the preconditioner. Steps that do not decrease the norm are not taken; the damping then
     grows. The iteration ends after `steps` steps, once a step with a new approximate Jacobian changes the norm by less than
-    `MIN_DECREASE`, or once the approximate Jacobian is used up and the norm is at most `enough`.
+    `MIN_DECREASE`, relative to it, or once the norm is at most `enough`.
     progress: called before each step with its number, from 0, and the norm of the residual.
     """
     residual, damping = problem.residual(z), DAMPING
     normal: Tensor | None = None
     for step in range(steps):
         progress(step, float(residual.norm()))
-        if normal is None and float(residual.norm()) <= enough:
+        if float(residual.norm()) <= enough:
             return Minimum(z, float(residual.norm()), step)
         if fresh := normal is None:
             jacobian = problem.jacobian(z).double()
