@@ -78,7 +78,8 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     note = f"{solved}; all of them hold up to {misfit:.1e}"
     sure = is_eight_bit(x) if values.seen.data.is_image else torch.zeros(len(x), dtype=torch.bool)
     confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
-    return replace(found, x=x, confidence=confidence, notes=(*found.notes, note), seconds=seconds)
+    notes = [one for one in found.notes if not (sure.all() and one.startswith("confidence is undecided"))]
+    return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds)
 
 
 def explain_too_large(case: Case, unknowns: int) -> str:

@@ -104,6 +104,7 @@ def test_values_sent_in_enough_rounds_determine_the_example_exactly(observe, def
     assert float(psnr(refined.x, x)) > 80
     assert float(refined.confidence) > 0.9
     assert any("Gauss-Newton steps solved" in note for note in refined.notes)
+    assert not any("undecided" in note for note in refined.notes)
 
 
 def test_too_few_values_keep_the_answer_of_the_search(observe) -> None:
