@@ -22,6 +22,7 @@ PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
 VARIANTS: dict[str, dict[str, Any]] = {
     "accumulate after closed forms": {"name": "accumulate", "closed_forms": True},
     "agic after closed forms": {"name": "agic", "closed_forms": True},
+    "accumulate, refined": {"name": "accumulate", "refined": True},
     "accumulate by features": {"name": "accumulate", "compare": "features"},
     "accumulate by inverting_gradients": {"name": "accumulate", "search": "inverting_gradients"},
     "agic by images": {"name": "agic", "compare": "images", "pre_steps": 2},
