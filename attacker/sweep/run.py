@@ -138,10 +138,11 @@ def _prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
-    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
-def _exit_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
+    """End this process soon after the process with the ID `parent` has ended; run in a thread of a worker process."""
     while os.getppid() == parent:
         sleep(PARENT_SECONDS)
     os._exit(1)

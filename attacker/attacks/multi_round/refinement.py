@@ -1,8 +1,8 @@
-"""Refinement of an answer to all rounds of a client that keeps back a part of its updates: the equations of what it sent.
+"""Refinement of the answer to all rounds of a client whose defense keeps back a part of its updates, by solving equations.
 
-A defense with error feedback sends of every coordinate, sooner or later, the sum of what it kept back. Over enough rounds, what
-it sent are more equations than the examples have values, and all of them hold up to rounding. A search by gradients stops far
-from their solution, since the equations are determined badly in some directions; Gauss-Newton steps reach it.
+With error feedback, a client sends later what it does not send now. Each value that it sent is an equation for its examples. Over
+enough rounds there are more equations than the examples have values, and all hold up to rounding. A search by gradients stops far
+from their solution, since some directions are badly determined; Gauss-Newton steps reach it.
 
 Shapes: T rounds, N examples, D = N times the number of values of an example, R values that were sent in all rounds.
 """
@@ -30,7 +30,7 @@ from fedsim.recording.observation import Observation
 MAX_ENTRIES = 1e8
 """Number of entries, equations times unknowns, up to which an answer is refined. The Jacobian takes 8 bytes for each."""
 EQUATIONS_PER_UNKNOWN = 8
-"""Number of equations for each unknown that are solved. Those of later rounds only test the solution, which saves time."""
+"""Number of equations for each unknown that are solved. Those of later rounds only test the solution."""
 MAX_MISFIT, ROUNDING = 1e-3, 5e-7
 """Norms of the residual, relative to that of the values sent: up to which the equations of all rounds count as solved, and up to
 which the iteration ends."""
@@ -51,7 +51,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     """
     started = perf_counter()
     assert case.links is not None
-    reason = explain_too_large(case, found.x.numel())
+    reason = explain_unsuitable(case, found.x.numel())
     values = None if reason else SentValues(case.observations, found.y, case.links.places, device=device)
     if values is None or (reason := values.explain_unsolvable(found.x.numel())):
         return replace(found, notes=(*found.notes, f"the answer was not refined by Gauss-Newton steps, since {reason}"))
@@ -69,6 +69,9 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
         before, misfit = (float(values.compute_residual(z).norm() / values.values.norm()) for z in (start, end.z))
     except KeyboardInterrupt:
         return replace(found, interrupted=True)
+    except RuntimeError as error:  # of PyTorch: no forward-mode derivative, values that are not finite, too little memory
+        note = f"the answer was not refined by Gauss-Newton steps: {' '.join(str(error).split())[:200]}"
+        return replace(found, notes=(*found.notes, note))
     seconds = found.seconds + perf_counter() - started
     if not misfit <= min(MAX_MISFIT, before):
         note = f"Gauss-Newton steps left a misfit of {misfit:.1e} of what was sent, so that the search's answer was kept"
@@ -82,8 +85,11 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds)
 
 
-def explain_too_large(case: Case, unknowns: int) -> str:
-    """Return why the equations of a case would take too much memory for so many unknowns, or "" if they do not."""
+def explain_unsuitable(case: Case, unknowns: int) -> str:
+    """Return why the equations of a case, which has links, are not built for so many unknowns, or "" if they can be."""
+    assert case.links is not None
+    if len({len(places) for places in case.links.places}) > 1:
+        return "rounds have different numbers of examples"
     most = int((MAX_ENTRIES / EQUATIONS_PER_UNKNOWN) ** 0.5)
     if unknowns > most:
         return f"the examples have {unknowns} values, and at most {most} are possible"
@@ -129,8 +135,6 @@ class SentValues:
     def explain_unsolvable(self, unknowns: int) -> str:
         """Return why the equations cannot be solved for so many unknowns, D, or "" if they can."""
         seen = self.seen
-        if seen.channel.follow is None:
-            return "the defense keeps nothing back for later rounds"
         if seen.steps != 1 or not seen.training.is_linear:
             return "clients do not train one step of SGD without clipping"
         if bool((seen.variance > 0).any()):
@@ -175,9 +179,9 @@ class SentValues:
         return found
 
     def _compute_factors(self, x: Tensor) -> Tensor:
-        """Return with which factors each round's gradient enters the values sent, (T, R), of the coordinate that was sent.
+        """Return the derivative of each value sent by the same coordinate of each round's gradient, (T, R).
 
-        Exact for defenses that treat each coordinate on its own, as error feedback and momentum do.
+        These are all derivatives by gradients if the defense treats each coordinate on its own, as error feedback does.
         """
         gradients = self.compute_gradients(x)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import torch
@@ -25,14 +25,13 @@ from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients, rog
 from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, equalize, read_enhancer
+from attacker.sweep.run import exit_with_parent
 
 FOLDER = Path("runs/benchmark-rog")
 DECODER, TV = "coarse_to_fine", 3e-2
 """Decoder of ROG in the columns, and weight of total variation of ROG and of its search in pixels."""
 RATIO_STEPS = (10, 20, 30, 40, 60)
 """Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
-PARENT_SECONDS = 2.0
-"""Time between two checks of a worker process that its parent process exists."""
 
 
 @dataclass(frozen=True)
@@ -203,13 +202,7 @@ def _prepare_worker() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
-    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
-
-
-def _exit_with(parent: int) -> None:
-    while os.getppid() == parent:
-        sleep(PARENT_SECONDS)
-    os._exit(1)
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:

@@ -107,21 +107,35 @@ def test_values_sent_in_enough_rounds_determine_the_example_exactly(observe, def
     assert not any("undecided" in note for note in refined.notes)
 
 
-def test_too_few_values_keep_the_answer_of_the_search(observe) -> None:
-    case = record(observe, make_example(), torch.tensor([2]), 2, "top_k(0.002, error_feedback=True)")
-    attack = accumulate(steps=2, decoder="pixels", tv=1e-5)
+def take_two_rounds(case: Case) -> Case:
+    return replace(case, observations=case.observations[:2])
+
+
+def tell_wrong_labels(case: Case) -> Case:
+    return replace(case, known_labels=torch.tensor([1] * len(case.observations)))
+
+
+def use_fewer_examples_once(case: Case) -> Case:
+    last = replace(case.observations[-1], num_examples=1)
+    return replace(case, observations=(*case.observations[:-1], last))
+
+
+@pytest.mark.parametrize(
+    ("change", "examples", "compare", "reason"),
+    [
+        (take_two_rounds, 1, "same", "values were sent, and the examples have 64"),
+        (tell_wrong_labels, 1, "same", "was kept"),
+        (use_fewer_examples_once, 2, "none", "rounds have different numbers of examples"),
+    ],
+)
+def test_unsuitable_equations_keep_the_answer_of_the_search(observe, change, examples: int, compare: str, reason: str) -> None:
+    x, y = torch.cat([make_example(seed) for seed in range(examples)]), torch.arange(examples)
+    keep = 0.002 if change is take_two_rounds else 0.05
+    case = change(record(observe, x, y, 24 if compare == "same" else 3, f"top_k({keep}, error_feedback=True)"))
+    attack = accumulate(steps=2, decoder="pixels", tv=1e-5, compare=compare)
     searched, refined = (replace(attack, refined=some)([case], rng=torch.Generator())[0] for some in (False, True))
     torch.testing.assert_close(refined.x, searched.x, rtol=0, atol=0)
-    assert any("values were sent, and the examples have 64" in note for note in refined.notes)
-
-
-def test_equations_of_a_wrong_label_keep_the_answer_of_the_search(observe) -> None:
-    case = record(observe, make_example(), torch.tensor([2]), 24, "top_k(0.05, error_feedback=True)")
-    wrong = replace(case, known_labels=torch.tensor([1] * 24))
-    attack = accumulate(steps=2, decoder="pixels", tv=1e-5)
-    searched, refined = (replace(attack, refined=some)([wrong], rng=torch.Generator())[0] for some in (False, True))
-    torch.testing.assert_close(refined.x, searched.x, rtol=0, atol=0)
-    assert any("was kept" in note for note in refined.notes)
+    assert any(reason in note for note in refined.notes)
 
 
 def test_unusable_round_is_left_out_with_a_note(observe) -> None:
