@@ -11,16 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import vjp, vmap
 
 from attacker.attacks.base import Case, Progress
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.confidence.evidence import CERTIFIED_CONFIDENCE
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.matching.rounds_in_order import MAX_STACKED_WEIGHTS
-from attacker.attacks.optimisers.gauss_newton import LeastSquares, differentiate_along, minimise_squares
+from attacker.attacks.optimisers.gauss_newton import (
+    Derivative,
+    LeastSquares,
+    Linearisation,
+    differentiate_along,
+    minimise_squares,
+)
 from attacker.attacks.simulation.client import build_gradient, build_network, follow_channel
 from attacker.attacks.simulation.gradients import explain_vmap_failure
 from attacker.reconstruction import Reconstruction
@@ -31,12 +38,15 @@ MAX_ENTRIES = 1e8
 """Number of entries, equations times unknowns, up to which an answer is refined. The Jacobian takes 8 bytes for each."""
 EQUATIONS_PER_UNKNOWN = 8
 """Number of equations for each unknown that are solved. Those of later rounds only test the solution."""
-MAX_MISFIT, ROUNDING = 1e-3, 5e-7
-"""Norms of the residual, relative to that of the values sent: up to which the equations of all rounds count as solved, and up to
-which the iteration ends."""
+MAX_MISFIT = 1e-3
+"""Norm of the residual, relative to that of the values sent, up to which the equations of all rounds count as solved."""
+ROUNDING = 5e-7
+"""The same up to which the rest may be rounding of the values sent, so that no new linearisation is made for it."""
 STEPS = 12
 """Maximum number of Gauss-Newton steps."""
-FACTORS_AT_ONCE = 10
+ANCHORS = 20
+"""Number of rounds at which gradients are differentiated for the approximate Jacobian; between them it is interpolated."""
+FACTORS_AT_ONCE = 25
 """Number of rounds whose factors are computed at once."""
 CHUNK = 512
 """Number of unknowns by which gradients are differentiated at once."""
@@ -62,7 +72,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
         if progress is not None:
             progress(step, STEPS, f"refining, misfit {norm / scale:.1e}")
 
-    problem = LeastSquares(used.compute_residual, used.approximate_jacobian)
+    problem = LeastSquares(used.compute_residual, used.linearise)
     try:
         start = found.x.double().flatten().to(device)
         end = minimise_squares(problem, start, steps=STEPS, enough=ROUNDING * scale, progress=report)
@@ -118,8 +128,8 @@ class SentValues:
         }
         self.known = [seen.channel.learn({name: s[t] for name, s in seen.seen.items()}) for t in range(count)]
         self.names = [name for name in self.weights if name not in seen.omitted]
-        sent = torch.cat([seen.seen[name].flatten(1) != 0 for name in self.names], dim=1)
-        values = torch.cat([seen.gradients[name].flatten(1).double() for name in self.names], dim=1)
+        sent, values = self._flatten(seen.seen) != 0, self._flatten(seen.gradients).double()
+        self.width = values.shape[1]
         self.sent = [mask.nonzero()[:, 0] for mask in sent]
         self.units = [values[t, at].square().mean().sqrt() if len(at) else values.new_ones(()) for t, at in enumerate(self.sent)]
         self.values = torch.cat([values[t, at] / unit for t, (at, unit) in enumerate(zip(self.sent, self.units, strict=True))])
@@ -152,6 +162,10 @@ class SentValues:
 
         return vmap(compute)(self.weights, self.buffers, self.places)
 
+    def _flatten(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return the gradients of all rounds as one matrix, (T, P)."""
+        return torch.cat([gradients[name].flatten(1) for name in self.names], dim=1)
+
     def send(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return the values that the client would send, (R,), in the units of the round, given its gradients."""
         state: ChannelState = {}
@@ -168,14 +182,35 @@ class SentValues:
     def compute_residual(self, x: Tensor) -> Tensor:
         return self.send(self.compute_gradients(x)) - self.values
 
-    def approximate_jacobian(self, x: Tensor) -> Tensor:
-        """Return the Jacobian of the residual, (R, D), in float32, if the defense treated each coordinate on its own."""
+    def linearise(self, x: Tensor) -> Linearisation:
+        """Return the linearisation of the residual at x, (D,), for a defense that treats each coordinate on its own."""
         factors, at = self._compute_factors(x), torch.cat(self.sent)
-        found = torch.zeros(self.count, len(x), device=x.device)
-        for t, own in enumerate(factors):
+
+        def differentiate(x: Tensor) -> Derivative:
+            def compute(x: Tensor) -> Tensor:
+                return self._flatten(self.compute_gradients(x))
+
+            _, pull = vjp(compute, x)  # type: ignore[misc]
+
+            def back(r: Tensor) -> Tensor:
+                slopes = torch.zeros(len(factors), self.width, dtype=r.dtype, device=r.device)
+                back: Tensor = pull(slopes.index_add_(1, at, factors * r))[0]
+                return back
+
+            return Derivative(lambda d: (factors * differentiate_along(compute, x, d)[:, at]).sum(dim=0), back)
+
+        return Linearisation(self._approximate_jacobian(x, factors), differentiate)
+
+    def _approximate_jacobian(self, x: Tensor, factors: Tensor) -> Tensor:
+        """Return the Jacobian of the residual, (R, D), in float32.
+
+        The derivatives of the gradients by the examples are computed for `ANCHORS` rounds, and interpolated between them.
+        """
+        anchors, shares = _interpolate(len(self.sent), ANCHORS)
+        at, found = torch.cat(self.sent), torch.zeros(self.count, len(x), device=x.device)
+        for t, own in zip(anchors, shares.to(factors) @ factors, strict=True):
             used = own.nonzero()[:, 0]
-            if len(used):
-                found[used] += own[used, None] * self._differentiate_round(t, x)[at[used]]
+            found[used] += own[used, None] * self._differentiate_round(t, x)[at[used]]
         return found
 
     def _compute_factors(self, x: Tensor) -> Tensor:
@@ -207,6 +242,13 @@ class SentValues:
         unit = torch.eye(len(x), device=x.device)
         found = torch.cat([vmap(lambda v: differentiate_along(compute, x, v))(part) for part in torch.split(unit, CHUNK)])
         return found.T
+
+
+def _interpolate(count: int, most: int) -> tuple[list[int], Tensor]:
+    """Return at most `most` of `count` equally spaced indices, and the shares (len(indices), count) of linear interpolation."""
+    anchors = np.linspace(0, count - 1, min(count, most)).round().astype(int)
+    shares = [np.interp(np.arange(count), anchors, one) for one in np.eye(len(anchors))]
+    return anchors.tolist(), torch.from_numpy(np.stack(shares))
 
 
 def _to(t: Tensor, dtype: torch.dtype) -> Tensor:

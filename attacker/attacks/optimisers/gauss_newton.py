@@ -18,11 +18,36 @@ DAMPING = 1e-12
 """First and smallest damping, relative to the largest diagonal entry of the normal matrix (Levenberg and Marquardt's lambda)."""
 CHANGE_OF_DAMPING = 100.0
 """Factor by which the damping grows after a step that failed, and falls after one that did not."""
-LINEAR_ITERATIONS = 40
-"""Maximum number of iterations of conjugate gradients in a step. If a step takes them all, the next one has a new Jacobian."""
+LINEAR_ITERATIONS = 100
+"""Maximum number of iterations of conjugate gradients in a step. If a step takes them all, the next one is linearised anew."""
 LINEAR_TOLERANCE = 1e-3
+ROWS_AT_ONCE = 2048
+"""Number of rows of a Jacobian that are converted to float64 at once."""
 MIN_DECREASE = 0.05
 """Relative change of the residual's norm in a step below which the iteration may end."""
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The Jacobian J (R, D) of a residual at a point, as products.
+
+    along: maps d (D,) to J d, (R,). back: maps r (R,) to J^T r, (D,).
+    """
+
+    along: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Linearisation:
+    """What is computed for one point and used at later ones, too, as long as it serves.
+
+    jacobian: the approximate Jacobian at that point, (R, D), the preconditioner of the linear problem of each step.
+    differentiate: maps a point (D,) to the derivative there.
+    """
+
+    jacobian: Tensor
+    differentiate: Callable[[Tensor], Derivative]
 
 
 @dataclass(frozen=True)
@@ -30,12 +55,11 @@ class LeastSquares:
     """The problem to minimise |residual(z)|^2.
 
     residual: maps unknowns (D,) to a residual (R,), in float64; differentiated by `torch.func`.
-    jacobian: maps unknowns (D,) to an approximation of the residual's Jacobian, (R, D), the preconditioner of the linear problem
-              of each step.
+    linearise: maps unknowns (D,) to a linearisation there.
     """
 
     residual: Callable[[Tensor], Tensor]
-    jacobian: Callable[[Tensor], Tensor]
+    linearise: Callable[[Tensor], Linearisation]
 
 
 @dataclass(frozen=True)
@@ -57,34 +81,33 @@ def minimise_squares(
 ) -> Minimum:
     """Minimise the norm of the residual from z (D,), in float64, by damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963).
 
-    Each step solves (J^T J + damping) d = -J^T r by conjugate gradients, with exact products by the Jacobian J. The approximate
-    Jacobian, factorised by Cholesky, is the preconditioner. Steps that do not decrease the norm are not taken; the damping then
-    grows. The iteration ends after `steps` steps, once a step with a new approximate Jacobian changes the norm by less than
-    `MIN_DECREASE`, relative to it, or once the norm is at most `enough`.
+    Each step solves (J^T J + damping) d = -J^T r by conjugate gradients. The products by the Jacobian J on the left are those of
+    the linearisation; its approximate Jacobian, factorised by Cholesky, is the preconditioner. Steps that do not decrease the
+    norm are not taken; the damping then grows. The iteration ends after `steps` steps, once a step with a new linearisation
+    changes the norm by less than `MIN_DECREASE`, relative to it. Once the norm is at most `enough`, a step with an old one ends
+    it, too, if it changes the norm by less.
     progress: called before each step with its number, from 0, and the norm of the residual.
     """
     residual, damping = problem.residual(z), DAMPING
-    normal: Tensor | None = None
+    linear: Linearisation | None = None
     for step in range(steps):
         progress(step, float(residual.norm()))
-        if float(residual.norm()) <= enough:
-            return Minimum(z, float(residual.norm()), step)
-        if fresh := normal is None:
-            jacobian = problem.jacobian(z).double()
-            normal = jacobian.T @ jacobian
-            unit = float(normal.diagonal().max())
-            del jacobian
-        move, iterations = _solve_step(problem, z, residual, normal, damping * unit)
+        if fresh := linear is None:
+            linear = problem.linearise(z)
+            normal = _multiply_by_own_transpose(linear.jacobian)
+        _, pull = vjp(problem.residual, z)  # type: ignore[misc]
+        slope = pull(residual)[0]
+        move, iterations = _solve_step(linear.differentiate(z), slope, normal, damping * float(normal.diagonal().max()))
         moved = problem.residual(z + move)
         decrease = 1 - float(moved.norm() / residual.norm())
         if decrease > 0:
             z, residual, damping = z + move, moved, max(damping / CHANGE_OF_DAMPING, DAMPING)
         else:
             damping *= CHANGE_OF_DAMPING
-        if abs(decrease) < MIN_DECREASE and fresh:
+        if abs(decrease) < MIN_DECREASE and (fresh or float(residual.norm()) <= enough):
             return Minimum(z, float(residual.norm()), step + 1)
         if iterations == LINEAR_ITERATIONS or (decrease < MIN_DECREASE and not fresh):
-            normal = None
+            linear = None
     return Minimum(z, float(residual.norm()), steps)
 
 
@@ -99,13 +122,12 @@ def differentiate_along(function: Callable[[Any], Tensor], at: Any, direction: A
     return slope
 
 
-def _solve_step(problem: LeastSquares, z: Tensor, residual: Tensor, normal: Tensor, damping: float) -> tuple[Tensor, int]:
-    """Return the step d (D,) with (J^T J + damping) d = -J^T r, and the number of iterations of conjugate gradients.
+def _solve_step(derivative: Derivative, slope: Tensor, normal: Tensor, damping: float) -> tuple[Tensor, int]:
+    """Return the step d (D,) with (J^T J + damping) d = -slope, and the number of iterations of conjugate gradients.
 
     normal: approximation of J^T J, (D, D). With its Cholesky factor L, the unknown of the iteration is L^T d.
     """
     factor = torch.linalg.cholesky(normal + damping * torch.eye(len(normal), dtype=normal.dtype, device=normal.device))
-    _, pull = vjp(problem.residual, z)  # type: ignore[misc]
 
     def to_step(u: Tensor) -> Tensor:
         step: Tensor = torch.linalg.solve_triangular(factor.T, u[:, None], upper=True)
@@ -117,9 +139,18 @@ def _solve_step(problem: LeastSquares, z: Tensor, residual: Tensor, normal: Tens
 
     def curve(u: Tensor) -> Tensor:
         step = to_step(u[0])
-        image = differentiate_along(problem.residual, z, step)
-        return from_slope(pull(image)[0] + damping * step)[None]
+        return from_slope(derivative.back(derivative.along(step)) + damping * step)[None]
 
-    target = -from_slope(pull(residual)[0])[None]
-    found, iterations = conjugate_gradients(curve, target, iterations=LINEAR_ITERATIONS, tolerance=LINEAR_TOLERANCE)
+    found, iterations = conjugate_gradients(
+        curve, -from_slope(slope)[None], iterations=LINEAR_ITERATIONS, tolerance=LINEAR_TOLERANCE
+    )
     return to_step(found[0]), iterations
+
+
+def _multiply_by_own_transpose(jacobian: Tensor) -> Tensor:
+    """Return J^T J in float64, (D, D), for J (R, D), without a copy of J in float64."""
+    width = jacobian.shape[1]
+    product = torch.zeros(width, width, dtype=torch.float64, device=jacobian.device)
+    for part in torch.split(jacobian.detach(), ROWS_AT_ONCE):
+        product.addmm_(part.double().T, part.double())
+    return product

@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.func import jvp, vjp
 
 from attacker.attacks import Case, accumulate
 from attacker.attacks.matching import case_batch, gradient_matching
 from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.multi_round import refinement
+from attacker.attacks.multi_round.refinement import SentValues
 from attacker.attacks.multi_round.same_examples import link_same
 from attacker.scoring.metrics import psnr
 from defenses import DefenseSpec
@@ -105,6 +108,24 @@ def test_values_sent_in_enough_rounds_determine_the_example_exactly(observe, def
     assert float(refined.confidence) > 0.9
     assert any("Gauss-Newton steps solved" in note for note in refined.notes)
     assert not any("undecided" in note for note in refined.notes)
+
+
+@pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)"])
+def test_equations_hold_at_the_true_example_and_are_linearised_exactly(observe, monkeypatch, defense: str) -> None:
+    """The references are derivatives of the residual by PyTorch, through the simulated defense of all rounds."""
+    x, y = make_example(), torch.tensor([2])
+    case = record(observe, x, y, 5, defense)
+    values = SentValues(case.observations, y, [torch.tensor([0])] * 5, device="cpu")
+    assert float(values.compute_residual(x.double().flatten()).norm() / values.values.norm()) < 1e-6
+    at, d = torch.rand(2, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    image, (_, pull) = jvp(values.compute_residual, (at,), (d,))[1], vjp(values.compute_residual, at)
+    linear = values.linearise(at)
+    torch.testing.assert_close(linear.differentiate(at).along(d), image, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(linear.differentiate(at).back(image), pull(image)[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(linear.jacobian @ d.float(), image.float(), rtol=1e-3, atol=1e-3)
+    monkeypatch.setattr(refinement, "ANCHORS", 3)
+    error = values.linearise(at).jacobian @ d.float() - image
+    assert 0 < float(error.norm() / image.norm()) < 0.1
 
 
 def take_two_rounds(case: Case) -> Case:

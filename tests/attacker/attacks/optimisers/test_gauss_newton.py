@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from attacker.attacks.optimisers.gauss_newton import LeastSquares, minimise_squares
+from attacker.attacks.optimisers.gauss_newton import Derivative, LeastSquares, Linearisation, minimise_squares
 
 
 def make_problem(*, off: float = 0.0) -> tuple[LeastSquares, Tensor]:
@@ -24,7 +24,14 @@ def make_problem(*, off: float = 0.0) -> tuple[LeastSquares, Tensor]:
         moved = matrix @ (z - solution)
         return moved + 0.3 * moved**2
 
-    return LeastSquares(residual, lambda z: (jacrev(residual)(z) * (1 + error)).float()), solution
+    def linearise(z: Tensor) -> Linearisation:
+        return Linearisation((jacrev(residual)(z) * (1 + error)).float(), lambda z: multiply_by(jacrev(residual)(z)))
+
+    return LeastSquares(residual, linearise), solution
+
+
+def multiply_by(jacobian: Tensor) -> Derivative:
+    return Derivative(lambda d: jacobian @ d, lambda r: jacobian.T @ r)
 
 
 @pytest.mark.parametrize("off", [0.0, 0.05])
@@ -48,8 +55,21 @@ def test_solution_of_inconsistent_equations_is_that_of_least_squares() -> None:
     """The reference is a library's linear least squares."""
     rng = torch.Generator().manual_seed(1)
     matrix, values = torch.randn(9, 4, generator=rng, dtype=torch.float64), torch.randn(9, generator=rng, dtype=torch.float64)
-    found = minimise_squares(
-        LeastSquares(lambda z: matrix @ z - values, lambda z: matrix), torch.zeros(4, dtype=torch.float64), steps=9
-    )
+    problem = LeastSquares(lambda z: matrix @ z - values, lambda z: Linearisation(matrix, lambda z: multiply_by(matrix)))
+    found = minimise_squares(problem, torch.zeros(4, dtype=torch.float64), steps=9)
     torch.testing.assert_close(found.z, torch.linalg.lstsq(matrix, values[:, None]).solution[:, 0])
     assert found.steps < 9
+
+
+def test_steps_reach_the_solution_with_the_jacobian_of_the_start_alone() -> None:
+    """Products are those of the Jacobian at each point; only the preconditioner is old."""
+    problem, solution = make_problem()
+    points: list[Tensor] = []
+
+    def linearise(z: Tensor) -> Linearisation:
+        points.append(z)
+        return problem.linearise(z)
+
+    found = minimise_squares(LeastSquares(problem.residual, linearise), solution + 0.3, steps=20, enough=1e-6)
+    assert len(points) == 1
+    torch.testing.assert_close(found.z, solution, rtol=0, atol=1e-6)
