@@ -14,8 +14,9 @@ from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
 from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
-from attacker.attacks.closed_form.linear.first_layer import LinearAnswer, recover_linear
+from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
+from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
 from attacker.attacks.closed_form.observations import Observed
