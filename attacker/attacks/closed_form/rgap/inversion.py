@@ -34,7 +34,7 @@ class ClosedFormAnswer:
     x, y:       the examples found, (B, *shape), whose values may lie outside [0, 1], and their labels (B,). B may be 0.
     route:      name of the closed form.
     notes:      remarks for the user.
-    doubts:     reasons why the answer may be wrong; not shown if its gradient is within `router.EXACT_DISTANCE` of the observed
+    doubts:     reasons why the answer may be wrong; not shown if its gradient is within `routing.EXACT_DISTANCE` of the observed
                 one.
     stays:      (B,) in [0, 1], how certain each example is, from which its confidence is estimated; NaN for examples that may be
                 mixtures of several. None if the closed form does not measure it; `Routing` may then measure how little x changes
