@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,11 @@ CHECKPOINT_VALID_SECONDS = 180.0
 
 Searches write their checkpoint each minute.
 """
+
+UNREADABLE = "its reconstruction cannot be read: "
+"""Beginning of the reason of failure of a case whose reconstruction cannot be read."""
+MAX_TROUBLE = 20
+"""Largest number of messages about unreadable reconstructions of one attack."""
 
 ShownState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
@@ -62,7 +68,6 @@ class Source:
     running: keys of the cases that are being attacked.
     marks: dict from the name of a case's file to a value that changes when the file changes. facts: the corresponding value for
     attack.json.
-    trouble: messages about files that cannot be read.
     """
 
     name: str
@@ -79,7 +84,12 @@ class Source:
     running: frozenset[str] = frozenset()
     marks: Mapping[str, Mark] = field(default_factory=dict)
     facts: Mark = ()
-    trouble: tuple[str, ...] = ()
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        """Messages about reconstructions that cannot be read, at most MAX_TROUBLE."""
+        found = (why.removeprefix(UNREADABLE) for why in self.failures.values() if why.startswith(UNREADABLE))
+        return tuple(islice(found, MAX_TROUBLE))
 
     def find_state(self, key: str) -> ShownState:
         """Return the state of the case `key`, which must be in `cases`.
@@ -124,27 +134,25 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
     answers: dict[str, ReconstructionSummary] = {}
     failures: dict[str, str] = {}
     marks: dict[str, Mark] = {}
-    trouble: list[str] = []
     running: set[str] = set()
     for file, at in _list_files(folder):
         path = f"reconstructions/{name}/{file}"
         if file.endswith(CHECKPOINT_SUFFIX):
             running |= _list_under_way(run, path)
-        elif (found := _parse_name(file)) is None or found[0] not in told.cases:
             continue
+        key, kind = _parse_name(file)
+        if key not in told.cases:
+            continue
+        marks[file] = at
+        if before is not None and before.marks.get(file) == at:
+            _copy(before, key, kind, answers, failures)
+        elif kind == "failed":
+            failures[key] = read_failure(run, path)
         else:
-            key, kind = found
-            marks[file] = at
-            if before is not None and before.marks.get(file) == at:
-                _copy(before, key, kind, answers, failures)
-            elif kind == "failed":
-                failures[key] = read_failure(run, path)
-            else:
-                try:
-                    answers[key] = read_answer(run, path)
-                except ValueError as error:
-                    failures[key] = f"its reconstruction cannot be read: {format_error(error, run)}"
-                    trouble.append(format_error(error, run))
+            try:
+                answers[key] = read_answer(run, path)
+            except ValueError as error:
+                failures[key] = f"{UNREADABLE}{format_error(error, run)}"
     kept = {
         key: getattr(told, key) for key in ("attack", "spec", "seed", "null", "oracles", "withheld", "knows_defense", "cases")
     }
@@ -157,7 +165,6 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
         running=frozenset(running),
         marks=marks,
         facts=facts,
-        trouble=tuple(trouble[:20]),
     )
 
 
@@ -173,11 +180,12 @@ def _copy(before: Source, key: str, kind: str, answers: dict[str, Reconstruction
         failures[key] = before.failures[key]
 
 
-def _parse_name(file: str) -> tuple[str, str] | None:
+def _parse_name(file: str) -> tuple[str, str]:
+    """Return the key of the case that a file belongs to, and "answer" or "failed"; two empty texts for another file."""
     for ending, kind in ((".safetensors", "answer"), (".failed.json", "failed")):
         if file.endswith(ending):
             return file.removesuffix(ending), kind
-    return None
+    return "", ""
 
 
 def _list_files(folder: Path) -> Iterator[tuple[str, Mark]]:
