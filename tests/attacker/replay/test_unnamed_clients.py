@@ -14,7 +14,7 @@ from attacker.attacks.multi_round.spans.attack import Spans
 from attacker.cli import app
 from attacker.replay.attack_facts import read_facts
 from attacker.replay.replay import Replay
-from attacker.report.words import describe_summaries
+from attacker.report.conclusions import describe_summaries
 from attacker.scoring import Scorer, read_growth, summarise
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
