@@ -94,7 +94,7 @@ def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Cl
             "each layer of this network can be solved on its own, so that the closed form 'peeled', which solves several layers "
             "together, does not apply; set route=layers"
         )
-    readings = choose_readings(observed, chain, observed.gradient, walk)
+    readings = choose_readings(observed, chain, walk)
     point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _get_input_range(observed)
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
