@@ -183,7 +183,7 @@ def describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str
 
     It is part of image addresses, since browsers cache images by address.
     """
-    return sha256(repr((source.marks.get(f"{case}.safetensors", ())[:1], rows)).encode()).hexdigest()[:8]
+    return sha256(repr((source.get_mark(case)[:1], rows)).encode()).hexdigest()[:8]
 
 
 class _Answer(NamedTuple):
