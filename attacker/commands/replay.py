@@ -141,7 +141,7 @@ def replay(
 @contextmanager
 def _show_tracebacks() -> Iterator[None]:
     """Print on stderr, within a `with` block, the tracebacks of errors that a replay otherwise only records as failed cases."""
-    logger = logging.getLogger("attacker.replay.tasks")
+    logger = logging.getLogger("attacker.replay.task_runner")
     handler, before = logging.StreamHandler(), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)

@@ -24,16 +24,9 @@ from attacker.replay.forecast import Forecast, plan_routes
 from attacker.replay.identity import Identity
 from attacker.replay.metadata import write_facts
 from attacker.replay.progress import Meter, Watch
-from attacker.replay.tasks import (
-    Member,
-    ReplayJob,
-    Task,
-    TaskOutcome,
-    is_done,
-    make_reconstruction_path,
-    run_in_process,
-    write_failure,
-)
+from attacker.replay.results import is_done, make_reconstruction_path, write_failure
+from attacker.replay.task_runner import run_in_process
+from attacker.replay.tasks import Member, ReplayJob, Task, TaskOutcome
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
 from fedsim.recording.run_check import check_run
