@@ -41,6 +41,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of large data: FEDLEAK_DATA, or shared/data beside the repository; tests that need it are skipped without it."""
+    given = os.environ.get("FEDLEAK_DATA")
+    folder = Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no data at {folder}; FEDLEAK_DATA can name another folder")
+    return folder
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print how many tests were skipped and why, also if none were, so that a missing line shows that nothing was counted."""
     reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))

@@ -8,7 +8,7 @@ from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked
 from attacker.audit.plan import ATTACK_RULE, JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
 from attacker.replay.cases import Planned
-from attacker.replay.tasks import make_reconstruction_path
+from attacker.replay.results import make_reconstruction_path
 from attacker.scoring import ScoreRow, Summary
 from fedsim.recording import Row
 

@@ -142,23 +142,8 @@ def audit(
     told(plan)
     scorer = Scorer(run, list(truth), bound_seconds=BOUND_SECONDS) if truth else None
     results += check_canaries(recording, scorer, read_metrics(run))
-    attacks: list[AuditedAttack] = []
-    for one in plan:
-        if isinstance(one, NotChecked):
-            results.append(one)
-        elif attacks and attacks[-1].recovers_all:
-            results.append(
-                NotChecked(
-                    rule="attack", reason=f"{one.spec} is not needed: {attacks[-1].spec} recovered every example", kind="left out"
-                )
-            )
-        else:
-            both = [one.replay(recording, out, null=null, model=model) for null in (False, True)]
-            cases = both[0].plan.cases
-            done = [replayed(replay) for replay in both]
-            result = _result(one, [case.key for case in cases], [replay.folder for replay in done], scorer)
-            failed, failure = describe_failures(one.rows, cases, done[0].failed)
-            attacks.append(replace(result, failed=failed, failure=failure))
+    attacks, left_out = _run_attacks(plan, recording, out, scorer, model, replayed)
+    results += left_out
     results += judge_results(attacks, scored=scorer is not None, defense=str(recording.manifest.defense))
     results += check_robustness(recording, find_strongest_attack(attacks) if scorer is not None else None)
     results += _list_missing_bounds(scorer)
@@ -172,6 +157,36 @@ def audit(
         scored=scorer is not None,
         seconds=monotonic() - started,
     )
+
+
+def _run_attacks(
+    plan: Sequence[PlannedAttack | NotChecked],
+    recording: Recording,
+    out: Path,
+    scorer: Scorer | None,
+    model: str | None,
+    replayed: Run,
+) -> tuple[list[AuditedAttack], list[NotChecked]]:
+    """Run the planned attacks and their nulls, until one recovers every example; return the results, and what was left out.
+
+    out: folder of the reconstructions. Other arguments as for `audit`.
+    """
+    attacks: list[AuditedAttack] = []
+    left_out: list[NotChecked] = []
+    for one in plan:
+        if isinstance(one, NotChecked):
+            left_out.append(one)
+        elif attacks and attacks[-1].recovers_all:
+            reason = f"{one.spec} is not needed: {attacks[-1].spec} recovered every example"
+            left_out.append(NotChecked(rule="attack", reason=reason, kind="left out"))
+        else:
+            both = [one.replay(recording, out, null=null, model=model) for null in (False, True)]
+            cases = both[0].plan.cases
+            done = [replayed(replay) for replay in both]
+            result = _result(one, [case.key for case in cases], [replay.folder for replay in done], scorer)
+            failed, failure = describe_failures(one.rows, cases, done[0].failed)
+            attacks.append(replace(result, failed=failed, failure=failure))
+    return attacks, left_out
 
 
 def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:

@@ -61,11 +61,11 @@ def guess_canaries(
     overlaps: list[float] = []
     complete = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     for client in dict.fromkeys(row.client for row in complete):
-        pairs = scorer.read_canaries(client)
+        pairs = scorer.truth.read_canaries(client)
         rows = [row for row in complete if row.client == client]
         if not pairs or client == SUM_CLIENT:
             continue
-        used = {index for row in rows for step in scorer.read_used(row.round, row.attempt, client).steps for index in step}
+        used = {index for row in rows for step in scorer.truth.read_used(row.round, row.attempt, client).steps for index in step}
         trained = [(a, b) for a, b in pairs if (a in used) != (b in used)]  # the client has used no version of the others yet
         for start in range(0, len(trained), MAX_SEPARATED):
             group = trained[start : start + MAX_SEPARATED]

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
-from fedsim.models.tampering import inspect_weights, is_large
+from fedsim.models.inspected_layers import is_large
+from fedsim.models.tampering import inspect_weights
 from fedsim.recording import Recording
 
 TAMPERED_RULE = "weights-tampered"

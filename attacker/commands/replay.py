@@ -103,33 +103,14 @@ def replay(
     with report_errors(verbose=verbose, kept=KEPT_ON_INTERRUPT), _show_tracebacks() if verbose else nullcontext():
         from attacker.attacks import AttackSpec
         from attacker.commands.progress_bar import replay_with_progress
-        from defenses._registry import references
         from fedsim.recording import Recording
         from fedsim.recording.selection import parse_rounds
 
         recording = recording / "recording" if (recording / "recording").is_dir() else recording
         opened = Recording(recording)
         _check_model(opened, model)
-        if references.is_reference(attack):  # naming it on the command line admits it
-            references.admit(attack)
-        given = dict(map(parse_assignment, overrides or []))
-        for name in ("decoder", "enhancer", "denoiser"):
-            if references.is_reference(str(given.get(name, ""))):
-                references.admit(str(given[name]))
-        arguments = _resolve_preset(attack, preset, opened) | given
-        if route is not None:
-            check_takes(attack, "route", owner="exact")
-            arguments["route"] = route
-        if anonymous:
-            check_takes(attack, "anonymous", owner="spans")
-            arguments["anonymous"] = True
-        if ray is not None and workers is not None:
-            raise ValueError("--workers starts processes on this machine and --ray uses a cluster: give only one of them")
-        if verbose and (ray is not None or (workers or 1) > 1):
-            raise ValueError(
-                "--verbose shows only errors in this process, and --workers and --ray attack in other processes: leave them out, "
-                "or leave out --verbose"
-            )
+        arguments = _collect_arguments(attack, opened, preset, overrides or [], route=route, anonymous=anonymous)
+        _check_processes(ray, workers, verbose=verbose)
         told = _make_oracles(oracle or [], opened, truth, AttackSpec(name=attack, arguments=arguments))
         results = [
             replay_with_progress(
@@ -160,7 +141,7 @@ def replay(
 @contextmanager
 def _show_tracebacks() -> Iterator[None]:
     """Print on stderr, within a `with` block, the tracebacks of errors that a replay otherwise only records as failed cases."""
-    logger = logging.getLogger("attacker.replay.tasks")
+    logger = logging.getLogger("attacker.replay.task_runner")
     handler, before = logging.StreamHandler(), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
@@ -169,6 +150,41 @@ def _show_tracebacks() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+def _collect_arguments(
+    attack: str, recording: "Recording", preset: str | None, overrides: list[str], *, route: str | None, anonymous: bool
+) -> dict[str, Any]:
+    """Return the arguments of the attack, and admit the code that they and its name refer to.
+
+    Arguments of `overrides`, and those with an option of their own, take precedence over those of the preset. Raises ValueError
+    if the attack does not take one with an option of its own.
+    """
+    from defenses._registry import references
+
+    given = dict(map(parse_assignment, overrides))
+    for reference in (attack, *(str(given.get(name, "")) for name in ("decoder", "enhancer", "denoiser"))):
+        if references.is_reference(reference):  # naming it on the command line admits it
+            references.admit(reference)
+    arguments = _resolve_preset(attack, preset, recording) | given
+    if route is not None:
+        check_takes(attack, "route", owner="exact")
+        arguments["route"] = route
+    if anonymous:
+        check_takes(attack, "anonymous", owner="spans")
+        arguments["anonymous"] = True
+    return arguments
+
+
+def _check_processes(ray: str | None, workers: int | None, *, verbose: bool) -> None:
+    """Raise ValueError if the options on processes contradict each other, or if --verbose would show nothing."""
+    if ray is not None and workers is not None:
+        raise ValueError("--workers starts processes on this machine and --ray uses a cluster: give only one of them")
+    if verbose and (ray is not None or (workers or 1) > 1):
+        raise ValueError(
+            "--verbose shows only errors in this process, and --workers and --ray attack in other processes: leave them out, "
+            "or leave out --verbose"
+        )
 
 
 def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
 
     Raises NoTruth if there are no rows because no case has truth.
     """
-    from attacker.scoring.score import NoTruth
+    from attacker.scoring.truth.run_truth import NoTruth
 
     rows, nothing = [], None
     with show_progress_bar() as bar:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attacker.replay.attack_facts import read_facts
     from attacker.replay.replay import Replay, Replayed
-    from attacker.replay.tasks import is_done, make_reconstruction_path
+    from attacker.replay.results import is_done, make_reconstruction_path
 
 __all__ = ["Replay", "Replayed", "is_done", "make_reconstruction_path", "read_facts"]
 
 _MODULES = {
     "Replay": "replay",
     "Replayed": "replay",
-    "is_done": "tasks",
-    "make_reconstruction_path": "tasks",
+    "is_done": "results",
+    "make_reconstruction_path": "results",
     "read_facts": "attack_facts",
 }
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -108,14 +108,3 @@ def _list_network_limits(manifest: Manifest) -> list[str]:
 def join_names(names: Sequence[str], most: int = 10) -> str:
     """Return the first `most` names as text, separated by commas, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def format_numbers(numbers: Iterable[int]) -> str:
-    """Return integers in ascending order as ranges, such as "1-3,7"."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

@@ -16,29 +16,21 @@ from torch import Tensor
 from attacker.attacks import Attack, AttackSpec
 from attacker.attacks.base import MAX_EXAMPLES, Look, Need, RoutePlan, estimate_effort, list_oracles, list_withheld
 from attacker.replay.batching import CaseFootprint, split_into_chunks
-from attacker.replay.cases import Plan, Planned, explain_misfit, plan_cases
+from attacker.replay.cases import Plan, Planned, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
+from attacker.replay.chosen_rows import ChosenRows
 from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.forecast import Forecast, plan_routes
 from attacker.replay.identity import Identity
-from attacker.replay.metadata import format_numbers, join_names, write_facts
+from attacker.replay.metadata import write_facts
 from attacker.replay.progress import Meter, Watch
-from attacker.replay.tasks import (
-    Member,
-    ReplayJob,
-    Task,
-    TaskOutcome,
-    is_done,
-    make_reconstruction_path,
-    run_in_process,
-    write_failure,
-)
+from attacker.replay.results import is_done, make_reconstruction_path, write_failure
+from attacker.replay.task_runner import run_in_process
+from attacker.replay.tasks import Member, ReplayJob, Task, TaskOutcome
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
-from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import COPY_ADVICE
-from fedsim.recording.selection import Rounds, complete_names
 
 Oracle = Callable[[Row], Tensor]
 """Function from a row of the recording to true labels or logits of its examples, which no server knows."""
@@ -132,22 +124,8 @@ class Replay:
         return tuple(name for name, oracle in told.items() if oracle is not None)
 
     @cached_property
-    def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
-        """Return the rows of the chosen rounds and clients, and an error for each of these rows that cannot be read."""
-        damage: list[DamagedFile] = []
-        return self.recording.read_rows(rounds=self.rounds, clients=self._clients, on_damage=damage.append), damage
-
-    @cached_property
-    def _clients(self) -> frozenset[str]:
-        """Return the full names of the chosen clients; empty if all clients are attacked.
-
-        Each text that the user gave in `clients` should be a client's name or the beginning of one. A text with which no name
-        begins is returned unchanged.
-        Raises ValueError if a text is no full name and the names of several clients begin with it.
-        """
-        if not self.clients:
-            return frozenset()
-        return complete_names(self.clients, {row.client for row in self.recording.read_rows(on_damage=lambda error: None)})
+    def _chosen(self) -> ChosenRows:
+        return ChosenRows(self.recording, self.rounds, self.clients)
 
     @cached_property
     def _attack(self) -> Attack:
@@ -167,19 +145,13 @@ class Replay:
             if folder.is_symlink():
                 raise DamagedFile(folder, f"is a symbolic link, which reconstructions cannot be written to; {COPY_ADVICE}")
         check_run(self.folder)
-        rows, damage = self._rows
-        if not any(row.status == "complete" for row in rows):
-            if damage:
-                raise damage[0]
-            self._check_asked(rows)
-            raise ValueError(f"{self.recording.folder} holds no update of the chosen clients in the chosen rounds; choose others")
-        self._check_asked(rows)
-        if self._clients and Need.UNNAMED in self._attack.needs:
+        self._chosen.check()
+        if self._chosen.names and Need.UNNAMED in self._attack.needs:
             raise ValueError(
                 f"the attack {self.spec} is not told which client sent an update, so that none can be chosen; leave out --client"
             )
-        self._check_weights(rows)
-        found = plan_cases(self.recording, rows, self._attack)
+        self._chosen.check_weights(self._footprint.shapes, self._footprint.distinct)
+        found = plan_cases(self.recording, self._chosen.rows, self._attack)
         return replace(found, cases=tuple(map(self._check_memory, found.cases)))
 
     def _check_memory(self, case: Planned) -> Planned:
@@ -189,47 +161,6 @@ class Replay:
         """
         reason = case.reason or self._footprint.explain_too_large(case.sizes)
         return replace(case, reason=reason) if reason else case
-
-    def _check_weights(self, rows: Sequence[Row]) -> None:
-        """Raise ValueError if the weights that the server sent differ from the manifest's model in the name or shape of a tensor.
-
-        Only the first row whose round's weights can be read is checked. The check is made before any attack, since a damaged
-        manifest may describe a model of any size, which attacks would build.
-        """
-        for row in rows:
-            try:
-                sent = self.recording.read_sent(row.round).weights
-            except DamagedFile:  # the cases of that round fail with the reason
-                continue
-            if misfit := explain_misfit(sent, self._footprint.shapes, self._footprint.distinct):
-                manifest = self.recording.manifest
-                raise ValueError(
-                    f"{self.recording.folder / 'manifest.json'} describes a model that does not fit the weights recorded in "
-                    f"round {row.round}: {misfit} ({manifest.model}, data of shape {manifest.data.shape}, "
-                    f"{manifest.data.num_classes} classes); restore the manifest and the model's code as of the time of "
-                    "the recording"
-                )
-            return
-
-    def _check_asked(self, found: Sequence[Row]) -> None:
-        """Raise ValueError if one of the chosen clients, or every chosen round, is missing from the recording.
-
-        The message lists the clients or rounds that exist. found: rows of the chosen rounds and clients.
-        """
-        clients = self._clients - {row.client for row in found}
-        if not clients and self._find_absent_rounds() != self.rounds:
-            return
-        rows = self.recording.read_rows(on_damage=lambda error: None)
-        if unknown := sorted(clients - {row.client for row in rows}):
-            names = sorted({row.client for row in rows} - {SUM_CLIENT})
-            raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {join_names(names)}")
-        if self.rounds and not self.rounds & {row.round for row in rows}:
-            known = format_numbers(row.round for row in rows)
-            raise ValueError(f"{self.recording.folder} holds no round {Rounds.of(self.rounds)}. Its rounds: {known or 'none'}")
-
-    def _find_absent_rounds(self) -> Rounds:
-        """Return the chosen rounds of which the recording has no row of the chosen clients, not even one that cannot be read."""
-        return Rounds.of(self.rounds or ()) - self.recording.list_observed_rounds(self._clients)
 
     def measure_extent(self) -> tuple[int, float]:
         """Return the number of observations still to be attacked, and the rough size in MB of the reconstructions to be written.
@@ -282,12 +213,12 @@ class Replay:
             oracles=oracles,
             withheld=list_withheld(self._attack.needs),
         )
-        replayed = Replayed(self.folder, failed=_group_errors(self._rows[1]), left_out=plan.left_out)
+        replayed = Replayed(self.folder, failed=_group_errors(self._chosen.damage), left_out=plan.left_out)
         for case in plan.cases:
             if case.reason:
                 self._record_failure(case.key, case.reason, replayed)
-        if absent := self._find_absent_rounds():
-            of = "the chosen clients in " if self._clients else ""
+        if absent := self._chosen.find_absent_rounds():
+            of = "the chosen clients in " if self._chosen.names else ""
             replayed.notes.append(f"the recording holds nothing of {of}round {absent}")
         tasks = self._plan_tasks(pending, replayed)
         replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from attacker.reconstruction import Reconstruction
-from attacker.replay.metadata import format_numbers
 from attacker.report.undone import Record
 from attacker.scoring.counted import Superseded, find_superseded
+from fedsim.recording.selection import Rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Linked:
     @property
     def which(self) -> str:
         """The field `rounds` as text, such as "1 to 3, 7"."""
-        return format_numbers(self.rounds).replace("-", " to ").replace(",", ", ")
+        return str(Rounds.of(self.rounds)).replace("-", " to ").replace(",", ", ")
 
 
 def read_linked_cases(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:

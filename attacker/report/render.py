@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from attacker.report import figures, words
+from attacker.report import conclusions, figures, formats
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.gather import MAX_PAIRS, gather_run, run_folder
 from attacker.report.pairs import Picture
@@ -58,7 +58,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
     template = _make_environment().get_template("page.html")
     return template.render(
         runs=[_make_context(i, run) for i, run in enumerate(runs, start=1)],
-        differences=words.list_differences(runs),
+        differences=conclusions.list_differences(runs),
         names=", ".join(run.name for run in runs),
         max_mse=MAX_MSE,
         tolerance=TABLE_TOLERANCE,
@@ -71,13 +71,13 @@ def _make_context(number: int, run: ReportedRun) -> dict[str, Any]:
     return {
         "id": f"run-{number}",
         "run": run,
-        "verdict": words.describe_verdict(run),
-        "coverage": words.describe_coverage(run),
-        "not_finished": words.describe_unfinished(run),
-        "best": words.find_best_attack(run),
+        "verdict": conclusions.describe_verdict(run),
+        "coverage": conclusions.describe_coverage(run),
+        "not_finished": conclusions.describe_unfinished(run),
+        "best": conclusions.find_best_attack(run),
         "strip": _select_strip(run),
         "unscored_strip": _select_unscored_strip(run),
-        "nothing_finished": bool(run.attacks) and not words.is_finished(run),
+        "nothing_finished": bool(run.attacks) and not conclusions.is_finished(run),
         "losses": {attack.source: _draw_loss_chart(number, attack) for attack in run.attacks},
         "growth": _draw_growth_chart(number, run),
         "utility": _draw_utility_charts(number, run),
@@ -101,7 +101,7 @@ def _select_strip(run: ReportedRun) -> list[Example]:
     They are the first by round, client, local step and position, and not selected by quality. The best attack is the one that
     `find_strongest` chooses.
     """
-    best = words.find_best_attack(run)
+    best = conclusions.find_best_attack(run)
     return [example for example in best.finished if example.pair.original][:STRIP_EXAMPLES] if best else []
 
 
@@ -111,14 +111,16 @@ def _select_unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
     The result is empty if the run has scores of finished cases (done or failed), and for table rows.
     """
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
-    return [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if words.find_best_attack(run) is None else []
+    return (
+        [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if conclusions.find_best_attack(run) is None else []
+    )
 
 
 def _draw_loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
     svg = figures.draw_loss_curves(f"run-{number} {attack.source}", attack.losses)
     if svg is None:
         return None
-    title = f"{words.format_attack_name(attack.attack)}, {words.format_count(len(attack.losses), 'case')}"
+    title = f"{formats.format_attack_name(attack.attack)}, {formats.format_count(len(attack.losses), 'case')}"
     return Chart(title, Markup(svg), f"Loss of {attack.spec} over its iterations, one line a case, and their median")
 
 
@@ -140,7 +142,7 @@ def _draw_growth_chart(number: int, run: ReportedRun) -> Chart | None:
     svg = figures.draw_growth(f"run-{number} growth", lines)
     if svg is None:
         return None
-    said = "; ".join(f"{line.spec}: {words.describe_growth(line.points)}" for line in run.growth)
+    said = "; ".join(f"{line.spec}: {formats.describe_growth(line.points)}" for line in run.growth)
     return Chart("Examples recovered, by number of recorded rounds", Markup(svg), f"Share of examples recovered. {said}")
 
 
@@ -167,7 +169,7 @@ def _draw_utility_charts(number: int, run: ReportedRun) -> list[Chart]:
 def _make_environment() -> Environment:
     environment = make_environment("attacker.report")
     environment.filters |= {
-        name: getattr(words, name)
+        name: getattr(formats, name)
         for name in (
             "format_attack_name",
             "format_rate",
@@ -179,7 +181,6 @@ def _make_environment() -> Environment:
             "format_bytes",
             "describe_privacy",
             "format_finished",
-            "remove_start",
             "describe_growth",
         )
     }

@@ -55,7 +55,10 @@ def _load_used(scorer: Scorer, row: Row, cohort: Sequence[str]) -> tuple[Tensor,
 
     Which uses count is described in `read_true_labels`.
     """
-    used = [[index for _, _, index in scorer.read_used(row.round, row.attempt, name).examples] for name in cohort or [row.client]]
+    used = [
+        [index for _, _, index in scorer.truth.read_used(row.round, row.attempt, name).examples]
+        for name in cohort or [row.client]
+    ]
     total = sum(map(len, used))
     shares = [len(own) if row.num_examples is None else min(row.num_examples, total) * len(own) // total for own in used]
     x, y = scorer.data.train[[index for own, share in zip(used, shares, strict=True) for index in own[:share]]]

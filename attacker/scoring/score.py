@@ -4,7 +4,6 @@ A case is the observations that are attacked together: one round of a client, or
 """
 
 import json
-from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -32,31 +31,18 @@ from attacker.scoring.rows import ScoreRow, replace_rows
 from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
 from attacker.scoring.threat import classify_threat, list_concessions
 from attacker.scoring.truth.bounds import CaseBounds
-from attacker.scoring.truth.holdings import load_holdings
-from attacker.scoring.truth.originals import (
-    Original,
-    Use,
-    count_places,
-    list_claimed_rounds,
-    list_originals,
-    list_uses,
-    make_link_fields,
-)
+from attacker.scoring.truth.originals import Original, list_claimed_rounds, list_uses, make_link_fields
+from attacker.scoring.truth.run_truth import NoTruth, RunTruth
 from fedsim.recording import Recording
 from fedsim.recording.files import hold_lock, make_private, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, to_printable
-from fedsim.truth import TruthReader, Used
 
 RUN_FIELDS = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
 """Settings of the federation that every score row repeats."""
 EFFORT_FIELDS = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
 
 AttackFacts = dict[str, Any]
-
-
-class NoTruth(ValueError):
-    """Error for a round of a client whose examples are in none of the folders of truth (records of which examples were used)."""
 
 
 class Scorer:
@@ -102,14 +88,13 @@ class Scorer:
         self._lpips = lpips_net, lpips_weights
         if lpips_weights or lpips_net not in BACKBONES:
             load_backbone(*self._lpips)
-        self.readers = [TruthReader(folder) for folder in truth]
-        self._holdings = load_holdings(self.readers, data)
-        self.data = self._holdings.data
+        self.truth = RunTruth(truth, data)
+        self.data = self.truth.data
         self.tagger = semantic.load_or_explain(tagger, self.data.spec)
         self.bounds: CaseBounds | None = None
         if bound_seconds:
             recording = Recording(run / "recording" if (run / "recording").is_dir() else run)
-            self.bounds = CaseBounds(recording, self.data, self.read_used, seconds=bound_seconds)
+            self.bounds = CaseBounds(recording, self.data, self.truth.read_used, seconds=bound_seconds)
 
     @cached_property
     def lpips(self) -> Lpips | str:
@@ -178,7 +163,7 @@ class Scorer:
         for case in (case for case in facts["cases"] if case["status"] == "complete"):
             observed = list_uses(case)
             try:
-                examples, truth, labels = self._read_originals(observed)
+                examples, truth, labels = self.truth.read_originals(observed)
             except NoTruth:
                 continue
             found, state, _ = _read_answer(folder, case["key"], truth)
@@ -186,64 +171,13 @@ class Scorer:
                 continue
             recovered = 0
             if found is not None:
-                room, told = self._count_places(observed, facts), "not measured here"
+                room, told = self.truth.count_places(observed, _read_epochs(facts)), "not measured here"
                 counts = [room[example.index] for example in examples]
                 compared = compare_examples(found, truth, labels.tolist(), self.data.spec, lpips=told, counts=counts)
                 recovered = sum(fields is not None and fields["success"] is True for fields in compared.fields)
             rounds = tuple(sorted(one.round for one in observed))
             common = {"source": folder.name, "case": case["key"], "client": case["client"]}
             yield CaseGrowth(**common, rounds=rounds, examples=len(examples), recovered=recovered)
-
-    def read_originals(
-        self, round: int, attempt: int, client: str, cohort: Sequence[str] = ()
-    ) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
-        """Return (batch, position, index) of each of the N distinct examples that a client used in a round, and their x and y.
-
-        batch, position: number of the local step of the first use, from 1, and position in the batch of this step, from 0. index:
-        index in the training set of the attribute `data`. x: (N, *shape). y: (N,), labels. attempt: 1 plus the number of times
-        that the run had been resumed when the round was recorded. cohort: the clients of a secure sum; their steps are numbered
-        consecutively, client after client.
-        """
-        examples, x, y = self._read_originals([Use(round, attempt, tuple(cohort) or (client,))])
-        return [(example.batch, example.position, example.index) for example in examples], x, y
-
-    def _read_originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
-        """Return the N distinct examples that observations were computed from, their x (N, *shape) and their labels y (N,)."""
-        examples = list_originals((one.round, self.read_used(one.round, one.attempt, *one.clients)) for one in observed)
-        return examples, *self.data.train[[example.index for example in examples]]
-
-    def _count_places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
-        """Return a Counter from the data set index of each example of a case to how many reconstructions it may have.
-
-        The number is 1 unless a round used the example more than once per epoch, see `count_places`. observed: the observations
-        of the case. facts: content of `attack.json`, from which the number of epochs per round is read.
-        """
-        epochs = facts["run"].get("training", {}).get("epochs") or 1
-        return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
-
-    def read_used(self, round: int, attempt: int, *clients: str) -> Used:
-        """Return the indices of the examples that clients used in a round, step by step, client after client.
-
-        The indices refer to the training examples of the data set, `self.data.train`. attempt: 1 plus the number of times that
-        the run had been resumed when the round was recorded.
-        Raises NoTruth if no folder of truth has these examples for one of the clients.
-        """
-        return Used(tuple(step for client in clients for step in self._read_used(round, attempt, client).steps))
-
-    def _read_used(self, round: int, attempt: int, client: str) -> Used:
-        for reader in self.readers:
-            try:
-                return self._holdings.read_used(reader, round, attempt, client)
-            except KeyError:
-                continue
-        raise NoTruth(f"no truth of client {client} in round {round}; name the folder that holds it with another --truth FOLDER")
-
-    def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
-        """Return a client's canaries, examples planted for an audit: pairs of indices into the attribute `data`.
-
-        The client trained on one example of each pair. The result is empty if the client has no canaries.
-        """
-        return next((found for reader in self.readers if (found := self._holdings.read_canaries(reader, client))), ())
 
     def _score_case(
         self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path, other: str | None
@@ -254,24 +188,19 @@ class Scorer:
         see `pair_clients`; None if there is none.
         """
         observed = list_uses(case)
-        examples, truth, labels = self._read_originals(observed)
+        examples, truth, labels = self.truth.read_originals(observed)
         bounds = self.bounds.find(case["key"], observed) if self.bounds is not None and not facts["null"] else {}
         found, state, reason = _read_answer(folder, case["key"], truth)
-        common = {**_make_shared_fields(folder, facts), "data": self.data.name, "case": case["key"], "state": state}
-        common |= {"client": case["client"], "environment": describe_environment()}
-        common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
-        common |= {name: getattr(found, name, None) for name in EFFORT_FIELDS}
-        common |= {"notes": None if found is None else found.notes}
-        room = self._count_places(observed, facts)
+        common = {**_make_shared_fields(folder, facts), **_make_case_fields(case, found, state), "data": self.data.name}
+        room = self.truth.count_places(observed, _read_epochs(facts))
         counts = [room[example.index] for example in examples]
         places = [
             {**self._make_place_fields(example, label), "bound_mse": bounds.get(example.index)}
             for example, label in zip(examples, labels.tolist(), strict=True)
         ]
         if found is None:
-            for example, place, constant in zip(examples, places, self._score_constants(truth), strict=True):
-                missing = {**_make_missing_fields(state, reason), **self._make_missing_tags(state)}
-                yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing, constant=constant)
+            for example, place, missing in zip(examples, places, self._score_missing(truth, state, reason), strict=True):
+                yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing)
             return
         compared = compare_examples(
             found,
@@ -291,9 +220,8 @@ class Scorer:
             place |= make_link_fields(examples[i], None if candidate is None else said[candidate])
             fields = compared.fields[i]
             if candidate is None or fields is None:
-                (constant,) = self._score_constants(truth[i : i + 1])
-                missing = {**_make_missing_fields(state, REASON_UNMATCHED), **self._make_missing_tags(state)}
-                yield ScoreRow(**common, **place, **missing, constant=constant)
+                (missing,) = self._score_missing(truth[i : i + 1], state, REASON_UNMATCHED)
+                yield ScoreRow(**common, **place, **missing)
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
             pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
@@ -306,24 +234,16 @@ class Scorer:
                 pair=self._write_pair(pair, truth[i], compared.x[candidate]),
             )
 
-    def _make_missing_tags(self, state: CaseState) -> AttackFacts:
-        """Return the fields about tags of an example without a reconstruction.
+    def _score_missing(self, truth: Tensor, state: CaseState, reason: str) -> list[AttackFacts]:
+        """Return the measures of each of N originals `truth` (N, *shape) that has no reconstruction.
 
-        With a tagger, `tag_jaccard` is 0, as if the reconstruction had no tag, or None if the case is waiting; `tag_reason` says
-        that there is no reconstruction. Without a tagger, `tag_reason` is the only field.
+        They are those of `make_missing_measures`, and `constant`: a dict from names in `FILLED_SCORES` to the scores of
+        `Gallery.constant` as reconstruction, a constant image or mean table row, which counts in place of the missing one. Scores
+        that cannot be computed are left out.
         """
-        if isinstance(self.tagger, str):
-            return {"tag_reason": self.tagger}
-        return {"tag_reason": "no reconstruction", "tag_jaccard": None if state == "waiting" else 0.0, "tagger": self.tagger.name}
-
-    def _score_constants(self, truth: Tensor) -> list[dict[str, float]]:
-        """Return, for each original, a dict from names in `FILLED_SCORES` to the scores of `Gallery.constant` as reconstruction.
-
-        These scores of a constant image or mean table row count for originals without a reconstruction. Scores that cannot be
-        computed are left out. truth: (N, *shape), the originals.
-        """
+        common = make_missing_measures(state, reason, self.tagger)
         measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
-        return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
+        return [{**common, "constant": {name: row[name] for name in FILLED if row[name] is not None}} for row in measured]
 
     def _make_place_fields(self, example: Original, label: int) -> AttackFacts:
         return {**asdict(example), "label_true": label, "label_true_name": self._name_class(label)}
@@ -399,11 +319,35 @@ def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
     }
 
 
-def _make_missing_fields(state: CaseState, reason: str) -> AttackFacts:
-    """Return the measures of an example without a reconstruction (`make_empty_measures`), and its `label_success`.
+def _make_case_fields(case: AttackFacts, found: Reconstruction | None, state: CaseState) -> AttackFacts:
+    """Return a dict of the fields that all rows of a case share, without those that all rows of its attack share."""
+    return {
+        "case": case["key"],
+        "state": state,
+        "client": case["client"],
+        "environment": describe_environment(),
+        "codec": case.get("codec"),
+        "rounded": case.get("codec") == "weights",
+        **{name: getattr(found, name, None) for name in (*EFFORT_FIELDS, "notes")},
+    }
 
-    `success` and `label_success` are False, `failure` is `reason`. If the case is waiting, these three fields are None.
+
+def _read_epochs(facts: AttackFacts) -> int:
+    """Return the number of epochs per round from the content of `attack.json`; 1 if clients train for a number of steps."""
+    return facts["run"].get("training", {}).get("epochs") or 1
+
+
+def make_missing_measures(state: CaseState, reason: str, tagger: semantic.Tagger | str) -> AttackFacts:
+    """Return the measures of an example without a reconstruction: `make_empty_measures`, `label_success`, and those of tags.
+
+    `success` and `label_success` are False, and `failure` is `reason`. With a tagger, `tag_jaccard` is 0, as if the
+    reconstruction had no tag. If the case is waiting, these four fields are None. tagger: a text tells why there is none.
     """
+    found: AttackFacts = {**make_empty_measures(reason), "label_success": False}
+    if isinstance(tagger, str):
+        found["tag_reason"] = tagger
+    else:
+        found |= {"tag_reason": "no reconstruction", "tag_jaccard": 0.0, "tagger": tagger.name}
     if state == "waiting":
-        return {**make_empty_measures(reason), "success": None, "label_success": None, "failure": None}
-    return {**make_empty_measures(reason), "label_success": False}
+        found |= dict.fromkeys(("success", "label_success", "failure", "tag_jaccard"))
+    return found

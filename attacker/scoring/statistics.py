@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from scipy.special import betainc
 from scipy.stats import norm, rankdata, t
 
@@ -61,21 +63,14 @@ def find_clusters(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, 
 
     pairs: (example, case) of every row. Clusters are the connected components of the graph that links the examples of each case.
     """
-    parent: dict[Hashable, Hashable] = {}
-
-    def find_root(one: Hashable) -> Hashable:
-        parent.setdefault(one, one)
-        while parent[one] != one:
-            parent[one] = parent[parent[one]]
-            one = parent[one]
-        return one
-
-    examples: dict[Hashable, None] = {}
-    for example, case in pairs:
-        examples[example] = None
-        parent[find_root(("example", example))] = find_root(("case", case))
-    numbers: dict[Hashable, int] = {}
-    return {example: numbers.setdefault(find_root(("example", example)), len(numbers)) for example in examples}
+    nodes: dict[tuple[int, Hashable], int] = {}
+    ends = [[nodes.setdefault((side, one), len(nodes)) for side, one in enumerate(pair)] for pair in pairs]
+    if not nodes:
+        return {}
+    graph = coo_matrix((np.ones(len(ends)), np.transpose(ends)), shape=(len(nodes), len(nodes)))
+    components = connected_components(graph, directed=False)[1]
+    numbers: dict[int, int] = {}
+    return {one: numbers.setdefault(components[node], len(numbers)) for (side, one), node in nodes.items() if side == 0}
 
 
 def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Estimate:

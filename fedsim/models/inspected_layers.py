@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+MIN_ROWS, MIN_COLUMNS = 16, 8
+"""Smallest layer that is inspected for trap weights and dead neurons."""
+
 
 @dataclass(frozen=True)
 class InspectedLayer:
@@ -129,3 +132,13 @@ def _find_beside(weights: Mapping[str, Tensor], names: list[str], place: int, si
         if other.endswith("bias") and value.ndim == 1 and len(value) == size:
             return value.detach().double()
     return None
+
+
+def is_large(weight: Tensor) -> bool:
+    """Return whether a weight has at least `MIN_ROWS` rows of at least `MIN_COLUMNS` values each, enough to compare its rows."""
+    return weight.ndim >= 2 and len(weight) >= MIN_ROWS and weight[0].numel() >= MIN_COLUMNS
+
+
+def spread_rows(rows: Tensor, most: int) -> Tensor:
+    """Return at most `most` rows, evenly spread over all."""
+    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).long().to(rows.device)]

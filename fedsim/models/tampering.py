@@ -9,35 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsim.models.inspected_layers import InspectedLayer, find_embeddings, list_layers, read_weights
+from fedsim.models.imprints import find_parallel_rows, have_different_thresholds
+from fedsim.models.inspected_layers import (
+    MIN_COLUMNS,
+    MIN_ROWS,
+    InspectedLayer,
+    find_embeddings,
+    is_large,
+    list_layers,
+    read_weights,
+)
+from fedsim.models.trap_weights import compute_mirrored_share, compute_paired_share
 
-MIN_ROWS, MIN_COLUMNS = 16, 8
-"""Smallest layer that is inspected for trap weights and dead neurons."""
-MAX_ROWS = 1024
-"""Largest number of rows of a layer that are compared with each other."""
-PARALLEL_COSINE = 0.999
-"""Cosine of two rows above which they measure the same quantity."""
-MIN_PARALLEL, MIN_PARALLEL_SHARE = 8, 0.25
-"""Smallest number of parallel rows of an imprint layer, and smallest share of the layer's rows that are not zero."""
-MIN_THRESHOLD_SPAN = 0.02
-"""Smallest difference of the thresholds of parallel rows, from the 5 % to the 95 % quantile, relative to the largest one."""
-MIN_THRESHOLD_RATIO = 50.0
-"""Smallest ratio of this difference to the root mean square distance of the rows' unit vectors from their mean. Training can make
-rows nearly parallel, and then their thresholds differ about as much as their directions."""
-MIN_THRESHOLD_STEP = 0.05
-"""Smallest difference of two thresholds that count as different, in units of this span divided by the number of rows."""
 MAX_DEPTHWISE_KERNEL = 49
 """Largest number of values of a filter of one channel, 7x7, whose parallel rows are ignored: they may see different channels."""
-MIRROR_ERROR = 0.02
-"""Largest relative deviation of the ratios between the sorted positive and negative values of a row that was mirrored."""
-MIN_MIRROR_FACTOR = 1e-3
-"""Smallest difference of the mean of these ratios from 1. Rows of antisymmetric filters, such as cosines and wavelets, have
-ratios of 1; trap weights are scaled, since otherwise they would react to half of all inputs."""
-MAX_PAIRED_ROWS, MAX_PAIRED_VALUES, MAX_FACTORS = 64, 512, 32
-"""Largest number of rows that are examined for trap weights, and of their values and factors for values that are multiples."""
-PAIR_ERROR, MIN_FACTOR, MAX_PAIRED_DEVIATION = 5e-7, 0.55, 0.1
-"""Largest relative rounding error of such a multiple, smallest factor, and largest deviation of the share of values with a
-multiple from one half. In a geometric sequence nearly all values have one."""
 MIN_MIRRORED_SHARE = 0.25
 """Share of a layer's rows above which trap weights are reported."""
 MAX_INPUT = 3.0
@@ -76,21 +61,6 @@ class Tampering:
     layer: str
     pattern: str
     evidence: str
-
-
-@dataclass(frozen=True)
-class ImprintLayer:
-    """A linear layer in which each neuron compares (nearly) the same linear function of the input with a threshold of its own.
-
-    weight, bias: names of its parameters. direction: unit vector (n,); the function is its inner product with the input (n,).
-    order: indices (k,) of the k neurons by increasing threshold. thresholds: the thresholds (k,) in this order.
-    """
-
-    weight: str
-    bias: str
-    direction: Tensor
-    order: Tensor
-    thresholds: Tensor
 
 
 def inspect_model(model: nn.Module) -> list[Tampering]:
@@ -136,11 +106,6 @@ def inspect_weights(weights: Mapping[str, Tensor], *, looked_up: frozenset[str] 
         yield from _inspect_wide_layer(heads[-2], list(matrices.values()))
 
 
-def is_large(weight: Tensor) -> bool:
-    """Return whether a weight has at least `MIN_ROWS` rows of at least `MIN_COLUMNS` values each, enough to compare its rows."""
-    return weight.ndim >= 2 and len(weight) >= MIN_ROWS and weight[0].numel() >= MIN_COLUMNS
-
-
 def _inspect_imprint(layer: InspectedLayer) -> Iterator[Tampering]:
     if layer.bias is None or layer.weight[0].numel() < MIN_COLUMNS or _is_depthwise(layer):
         return
@@ -155,7 +120,7 @@ def _inspect_rows(layer: InspectedLayer) -> Iterator[Tampering]:
     if not is_large(layer.weight):
         return
     weight, bias = layer.rows, layer.bias
-    if (share := max(_compute_mirrored_share(weight), _compute_paired_share(weight))) > MIN_MIRRORED_SHARE:
+    if (share := max(compute_mirrored_share(weight), compute_paired_share(weight))) > MIN_MIRRORED_SHARE:
         words = f"{share:.0%} of the rows hold the same values twice, once positive and once negative, up to a factor"
         yield Tampering(layer.name, "trap weights", words)
     if bias is not None:
@@ -168,82 +133,6 @@ def _inspect_rows(layer: InspectedLayer) -> Iterator[Tampering]:
 def _is_depthwise(layer: InspectedLayer) -> bool:
     """Return whether each filter of a small kernel sees one channel only, possibly one of its own, as in filters that blur."""
     return layer.is_convolution and layer.weight.shape[1] == 1 and layer.weight[0].numel() <= MAX_DEPTHWISE_KERNEL
-
-
-def find_parallel_rows(weight: Tensor) -> Tensor:
-    """Return the indices (k,) of the largest group of rows that are nearly positive multiples of each other; none if it is small.
-
-    At most `MAX_ROWS` rows that are not zero are compared, evenly spread over the weight, each of them flattened. A group is
-    small if it has fewer than `MIN_PARALLEL` rows, or less than the share `MIN_PARALLEL_SHARE` of the compared ones.
-    """
-    rows = weight.flatten(1).double()
-    kept = (rows.norm(dim=1) > 0).nonzero()[:, 0]
-    kept = _spread(kept, MAX_ROWS)
-    unit = torch.nn.functional.normalize(rows[kept], dim=1)
-    parallel = unit @ unit.T > PARALLEL_COSINE
-    count = parallel.sum(dim=1)
-    if not len(kept) or int(count.max()) < max(MIN_PARALLEL, MIN_PARALLEL_SHARE * len(kept)):
-        return kept[:0]
-    return kept[parallel[count.argmax()]]
-
-
-def have_different_thresholds(weight: Tensor, bias: Tensor) -> bool:
-    """Return whether at least half of the parallel rows (k, F) have thresholds that differ from those of the others.
-
-    bias: (k,). The threshold of a row is the value of its unit vector's inner product with an input at which its output is 0.
-    """
-    thresholds = (-bias.double() / weight.double().norm(dim=1)).sort().values
-    low, high = thresholds.quantile(0.05), thresholds.quantile(0.95)
-    unit = torch.nn.functional.normalize(weight.double(), dim=1)
-    apart = (unit - unit.mean(dim=0)).square().sum(dim=1).mean().sqrt()
-    if not float(high - low) > max(MIN_THRESHOLD_SPAN * float(thresholds.abs().max()), MIN_THRESHOLD_RATIO * float(apart)):
-        return False
-    steps = thresholds.diff() > MIN_THRESHOLD_STEP * (high - low) / len(thresholds)
-    return int(steps.sum()) + 1 >= len(thresholds) / 2
-
-
-def _compute_mirrored_share(weight: Tensor) -> float:
-    """Return the share of rows that hold about the same values twice, once positive and once negative, up to a factor.
-
-    Half of the values of such a row are positive, and half negative. The ratio of the k-th largest magnitude among the negative
-    values to the k-th largest positive value is nearly the same for all k, and differs from 1 by `MIN_MIRROR_FACTOR` on average.
-    With an odd number of values, the middle one is ignored. At most `MAX_PAIRED_ROWS` rows, evenly spread, are examined.
-    """
-    rows = _spread(weight, MAX_PAIRED_ROWS)
-    half = rows.shape[1] // 2
-    ordered = rows.sort(dim=1).values
-    negative, positive = -ordered[:, :half], ordered.flip(1)[:, :half]
-    ratio = negative / positive.clamp(min=torch.finfo(torch.float64).tiny)
-    even = (negative > 0).all(dim=1) & (positive > 0).all(dim=1)
-    mean = ratio.mean(dim=1)
-    same = (ratio.std(dim=1) < MIRROR_ERROR * mean) & ((mean - 1).abs() > MIN_MIRROR_FACTOR)
-    return float((even & same).double().mean())
-
-
-def _compute_paired_share(weight: Tensor) -> float:
-    """Return the share of rows in which every second value is another value of the row, times a factor that is the same for all.
-
-    These are trap weights whose values have any sign before they are copied. The factors that are tried are the ratios of the
-    largest magnitudes of the row to the largest one. At most `MAX_PAIRED_ROWS` rows and `MAX_PAIRED_VALUES` values of each are
-    examined. Float32 weights only: in lower precision, many values are multiples of others by chance.
-    """
-    ordered = _spread(weight, MAX_PAIRED_ROWS).abs().sort(dim=1).values
-    largest, values = ordered[:, -1:], _spread(ordered.T, MAX_PAIRED_VALUES).T
-    found = torch.zeros(len(ordered), dtype=torch.bool, device=weight.device)
-    for place in range(2, min(MAX_FACTORS, ordered.shape[1] - 1) + 2):
-        factor = ordered[:, -place, None] / largest.clamp(min=torch.finfo(torch.float64).tiny)
-        wanted = values * factor
-        after = torch.searchsorted(ordered, wanted.contiguous()).clamp(1, ordered.shape[1] - 1)
-        gap = torch.minimum((ordered.gather(1, after) - wanted).abs(), (ordered.gather(1, after - 1) - wanted).abs())
-        share = ((gap <= PAIR_ERROR * wanted) & (wanted > 0)).double().mean(dim=1)
-        suitable = ((factor > MIN_FACTOR) & (factor < 1 - MIN_MIRROR_FACTOR))[:, 0]
-        found |= suitable & ((share - 0.5).abs() <= MAX_PAIRED_DEVIATION)
-    return float(found.double().mean())
-
-
-def _spread(rows: Tensor, most: int) -> Tensor:
-    """Return at most `most` rows, evenly spread over all."""
-    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).long().to(rows.device)]
 
 
 def _inspect_first(layer: InspectedLayer) -> Iterator[Tampering]:
@@ -348,26 +237,3 @@ def is_gaussian(weight: Tensor) -> bool:
     if not float(std) > 0 or float(w.mean().abs()) > MAX_MEAN * float(std):
         return False
     return abs(float(((w - w.mean()) / std).pow(4).mean()) - 3) <= MAX_KURTOSIS_ERROR
-
-
-def find_imprint(weights: Mapping[str, Tensor], inputs: int) -> ImprintLayer | None:
-    """Return the first linear layer with `inputs` columns, a bias, and rows that are nearly positive multiples of one vector.
-
-    weights: by parameter name. The cosine of every row with the first one must be at least `PARALLEL_COSINE`, and there must be
-    at least `MIN_ROWS` rows, none of them zero. Returns None if there is no such layer.
-    """
-    for name, weight in weights.items():
-        bias_name = f"{name.removesuffix('weight')}bias"
-        if not name.endswith("weight") or bias_name not in weights or weight.ndim != 2 or weight.shape[1] != inputs:
-            continue
-        rows = weight.detach().double()
-        norms = rows.norm(dim=1)
-        if len(rows) < MIN_ROWS or not bool((norms > 0).all()):
-            continue
-        direction = rows[0] / norms[0]
-        if bool((rows @ direction / norms < PARALLEL_COSINE).any()):
-            continue
-        thresholds = -weights[bias_name].detach().double() / norms
-        order = thresholds.argsort()
-        return ImprintLayer(name, bias_name, direction, order, thresholds[order])
-    return None

@@ -4,7 +4,8 @@ import os
 import stat
 import tomllib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -42,22 +43,13 @@ def read_arrays(
     arrays is damaged, too large, or of a type that is refused, such as objects. Raises FileNotFoundError if the file does not
     exist.
     """
-    try:
-        with open_regular(path) as file, ZipFile(file) as archive:
-            entries = _list_entries(archive)
-            chosen = list(entries) if names is None else list(names)
-            if missing := [name for name in chosen if name not in entries]:
-                raise ValueError(f"no array {missing[0]!r}; it holds {', '.join(entries) or 'none'}")
-            _check_sizes([entries[name] for name in chosen], limit)
-            return {name: _read(archive, entries[name], name, kinds) for name in chosen}
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist") from None
-    except PermissionError:
-        raise
-    except BROKEN_ARCHIVE_ERRORS as error:
-        raise ValueError(f"{path}: not a NumPy archive (.npz): {error}") from None
-    except (ValueError, MemoryError, OverflowError) as error:
-        raise ValueError(_describe_error(path, error)) from None
+    with _open_archive(path) as archive:
+        entries = _list_entries(archive)
+        chosen = list(entries) if names is None else list(names)
+        if missing := [name for name in chosen if name not in entries]:
+            raise ValueError(f"no array {missing[0]!r}; it holds {', '.join(entries) or 'none'}")
+        _check_sizes([entries[name] for name in chosen], limit)
+        return {name: _read(archive, entries[name], name, kinds) for name in chosen}
 
 
 def read_names(path: Path) -> tuple[str, ...]:
@@ -65,22 +57,25 @@ def read_names(path: Path) -> tuple[str, ...]:
 
     Raises ValueError, naming the file, if it is no regular file or no NumPy archive, and FileNotFoundError if it does not exist.
     """
+    with _open_archive(path) as archive:
+        return tuple(_list_entries(archive))
+
+
+@contextmanager
+def _open_archive(path: Path) -> Iterator[ZipFile]:
+    """Open a NumPy archive (.npz), and turn errors in reading it into ValueError or FileNotFoundError that names the file."""
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
-            return tuple(_list_entries(archive))
+            yield archive
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
     except PermissionError:
         raise
     except BROKEN_ARCHIVE_ERRORS as error:
         raise ValueError(f"{path}: not a NumPy archive (.npz): {error}") from None
-    except ValueError as error:
-        raise ValueError(_describe_error(path, error)) from None
-
-
-def _describe_error(path: Path, error: Exception) -> str:
-    words = str(error) or type(error).__name__
-    return words if words.startswith(str(path)) else f"{path}: {words}"
+    except (ValueError, MemoryError, OverflowError) as error:
+        words = str(error) or type(error).__name__
+        raise ValueError(words if words.startswith(str(path)) else f"{path}: {words}") from None
 
 
 def open_regular(path: Path) -> FileIO:

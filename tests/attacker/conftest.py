@@ -1,6 +1,5 @@
 """Fixtures that make observations, what a server receives from one client that trains on known examples; and large data."""
 
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -19,16 +18,6 @@ from fedsim.training.local import train
 
 Observe = Callable[..., Observation]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background shells ignore SIGINT
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Folder of large data: FEDLEAK_DATA, or shared/data beside the repository; tests that need it are skipped without it."""
-    given = os.environ.get("FEDLEAK_DATA")
-    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no data at {folder}; FEDLEAK_DATA can name another folder")
-    return folder
 
 
 @pytest.fixture

@@ -11,15 +11,26 @@ from time import perf_counter
 import torch
 from torch import Generator
 
-from attacker.attacks.base import Case, Effort, Memory, Need, Progress, RoutePlan, estimate_effort, find_unmet, seed_generator
-from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.base import (
+    Case,
+    Effort,
+    Memory,
+    Need,
+    Progress,
+    RoutePlan,
+    build_reconstruction,
+    estimate_effort,
+    find_unmet,
+    seed_generator,
+)
+from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
-from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_error, explain_refusal
+from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_refusal
+from attacker.attacks.closed_form.routing import EXACT_DISTANCE, RoutedCase, Routing
 from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form, judge_prior
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.warm_starts import Given
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, list_slots
@@ -27,8 +38,6 @@ from attacker.reconstruction import Reconstruction, list_slots
 MAX_NOISE_RATIO = 1.1
 """A search result is preferred to a closed form if its distance to the observed gradient is at most this multiple of the known
 noise: a closed form with a smaller distance then fits the noise."""
-EXACT_DISTANCE = 1e-3
-"""Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the observed one."""
 WHOLE_NETWORK_ROUTES = ("layers", "peeled")
 MAX_UNDEFENDED_DISTANCE = 0.3
 """Distance from which answers of WHOLE_NETWORK_ROUTES are undecided if no defense explains it."""
@@ -100,7 +109,7 @@ class ClosedForm:
         """
         if observe([case], knows_defense=self.knows_defense, device=self.device).estimate_noise(0) > EXACT_DISTANCE:
             return None
-        return Routing(self, [case], rng, None).certify(0)
+        return _Run(self, [case], rng).certify()
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
@@ -112,157 +121,73 @@ class ClosedForm:
         Raises ValueError with the reasons if no closed form answers one of the cases, and no fallback can search for it, and if
         the gradient of a case is zero or not finite.
         """
-        return Routing(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
+        if not self.sees_gradient:
+            return self._run_null(blind_cases(cases), rng, progress, memory)
+        return _Run(self, cases, rng, progress, memory).run()
+
+    def _run_null(
+        self, cases: Sequence[Case], rng: Generator, progress: Progress | None, memory: Memory | None
+    ) -> list[Reconstruction]:
+        if self.fallback is None:
+            return [_build_grey(case, rng, self.name) for case in cases]
+        null = replace(self.fallback.null(), device=self.device)
+        return [replace(one, attack=self.name) for one in null(cases, rng=rng, progress=progress, memory=memory)]
 
 
-@dataclass
-class _Found:
-    """The best answer to one case so far.
-
-    missed:  distance between the answer's gradient and the observed one, relative to the norm of the observed one; inf without an
-             answer.
-    tried:   number of answers checked.
-    reasons: dict from the name of a closed form to why it gave no answer.
-    open_question: the first `ClosedFormAnswer.open_question` of all answers, which may also be true of the other answers.
-    """
-
-    answer: ClosedFormAnswer | None = None
-    missed: float = float("inf")
-    tried: int = 0
-    reasons: dict[str, str] = field(default_factory=dict)
-    open_question: str = ""
-
-    @property
-    def exact(self) -> bool:
-        return self.missed <= EXACT_DISTANCE
-
-    @property
-    def final(self) -> bool:
-        """Whether no search starts from the answer, even if it is not exact, see `ClosedFormAnswer.final`."""
-        return self.answer is not None and self.answer.final
-
-    @property
-    def open(self) -> bool:
-        """Whether, by count of equations, other inputs have the same gradient as the answer; another route may then do better."""
-        return self.answer is not None and self.answer.determined < 1
-
-
-class Routing:
-    """The state of one call of a `ClosedForm`: the best answers so far to its cases."""
+class _Run:
+    """One call of a `ClosedForm`: the routing of its cases, the search for those without an exact answer, and reconstructions."""
 
     def __init__(
-        self, attack: ClosedForm, cases: Sequence[Case], rng: Generator, progress: Progress | None, memory: Memory | None = None
+        self,
+        attack: ClosedForm,
+        cases: Sequence[Case],
+        rng: Generator,
+        progress: Progress | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
-        self.found = [_Found() for _ in cases]
+        started = perf_counter()
+        self.routing = Routing(
+            cases,
+            rng,
+            routes=attack.routes,
+            walk=attack.walk,
+            stability=attack.stability,
+            knows_defense=attack.knows_defense,
+            device=attack.device,
+            progress=progress,
+        )
+        self.routing.answer()
+        self.observed, self.found = self.routing.observed, self.routing.found
+        self.seconds = (perf_counter() - started) / len(cases)
 
     def run(self) -> list[Reconstruction]:
-        if not self.attack.sees_gradient:
-            return self._run_null()
-        started = perf_counter()
-        self.answer()
-        seconds = (perf_counter() - started) / len(self.cases)
+        """Search for the cases without an exact or final answer, and return reconstructions in the order of the cases.
+
+        If the search is interrupted, cases without any answer are left out.
+        """
         rest = [i for i, found in enumerate(self.found) if not found.exact and not found.final]
         searched = self._search(rest) if rest else {}
         cut_off = any(one.interrupted for one in searched.values())
         said = [i for i, found in enumerate(self.found) if not cut_off or i in searched or found.answer is not None]
-        return [self._build_reconstruction(i, seconds, searched.get(i)) for i in said]
+        return [self._choose_answer(i, searched.get(i)) for i in said]
 
-    def answer(self) -> None:
-        """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
-
-        Each is tried only on the cases whose best answer so far is not final, and is not exact or not unique (`_Found.open`).
-        Sets `observed`, the stacked observations of all cases. Raises ValueError if the gradient of a case is zero or not finite.
-        """
-        self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
-        for i, route in enumerate(self.attack.routes):
-            pending = [row for row, found in enumerate(self.found) if not found.final and (not found.exact or found.open)]
-            if pending:
-                self._report_progress(i, f"{route}: {len(pending)} of {len(self.cases)} left")
-                self._try(route, pending)
-
-    def certify(self, i: int) -> Reconstruction | None:
-        """Try the routes on all cases; return the answer to case i if it is certified, see `ClosedForm.certify`, else None."""
-        started = perf_counter()
-        self.answer()
-        found = self.found[i]
+    def certify(self) -> Reconstruction | None:
+        """Return the closed forms' answer to the first case if it is certified, see `ClosedForm.certify`, else None."""
+        found = self.found[0]
         if found.answer is None or not found.exact or len(found.answer.x) != self.observed.examples:
             return None
-        own = self._build_from_answer(i, found, found.answer, perf_counter() - started)
+        own = self._build_reconstruction(0, found.answer)
         stays = torch.tensor(found.answer.determined) if found.answer.stays is None else found.answer.stays
         doubted = not bool((stays >= MIN_CERTIFIED_STAYS).all()) or bool((own.confidence < MIN_CERTIFIED_CONFIDENCE).any())
         return None if doubted else own
-
-    def get_warm_start(self, i: int) -> Given | None:
-        """Return the warm start of a search for case i: its best answer, clamped to [0, 1].
-
-        None if the case has no answer, or the answer's gradient is no nearer to the observed one than a zero gradient.
-        """
-        found = self.found[i]
-        if found.answer is None or found.missed >= 1:
-            return None
-        return Given(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
-
-    def _try(self, route: str, pending: list[int]) -> None:
-        """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones.
-
-        A new answer replaces the present one in three cases: its gradient is nearer to the observed one; it is exact, and the
-        present one has fewer independent equations than unknowns, so that it is not unique (`open`); or no search may start from
-        it (`final`), and the present one is not exact. Answers with NaN or infinite values are dropped. If the route raises an
-        error, its message is stored in `_Found.reasons` of these cases.
-        """
-        try:
-            self._apply(route, pending)
-        except Exception as error:  # the next routes and the search may still answer; a user's network may fail in any way
-            for i in pending:
-                self.found[i].reasons[route] = explain_error(route, error)
-
-    def _apply(self, route: str, pending: list[int]) -> None:
-        """Try a route as `_try` describes, without catching its errors, among them ValueError if the route does not apply."""
-        observed = self.observed.select(pending)
-        answers = ROUTES[route](observed, self.rng, self.attack.walk)
-        for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
-            found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
-            found.tried += 1
-            found.open_question = found.open_question or answer.open_question
-            if not len(answer.x):
-                found.reasons[route] = "; ".join(answer.notes)
-            elif bool(torch.isfinite(answer.x).all()) and (
-                missed < found.missed or (found.open and missed <= EXACT_DISTANCE) or (answer.final and not found.exact)
-            ):
-                found.answer, found.missed = answer, missed
-        if self.attack.stability:
-            self._measure_stability(route, observed, pending, answers)
-
-    def _measure_stability(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
-        """Repeat a route on a gradient with added rounding errors, and store in `stays` how little each exact answer changes.
-
-        This is done for answers that the route has just given, that were kept, and that have no `stays` yet. The errors are
-        random, as large as those of rounding to float32. `stays` of an example is one minus its mean squared change
-        relative to the variance of its values, at least 0, times the answer's `determined`.
-        """
-        new = [
-            self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
-        ]
-        rows = [row for row, doubted in enumerate(new) if doubted]
-        if not rows:
-            return
-        rngs = [seed_generator(self.rng, self.cases[pending[row]], "rounding") for row in rows]
-        jittered = observed.select(rows)
-        jittered = replace(jittered, gradient=jittered.jitter(rngs))
-        for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.attack.walk), strict=True):
-            found, answer = self.found[pending[row]], answers[row]
-            spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
-            moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
-            stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
-            found.answer = replace(answer, stays=stays * answer.determined)
 
     def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
         """Search for the cases without an exact or final answer; return a dict from their indices to reconstructions.
 
         rest: indices of these cases in `self.cases`. The search is the attack's `fallback`, which starts from the best
               closed-form answer. The result is empty without a fallback, and lacks the cases that the search cannot attack. Why
-              it cannot is stored in `_Found.reasons`.
+              it cannot is stored in `RoutedCase.reasons`.
         """
         attack = self.attack.fallback
         if attack is None:
@@ -275,33 +200,39 @@ class Routing:
                 able.append(i)
         if not able:
             return {}
-        starts = {self.cases[i].key: self.get_warm_start(i) for i in able}
+        starts = {self.cases[i].key: self.routing.get_warm_start(i) for i in able}
         search = replace(attack, device=self.attack.device, warm_start=lambda cases, _: [starts[case.key] for case in cases])
         found = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress, memory=self.memory)
         return dict(zip(able, found, strict=True))
 
-    def _build_reconstruction(self, i: int, seconds: float, searched: Reconstruction | None) -> Reconstruction:
+    def _choose_answer(self, i: int, searched: Reconstruction | None) -> Reconstruction:
+        """Return the search's answer to case i if it explains the gradient better, or as well as its noise allows.
+
+        Else return the closed forms' answer. Raises ValueError with their reasons if there is none.
+        """
         found = self.found[i]
         if searched is not None:
             missed = self.observed.measure_misfit(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
             if found.answer is None or not found.missed <= missed or missed <= MAX_NOISE_RATIO * self.observed.estimate_noise(i):
-                route = searched.route.replace("a closed form", found.answer.route if found.answer is not None else "")
-                judged = doubt_likely(searched.confidence, found.open_question)
+                confidence, doubts = doubt_likely(searched.confidence, found.open_question)
                 return replace(
                     searched,
                     attack=self.attack.name,
-                    route=route,
-                    confidence=judged[0],
-                    seconds=searched.seconds + seconds,
-                    notes=(*self._explain(found), *_describe_distance(missed), *judged[1]),
+                    route=searched.route.replace("a closed form", found.answer.route if found.answer is not None else ""),
+                    confidence=confidence,
+                    seconds=searched.seconds + self.seconds,
+                    notes=(*self._explain(found), *_describe_distance(missed), *doubts),
                 )
         if found.answer is None:
             raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "all closed forms returned NaN or infinity")
-        own = self._build_from_answer(i, found, found.answer, seconds + (searched.seconds if searched else 0.0))
-        return replace(own, interrupted=searched is not None and searched.interrupted)
+        own = self._build_reconstruction(i, found.answer)
+        if searched is None:
+            return own
+        return replace(own, seconds=own.seconds + searched.seconds, interrupted=searched.interrupted)
 
-    def _build_from_answer(self, i: int, found: _Found, answer: ClosedFormAnswer, seconds: float) -> Reconstruction:
-        case, count = self.cases[i], len(answer.x)
+    def _build_reconstruction(self, i: int, answer: ClosedFormAnswer) -> Reconstruction:
+        """Return the closed forms' best answer to case i as a reconstruction."""
+        case, found, count = self.cases[i], self.found[i], len(answer.x)
         observation = case.observations[0]
         stays = torch.full((count,), answer.determined) if answer.stays is None else answer.stays
         judged = judge_closed_form(
@@ -313,27 +244,25 @@ class Routing:
             self.observed.examples,
             self._find_open_question(found, answer),
         )
-        return Reconstruction(
-            case=case.key,
-            x=answer.x.float().cpu(),
-            y=answer.y.cpu(),
+        return build_reconstruction(
+            case,
+            answer.x,
+            answer.y,
+            attack=self.attack.name,
+            rng=self.rng,
+            route=answer.route,
+            loss=torch.tensor([found.missed**2]),
             confidence=judged.confidence,
             explained=judged.explained,
             evidence={name: tuple(values.tolist()) for name, values in judged.evidence.items()},
             slots=list_slots(observation.round, observation.client, find_schedule(observation)[0], count),
-            loss=torch.tensor([found.missed**2]),
-            iterations=0,
             evaluations=found.tried,
-            restarts=1,
-            seconds=seconds,
-            route=answer.route,
-            attack=self.attack.name,
+            seconds=self.seconds,
             oracles=("labels",) if case.known_labels is not None else (),
-            seed=self.rng.initial_seed(),
             notes=(*answer.notes, *(() if found.exact else answer.doubts), *_describe_distance(found.missed), *judged.notes),
         )
 
-    def _find_open_question(self, found: _Found, answer: ClosedFormAnswer) -> str:
+    def _find_open_question(self, found: RoutedCase, answer: ClosedFormAnswer) -> str:
         """Return why the confidence in the best answer to a case is undecided instead of high; "" for no such reason."""
         if self.observed.has_random_inputs:
             return CHANGED_INPUTS
@@ -346,7 +275,7 @@ class Routing:
             return found.open_question
         return found.open_question or UNEXPLAINED_GRADIENT
 
-    def _explain(self, found: _Found) -> list[str]:
+    def _explain(self, found: RoutedCase) -> list[str]:
         """Return the reasons why no closed-form answer was returned for a case, and how far the best one was off."""
         told = [f"{route}: {reason}" for route, reason in found.reasons.items()]
         if found.answer is not None:
@@ -354,46 +283,30 @@ class Routing:
             told += [f"{found.answer.route}: {one}" for one in (distance, *found.answer.notes, *found.answer.doubts)]
         return told
 
-    def _run_null(self) -> list[Reconstruction]:
-        if self.attack.fallback is not None:
-            null = replace(self.attack.fallback.null(), device=self.attack.device)
-            found = null(self.cases, rng=self.rng, progress=self.progress, memory=self.memory)
-            return [replace(one, attack=self.attack.name) for one in found]
-        return [self._build_grey(case) for case in self.cases]
-
-    def _build_grey(self, case: Case) -> Reconstruction:
-        """Return images of constant value 0.5 with random labels: the answer of a null without a fallback search.
-
-        A null is the attack without the gradient.
-        """
-        observation = case.observations[0]
-        count, data = observation.num_examples or 0, observation.data
-        labels = torch.randint(data.num_classes, (count,), generator=seed_generator(self.rng, case, "labels"))
-        judged = judge_prior(count, data)
-        return Reconstruction(
-            case=case.key,
-            x=torch.full((count, *data.shape), 0.5),
-            y=labels,
-            confidence=judged.confidence,
-            explained=judged.explained,
-            slots=list_slots(observation.round, observation.client, find_schedule(observation)[0], count),
-            loss=torch.ones(1),
-            iterations=0,
-            evaluations=0,
-            restarts=1,
-            seconds=0.0,
-            route="prior alone",
-            attack=self.attack.name,
-            oracles=(),
-            seed=self.rng.initial_seed(),
-        )
-
-    def _report_progress(self, done: int, words: str) -> None:
-        if self.progress is not None:
-            self.progress(done, len(self.attack.routes), words)
-
 
 def _describe_distance(missed: float) -> tuple[str, ...]:
     if missed <= EXACT_DISTANCE:
         return ()
     return (f"the gradient of this answer differs from the observed one by {missed:.2g} of the latter's norm",)
+
+
+def _build_grey(case: Case, rng: Generator, attack: str) -> Reconstruction:
+    """Return images of constant value 0.5 with random labels: the answer of a null without a fallback search.
+
+    A null is the attack without the gradient.
+    """
+    count, data = case.observations[0].num_examples or 0, case.observations[0].data
+    x = torch.full((count, *data.shape), 0.5)
+    y = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
+    judged = judge_prior(count, data)
+    return build_reconstruction(
+        case,
+        x,
+        y,
+        attack=attack,
+        rng=rng,
+        route="prior alone",
+        loss=torch.ones(1),
+        confidence=judged.confidence,
+        explained=judged.explained,
+    )

@@ -14,8 +14,9 @@ from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
 from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
-from attacker.attacks.closed_form.linear.first_layer import LinearAnswer, recover_linear
+from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
+from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
 from attacker.attacks.closed_form.observations import Observed
@@ -93,7 +94,7 @@ def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Cl
             "each layer of this network can be solved on its own, so that the closed form 'peeled', which solves several layers "
             "together, does not apply; set route=layers"
         )
-    readings = choose_readings(observed, chain, observed.gradient, walk)
+    readings = choose_readings(observed, chain, walk)
     point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _get_input_range(observed)
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)

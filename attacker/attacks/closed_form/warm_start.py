@@ -6,8 +6,9 @@ from dataclasses import replace
 from torch import Generator
 
 from attacker.attacks.base import Case
-from attacker.attacks.closed_form.router import ClosedForm, Routing
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK
 from attacker.attacks.closed_form.routes import ROUTES
+from attacker.attacks.closed_form.routing import Routing
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
 
@@ -26,15 +27,22 @@ def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] =
     Cases without an answer, whose best answer explains nothing of the gradient, or whose gradient is zero or not finite, get no
     such start. An existing `warm_start` of the search is replaced.
     """
-    closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.simulation.knows_defense)
 
     def compute_starts(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
-        routing = Routing(replace(closed, device=attack.device), cases, rng, None)
         try:
-            routing.answer()
+            routing = Routing(
+                cases,
+                rng,
+                routes=routes,
+                walk=DEFAULT_WALK,
+                stability=False,
+                knows_defense=attack.simulation.knows_defense,
+                device=attack.device,
+            )
         except ValueError:  # a gradient is zero or not finite; the other cases keep their starts
             half = len(cases) // 2
             return [*compute_starts(cases[:half], rng), *compute_starts(cases[half:], rng)] if half else [None]
+        routing.answer()
         return [routing.get_warm_start(i) for i in range(len(cases))]
 
     return replace(attack, warm_start=compute_starts)

@@ -45,6 +45,10 @@ doubt:     1 minus the certainty in [0, 1] that a closed form states for the exa
 examples:  binary logarithm of the number of examples.
 linked:    certainty of the links between rounds, in [0, 1].
 """
+POSSIBLE_MIXTURES = (
+    "which may be mixtures of several: no label explains their part of the gradient, or a layer without a bias hides whether "
+    "they are single examples"
+)
 IMAGE_SIDES = (8, 64)
 """Smallest and largest height and width of images to which the calibration applies: half the
 smallest and twice the largest of its images."""
@@ -195,8 +199,9 @@ def judge_closed_form(
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
         words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
         judged = Judged(sure, explained, evidence, (words,))
-    judged = _mark_mixtures_undecided(judged, mixtures)
-    judged = _mark_repeats_undecided(_certify_eight_bit(judged, x) if data.is_image else judged, x)
+    judged = _mark_undecided(judged, mixtures, POSSIBLE_MIXTURES)
+    judged = _certify_eight_bit(judged, x) if data.is_image else judged
+    judged = _mark_undecided(judged, _find_repeats(x), "which repeat an earlier example of this answer")
     doubted, reasons = doubt_likely(judged.confidence, open_question)
     judged = replace(judged, confidence=doubted, notes=(*judged.notes, *reasons))
     return _mark_outside_undecided(judged, x) if data.is_image else judged
@@ -213,14 +218,12 @@ def doubt_likely(confidence: Tensor, open_question: str) -> tuple[Tensor, tuple[
     return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided: {open_question}",)
 
 
-def _mark_mixtures_undecided(own: Judged, mixtures: Tensor) -> Judged:
-    if not bool(mixtures.any()):
+def _mark_undecided(own: Judged, marked: Tensor, reason: str) -> Judged:
+    """Return `own` with undecided confidence for the examples in the mask `marked` (N,), and a note; unchanged without any."""
+    if not bool(marked.any()):
         return own
-    words = (
-        f"confidence is undecided for {int(mixtures.sum())} of {len(mixtures)} examples, which may be mixtures of several: no "
-        "label explains their part of the gradient, or a layer without a bias hides whether they are single examples"
-    )
-    return replace(own, confidence=own.confidence.masked_fill(mixtures, UNDECIDED), notes=(*own.notes, words))
+    words = f"confidence is undecided for {int(marked.sum())} of {len(marked)} examples, {reason}"
+    return replace(own, confidence=own.confidence.masked_fill(marked, UNDECIDED), notes=(*own.notes, words))
 
 
 def _certify_eight_bit(own: Judged, x: Tensor) -> Judged:
@@ -231,13 +234,10 @@ def _certify_eight_bit(own: Judged, x: Tensor) -> Judged:
     return replace(own, confidence=own.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*own.notes, words))
 
 
-def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:
-    again = (torch.cdist(x.double().flatten(1), x.double().flatten(1)) <= MAX_DUPLICATE_DISTANCE).tril(-1).any(dim=1).cpu()
-    if not bool(again.any()):
-        return own
-    count = int(again.sum())
-    words = f"confidence is undecided for {count} of {len(x)} examples, which repeat an earlier example of this answer"
-    return replace(own, confidence=own.confidence.masked_fill(again, UNDECIDED), notes=(*own.notes, words))
+def _find_repeats(x: Tensor) -> Tensor:
+    """Return a mask (N,) of the examples x (N, *shape) that repeat an earlier one."""
+    flat = x.double().flatten(1)
+    return (torch.cdist(flat, flat) <= MAX_DUPLICATE_DISTANCE).tril(-1).any(dim=1).cpu()
 
 
 def _mark_outside_undecided(own: Judged, x: Tensor) -> Judged:
@@ -250,11 +250,9 @@ def _mark_outside_undecided(own: Judged, x: Tensor) -> Judged:
     far = (off > MAX_OUTSIDE) & (own.confidence >= LIKELY)
     if not bool(far.any()):
         return own
-    words = (
-        f"confidence is undecided for {int(far.sum())} of {len(x)} examples, whose values are {float(x[far].min()):.3g} to "
-        f"{float(x[far].max()):.3g} instead of 0 to 1: if clients normalise their images, set mean and std of the data (DataSpec)"
-    )
-    return replace(own, confidence=own.confidence.masked_fill(far, UNDECIDED), notes=(*own.notes, words))
+    values = f"{float(x[far].min()):.3g} to {float(x[far].max()):.3g} instead of 0 to 1"
+    remedy = "if clients normalise their images, set mean and std of the data (DataSpec)"
+    return _mark_undecided(own, far, f"whose values are {values}: {remedy}")
 
 
 def judge_prior(examples: int, data: DataSpec) -> Judged:

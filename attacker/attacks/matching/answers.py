@@ -13,7 +13,8 @@ from attacker.attacks.confidence import ComparedGradient, Judged, SearchAnswer, 
 from attacker.attacks.gradients.products import GradientTensors, squared_norm
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.decoders import pixels
-from attacker.attacks.matching.problem import ProblemRow, View
+from attacker.attacks.matching.loss.problems import ProblemRow
+from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.saved_state import Best
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 

@@ -109,7 +109,7 @@ class MatchingRun:
         own = restart - (given is not None)
         if own < 0 or restart == 0:
             return True
-        least = self.batch.stuck[i] if own or (given is not None and given.alone) else self.batch.enough[i]
+        least = self.batch.scales.stuck[i] if own or (given is not None and given.alone) else self.batch.scales.enough[i]
         return own < self.attack.search.restarts and self.best[i].loss > float(least)
 
     def _search(self, cases: list[int], restart: int) -> None:
@@ -134,9 +134,9 @@ class MatchingRun:
             evaluate=batch.evaluate,
             per_problem=problem,
             project=batch.space.project,
-            enough=batch.enough[pending] * problem["gain"],
-            least=batch.least[pending] * problem["gain"],
-            floor=batch.floor[pending] * problem["gain"],
+            enough=batch.scales.enough[pending] * problem["gain"],
+            least=batch.scales.least[pending] * problem["gain"],
+            floor=batch.scales.floor[pending] * problem["gain"],
             anew=search.coarse if batch.coarse else 0.0,
             plain=batch.encode_plain(labels, rngs) if stop.stall else None,
         )

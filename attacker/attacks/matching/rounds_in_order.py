@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacker.attacks.gradients.products import GradientTensors
-from attacker.attacks.matching.problem import Decode, ProblemRow, View, map_problems
+from attacker.attacks.matching.loss.problems import Decode, ProblemRow, map_problems
+from attacker.attacks.matching.loss.view import View
 from defenses.channel import ChannelState
 
 MAX_STACKED_WEIGHTS = 2e7

@@ -40,6 +40,35 @@ class Stepper(Protocol):
         ...
 
 
+class RowState:
+    """The state of a stepper that consists of tensors with one row per problem.
+
+    rows: these tensors by name; empty before the first step.
+    """
+
+    def __init__(self) -> None:
+        self.rows: OptimiserState = {}
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows = {name: t[rows] for name, t in self.rows.items()}
+
+    def get_state(self) -> OptimiserState:
+        return dict(self.rows)
+
+    def load(self, state: OptimiserState) -> None:
+        self.rows = dict(state)
+
+
+def add_prefix(prefix: str, state: OptimiserState) -> OptimiserState:
+    """Return the tensors of a part of an optimiser's state under names that begin with the part's name and a dot."""
+    return {f"{prefix}.{name}": t for name, t in state.items()}
+
+
+def remove_prefix(prefix: str, state: OptimiserState) -> OptimiserState:
+    """Return the tensors that `add_prefix` gave this prefix, under their own names."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in state.items() if name.startswith(f"{prefix}.")}
+
+
 class Optimiser(Protocol):
     """Protocol of the settings of an optimiser; `start` returns a new `Stepper` with them.
 
@@ -69,23 +98,14 @@ class SGD:
         return SGDStepper(self)
 
 
-@dataclass
-class SGDStepper:
-    settings: SGD
-    velocity: Tensor | None = None
+class SGDStepper(RowState):
+    def __init__(self, settings: SGD) -> None:
+        super().__init__()
+        self.settings = settings
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
-        self.velocity = gradient if self.velocity is None else self.settings.momentum * self.velocity + gradient
-        return z - self.settings.learning_rate * self.velocity
-
-    def keep(self, rows: Tensor) -> None:
-        self.velocity = None if self.velocity is None else self.velocity[rows]
-
-    def get_state(self) -> OptimiserState:
-        return {} if self.velocity is None else {"velocity": self.velocity}
-
-    def load(self, state: OptimiserState) -> None:
-        self.velocity = state.get("velocity")
+        velocity = self.rows["velocity"] = self.settings.momentum * self.rows.get("velocity", 0) + gradient
+        return z - self.settings.learning_rate * velocity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,24 +121,14 @@ class Adagrad:
         return AdagradStepper(self)
 
 
-@dataclass
-class AdagradStepper:
-    settings: Adagrad
-    squares: Tensor | None = None
+class AdagradStepper(RowState):
+    def __init__(self, settings: Adagrad) -> None:
+        super().__init__()
+        self.settings = settings
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
-        square = gradient.square()
-        self.squares = square if self.squares is None else self.squares + square
-        return z - self.settings.learning_rate * gradient / (self.squares.sqrt() + self.settings.epsilon)
-
-    def keep(self, rows: Tensor) -> None:
-        self.squares = None if self.squares is None else self.squares[rows]
-
-    def get_state(self) -> OptimiserState:
-        return {} if self.squares is None else {"squares": self.squares}
-
-    def load(self, state: OptimiserState) -> None:
-        self.squares = state.get("squares")
+        squares = self.rows["squares"] = self.rows.get("squares", 0) + gradient.square()
+        return z - self.settings.learning_rate * gradient / (squares.sqrt() + self.settings.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,32 +158,23 @@ class Adam:
         return AdamStepper(self)
 
 
-@dataclass
-class AdamStepper:
-    settings: Adam
-    count: int = 0
-    mean: Tensor | None = None
-    square: Tensor | None = None
+class AdamStepper(RowState):
+    def __init__(self, settings: Adam) -> None:
+        super().__init__()
+        self.settings, self.count = settings, 0
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
         s, (beta1, beta2) = self.settings, self.settings.betas
         g = gradient.sign() if s.signed else gradient
         self.count += 1
-        self.mean = (1 - beta1) * g if self.mean is None else beta1 * self.mean + (1 - beta1) * g
-        self.square = (1 - beta2) * g * g if self.square is None else beta2 * self.square + (1 - beta2) * g * g
-        mean = self.mean / (1 - beta1**self.count)
-        root = (self.square / (1 - beta2**self.count)).sqrt()
+        first = self.rows["mean"] = beta1 * self.rows.get("mean", 0) + (1 - beta1) * g
+        second = self.rows["square"] = beta2 * self.rows.get("square", 0) + (1 - beta2) * g * g
+        mean, root = first / (1 - beta1**self.count), (second / (1 - beta2**self.count)).sqrt()
         return z - s.compute_rate(progress) * mean / (root + s.epsilon)
 
-    def keep(self, rows: Tensor) -> None:
-        if self.mean is not None and self.square is not None:
-            self.mean, self.square = self.mean[rows], self.square[rows]
-
     def get_state(self) -> OptimiserState:
-        if self.mean is None or self.square is None:
-            return {}
-        return {"count": torch.tensor(self.count), "mean": self.mean, "square": self.square}
+        return {"count": torch.tensor(self.count), **self.rows} if self.rows else {}
 
     def load(self, state: OptimiserState) -> None:
+        super().load({name: t for name, t in state.items() if name != "count"})
         self.count = int(state["count"]) if state else 0
-        self.mean, self.square = state.get("mean"), state.get("square")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, Stepper
+from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, RowState, Stepper, add_prefix, remove_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,43 +52,35 @@ class GradientPenalty:
         return GradientPenaltyStepper(self, self.inner.start())
 
 
-@dataclass
-class GradientPenaltyStepper:
+class GradientPenaltyStepper(RowState):
     """A running optimisation, whose evaluations are alternately at the latents z and at z + r u, see `GradientPenalty`.
 
-    from_: the latents z (P, D) if the next evaluation is at z + r u. slope, height: gradients (P, D) and losses (P,) at z. All
-    three are None if the next evaluation is at z.
+    rows: if the next evaluation is at z + r u: the latents z (P, D) as "from", their gradients (P, D) as "slope", and their
+    losses (P,) as "height". Empty if it is at z.
     """
 
-    settings: GradientPenalty
-    inner: Stepper
-    from_: Tensor | None = None
-    slope: Tensor | None = None
-    height: Tensor | None = None
+    def __init__(self, settings: GradientPenalty, inner: Stepper) -> None:
+        super().__init__()
+        self.settings, self.inner = settings, inner
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
-        settings, slope, height = self.settings, self.slope, self.height
-        if self.from_ is None or slope is None or height is None:
-            self.from_, self.slope, self.height = z, gradient, loss
+        settings, rows = self.settings, self.rows
+        if not rows:
+            self.rows = {"from": z, "slope": gradient, "height": loss}
             length: float = settings.distance * z.shape[1] ** 0.5
             up: Tensor = torch.nn.functional.normalize(gradient, dim=1, eps=torch.finfo(z.dtype).tiny)
             return z + length * up
-        penalised = (1 - settings.weight) * slope + settings.weight * gradient
-        moved = self.inner.step(self.from_, penalised, height, progress)
-        self.from_ = self.slope = self.height = None
-        return moved
+        self.rows = {}
+        penalised = (1 - settings.weight) * rows["slope"] + settings.weight * gradient
+        return self.inner.step(rows["from"], penalised, rows["height"], progress)
 
     def keep(self, rows: Tensor) -> None:
-        if self.from_ is not None and self.slope is not None and self.height is not None:
-            self.from_, self.slope, self.height = self.from_[rows], self.slope[rows], self.height[rows]
+        super().keep(rows)
         self.inner.keep(rows)
 
     def get_state(self) -> OptimiserState:
-        own = {} if self.from_ is None or self.slope is None or self.height is None else {
-            "from": self.from_, "slope": self.slope, "height": self.height,
-        }  # fmt: skip
-        return {**own, **{f"inner.{name}": t for name, t in self.inner.get_state().items()}}
+        return {**self.rows, **add_prefix("inner", self.inner.get_state())}
 
     def load(self, state: OptimiserState) -> None:
-        self.from_, self.slope, self.height = state.get("from"), state.get("slope"), state.get("height")
-        self.inner.load({name.removeprefix("inner."): t for name, t in state.items() if name.startswith("inner.")})
+        super().load({name: t for name, t in state.items() if not name.startswith("inner.")})
+        self.inner.load(remove_prefix("inner", state))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.optimisers.curvature import History, norm
-from attacker.attacks.optimisers.first_order import OptimiserState
+from attacker.attacks.optimisers.first_order import OptimiserState, add_prefix, remove_prefix
 from attacker.attacks.optimisers.line_search import Lines
 
 
@@ -71,12 +71,12 @@ class LBFGSStepper:
     def get_state(self) -> OptimiserState:
         if self.history is None or self.previous is None or self.taken is None:
             return {}
-        return {**_add_prefix("history", self.history.get_state()), "previous": self.previous, "taken": self.taken}
+        return {**add_prefix("history", self.history.get_state()), "previous": self.previous, "taken": self.taken}
 
     def load(self, state: OptimiserState) -> None:
         if state:
             self.history = History.of(
-                _remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
+                remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
             )
             self.previous, self.taken = state["previous"], state["taken"]
 
@@ -143,18 +143,18 @@ class SearchingStepper:
         if self.history is None or self.lines is None:
             return {}
         return {
-            **_add_prefix("history", self.history.get_state()),
-            **_add_prefix("lines", self.lines.get_state()),
-            **_add_prefix("at", self.at),
+            **add_prefix("history", self.history.get_state()),
+            **add_prefix("lines", self.lines.get_state()),
+            **add_prefix("at", self.at),
         }
 
     def load(self, state: OptimiserState) -> None:
         if state:
             self.history = History.of(
-                _remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
+                remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
             )
-            self.lines = Lines(**_remove_prefix("lines", state))
-            self.at = _remove_prefix("at", state)
+            self.lines = Lines(**remove_prefix("lines", state))
+            self.at = remove_prefix("at", state)
 
 
 _ON_A_LINE = ("origin", "uphill", "direction", "low", "low_uphill")
@@ -188,11 +188,3 @@ def _choose_first_length(history: History, gradient: Tensor, settings: LBFGS) ->
     unit = (1 / gradient.abs().sum(dim=1)).clamp(max=1)
     length: Tensor = torch.where(history.count == 0, unit, 1) * settings.learning_rate
     return length
-
-
-def _add_prefix(prefix: str, state: OptimiserState) -> OptimiserState:
-    return {f"{prefix}.{name}": t for name, t in state.items()}
-
-
-def _remove_prefix(prefix: str, state: OptimiserState) -> OptimiserState:
-    return {name.removeprefix(f"{prefix}."): t for name, t in state.items() if name.startswith(f"{prefix}.")}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, Stepper
+from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, Stepper, add_prefix, remove_prefix
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class PhasedStepper:
         if self.best is None or self.least is None:
             return {}
         own = {"phase": torch.tensor(self.phase), "best": self.best, "least": self.least}
-        return {**own, **{f"inner.{name}": t for name, t in self.inner.get_state().items()}}
+        return {**own, **add_prefix("inner", self.inner.get_state())}
 
     def load(self, state: OptimiserState) -> None:
         self.phase = int(state["phase"]) if state else 0
         self.best, self.least = state.get("best"), state.get("least")
-        self.inner.load({name.removeprefix("inner."): t for name, t in state.items() if name.startswith("inner.")})
+        self.inner.load(remove_prefix("inner", state))

@@ -11,7 +11,8 @@ from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES, OnProgress
 from attacker.replay.executors.process_usage import count_cores
 from attacker.replay.executors.worker_process import WorkerProcess
 from attacker.replay.progress import compute_share, format_progress
-from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, write_failures
+from attacker.replay.task_runner import write_failures
+from attacker.replay.tasks import ReplayJob, Task, TaskOutcome
 
 WORKER_PROGRAM = "from attacker.replay.executors.replay_worker import main; main()"
 MIN_POOL_SECONDS = 20.0

@@ -12,7 +12,8 @@ from typing import Any
 
 from attacker.replay.checkpoints import run_of
 from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES
-from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, TaskRunner, write_failures
+from attacker.replay.task_runner import TaskRunner, write_failures
+from attacker.replay.tasks import ReplayJob, Task, TaskOutcome
 from defenses._registry import references
 from fedsim.models.source_code import find_code_to_ship
 from fedsim.recording import Recording

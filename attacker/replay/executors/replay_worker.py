@@ -15,7 +15,8 @@ def main() -> None:
 
 def prepare_work(channel: WorkerChannel) -> Work:
     """Read the job from the channel, load recording and attack, and return the function that runs one task."""
-    from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, TaskRunner
+    from attacker.replay.task_runner import TaskRunner
+    from attacker.replay.tasks import ReplayJob, Task, TaskOutcome
 
     bench = TaskRunner(ReplayJob.from_json(channel.read()))
 

@@ -4,7 +4,7 @@ Truth is a record of which examples each client trained on, as indices into a da
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -13,41 +13,13 @@ from fedsim import data as datasets
 from fedsim.data import Dataset
 from fedsim.data import client_parts as parts
 from fedsim.recording.safe_files import DamagedFile
-from fedsim.truth import TruthReader, Used
+from fedsim.truth import TruthReader
 
 
-@dataclass(frozen=True)
-class Holdings:
-    """All data sets that truth refers to, joined into one.
+def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> tuple[Dataset, list[int]]:
+    """Return the data sets that folders of truth refer to, joined into one, and for each folder where its data set begins there.
 
-    data: data set with the training examples of all sets, one set after the other. starts: dict from the content hash of a set to
-    the index in `data.train` of its first training example.
-    """
-
-    data: Dataset
-    starts: dict[str, int]
-
-    def read_used(self, reader: TruthReader, round: int, attempt: int, client: str) -> Used:
-        """Return the examples that a client used in one attempt at a round, as indices into `data.train`.
-
-        reader: one of the readers that were given to `load_holdings`. attempt: 1 plus the number of times that the server had
-        resumed the run. Raises KeyError if `reader` has no such truth.
-        """
-        start = self.starts[reader.dataset["content_hash"]]
-        used = reader.read_used(round, attempt, client)
-        return Used(tuple(tuple(start + index for index in step) for step in used.steps)) if start else used
-
-    def read_canaries(self, reader: TruthReader, client: str) -> tuple[tuple[int, int], ...]:
-        """Return a client's canary pairs: indices into `data.train` of two examples each, of which the client used one.
-
-        The result is empty if `reader` has none of this client. reader: as in `read_used`.
-        """
-        start = self.starts[reader.dataset["content_hash"]]
-        return tuple((start + a, start + b) for a, b in reader.read_canaries(client))
-
-
-def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> Holdings:
-    """Load the data sets that the folders of truth refer to, and join them.
+    The joined data set has the training examples of all sets, one set after the other; the beginnings are indices of examples.
 
     readers: one per folder, at least one. given: name and arguments of a data set to load instead of what truth describes, such
     as one that lies elsewhere; it must have the content that truth refers to, so that all readers must then refer to the same
@@ -81,10 +53,11 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
             raise ValueError(
                 f"{data.name} and {sets[0].name} differ in shape, classes or columns; give only truth of one federation"
             )
-    if len(sets) == 1:
-        return Holdings(sets[0], starts)
-    examples = parts.concatenate(*(one.train for one in sets))
-    return Holdings(replace(sets[0], name=f"{sets[0].name} and {len(sets) - 1} more", train=examples), starts)
+    joined = sets[0]
+    if len(sets) > 1:
+        examples = parts.concatenate(*(one.train for one in sets))
+        joined = replace(joined, name=f"{joined.name} and {len(sets) - 1} more", train=examples)
+    return joined, [starts[reader.dataset["content_hash"]] for reader in readers]
 
 
 def _lacks_ranges(described: dict[str, Any]) -> bool:

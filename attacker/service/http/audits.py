@@ -21,7 +21,8 @@ from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, Name, check_parameters
 from attacker.service.http.reports import HTML_TYPE
 from attacker.service.jobs.job import FINAL_STATES, MAX_AUDIT_SECONDS, AuditSpec, Job
-from attacker.service.schemas import AuditTold, FindingTold, Problem
+from attacker.service.schemas.general import Problem
+from attacker.service.schemas.jobs import AuditTold, FindingTold
 
 router = APIRouter(dependencies=[Depends(check_parameters)])
 

@@ -31,7 +31,7 @@ from attacker.service.index.attack_folders import CaseFacts, Source, make_file_p
 from attacker.service.index.images import NoImage
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import Whole, read_whole
-from attacker.service.schemas import Cases, CaseTold, CaseWhole, ExampleTold
+from attacker.service.schemas.cases import Cases, CaseTold, CaseWhole, ExampleTold
 
 router = APIRouter(
     prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
@@ -183,7 +183,7 @@ def describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str
 
     It is part of image addresses, since browsers cache images by address.
     """
-    return sha256(repr((source.marks.get(f"{case}.safetensors", ())[:1], rows)).encode()).hexdigest()[:8]
+    return sha256(repr((source.get_mark(case)[:1], rows)).encode()).hexdigest()[:8]
 
 
 class _Answer(NamedTuple):

@@ -13,7 +13,7 @@ from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.previews import read_stamp, read_version
 from attacker.service.http.queries import REFUSED_RESPONSES, Name, check_parameters
 from attacker.service.jobs.job import FINAL_STATES, Job
-from attacker.service.schemas import Problem
+from attacker.service.schemas.general import Problem
 
 router = APIRouter(tags=["events"], dependencies=[Depends(check_parameters)])
 

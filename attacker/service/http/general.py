@@ -18,7 +18,8 @@ from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
 from attacker.service.http.middleware import make_cookie_name, read_session
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, check_parameters
-from attacker.service.schemas import AttackKnown, AttacksKnown, Health
+from attacker.service.schemas.attacks import AttackKnown, AttacksKnown
+from attacker.service.schemas.general import Health
 from attacker.service.sessions import SESSION_SECONDS
 from defenses._registry import read_source, read_summary
 

@@ -11,7 +11,8 @@ from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, After, Limit, Name, check_parameters
 from attacker.service.index import UnknownName
 from attacker.service.jobs.job import Job, JobSpec, JobState
-from attacker.service.schemas import Jobs, Problem
+from attacker.service.schemas.general import Problem
+from attacker.service.schemas.jobs import Jobs
 from fedsim.recording.selection import parse_rounds
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(check_parameters)])

@@ -14,7 +14,7 @@ from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import REFUSED_RESPONSES, Name, Number, check_parameters
 from attacker.service.index.images import NoImage
-from attacker.service.schemas import PreviewImage, PreviewTold
+from attacker.service.schemas.jobs import PreviewImage, PreviewTold
 from attacker.service.worker import preview_files as previews
 
 router = APIRouter(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Path, Query, Request
 
 from attacker.service.http.errors import RequestError
-from attacker.service.schemas import Problem
+from attacker.service.schemas.general import Problem
 from fedsim.recording.selection import complete_names
 
 MAX_ITEMS = 1000

@@ -28,18 +28,9 @@ from attacker.service.index.grid import compute_leakage, make_grid
 from attacker.service.index.headline import find_strongest_source, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.recording_index import IndexRow
-from attacker.service.schemas import (
-    AttacksOnRecording,
-    CaseWhole,
-    Grid,
-    Headline,
-    Leakage,
-    Observations,
-    Recordings,
-    RecordingTold,
-    ShownExample,
-    TrainingRows,
-)
+from attacker.service.schemas.attacks import AttacksOnRecording, Grid, Leakage
+from attacker.service.schemas.cases import CaseWhole, Headline, ShownExample
+from attacker.service.schemas.recordings import Observations, Recordings, RecordingTold, TrainingRows
 
 router = APIRouter(
     prefix="/recordings", tags=["recordings"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]

@@ -14,7 +14,7 @@ from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import REFUSED_RESPONSES, Name, check_parameters
 from attacker.service.index import CatalogueRun
-from attacker.service.schemas import Problem
+from attacker.service.schemas.general import Problem
 from attacker.service.worker.report_process import UNWRITTEN_STATUS
 from fedsim.recording.files import make_private
 from fedsim.recording.run_check import find_foreign

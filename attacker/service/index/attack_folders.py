@@ -6,8 +6,9 @@ A null is the same attack without the client's update: what it reconstructs from
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,11 @@ CHECKPOINT_VALID_SECONDS = 180.0
 
 Searches write their checkpoint each minute.
 """
+
+UNREADABLE = "its reconstruction cannot be read: "
+"""Beginning of the reason of failure of a case whose reconstruction cannot be read."""
+MAX_TROUBLE = 20
+"""Largest number of messages about unreadable reconstructions of one attack."""
 
 ShownState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
@@ -60,9 +66,8 @@ class Source:
     cases, answers, failures: dicts from the key of a case to the case, to the summary of its reconstruction (also an unfinished
     one of an interrupted case), and to the reason of failure.
     running: keys of the cases that are being attacked.
-    marks: dict from the name of a case's file to a value that changes when the file changes. facts: the corresponding value for
-    attack.json.
-    trouble: messages about files that cannot be read.
+    files: dict from the name of each file of a case to a value that changes when the file changes, and to what it says: the
+    summary of a reconstruction, or why there is none. facts: the corresponding value for attack.json.
     """
 
     name: str
@@ -77,9 +82,18 @@ class Source:
     withheld: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
-    marks: Mapping[str, Mark] = field(default_factory=dict)
+    files: Mapping[str, tuple[Mark, ReconstructionSummary | str]] = field(default_factory=dict)
     facts: Mark = ()
-    trouble: tuple[str, ...] = ()
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        """Messages about reconstructions that cannot be read, at most MAX_TROUBLE."""
+        found = (why.removeprefix(UNREADABLE) for why in self.failures.values() if why.startswith(UNREADABLE))
+        return tuple(islice(found, MAX_TROUBLE))
+
+    def get_mark(self, key: str) -> Mark:
+        """Return a value that changes when the reconstruction of the case `key` changes; () if there is none."""
+        return self.files[f"{key}.safetensors"][0] if f"{key}.safetensors" in self.files else ()
 
     def find_state(self, key: str) -> ShownState:
         """Return the state of the case `key`, which must be in `cases`.
@@ -123,28 +137,23 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
     told = before if before is not None and before.facts == facts else _read_description(run, name, manifest)
     answers: dict[str, ReconstructionSummary] = {}
     failures: dict[str, str] = {}
-    marks: dict[str, Mark] = {}
-    trouble: list[str] = []
+    files: dict[str, tuple[Mark, ReconstructionSummary | str]] = {}
     running: set[str] = set()
     for file, at in _list_files(folder):
         path = f"reconstructions/{name}/{file}"
         if file.endswith(CHECKPOINT_SUFFIX):
             running |= _list_under_way(run, path)
-        elif (found := _parse_name(file)) is None or found[0] not in told.cases:
             continue
+        key, read = _parse_name(file)
+        if key not in told.cases:
+            continue
+        known = before.files.get(file) if before is not None else None
+        files[file] = known if known is not None and known[0] == at else (at, read(run, path))
+        found = files[file][1]
+        if isinstance(found, str):
+            failures[key] = found
         else:
-            key, kind = found
-            marks[file] = at
-            if before is not None and before.marks.get(file) == at:
-                _copy(before, key, kind, answers, failures)
-            elif kind == "failed":
-                failures[key] = read_failure(run, path)
-            else:
-                try:
-                    answers[key] = read_answer(run, path)
-                except ValueError as error:
-                    failures[key] = f"its reconstruction cannot be read: {format_error(error, run)}"
-                    trouble.append(format_error(error, run))
+            answers[key] = found
     kept = {
         key: getattr(told, key) for key in ("attack", "spec", "seed", "null", "oracles", "withheld", "knows_defense", "cases")
     }
@@ -155,9 +164,8 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
         answers=answers,
         failures=failures,
         running=frozenset(running),
-        marks=marks,
+        files=files,
         facts=facts,
-        trouble=tuple(trouble[:20]),
     )
 
 
@@ -166,18 +174,19 @@ def make_file_path(source: str, case: str) -> str:
     return f"reconstructions/{source}/{case}.safetensors"
 
 
-def _copy(before: Source, key: str, kind: str, answers: dict[str, ReconstructionSummary], failures: dict[str, str]) -> None:
-    if kind == "answer" and key in before.answers:
-        answers[key] = before.answers[key]
-    elif key in before.failures:
-        failures[key] = before.failures[key]
+def _parse_name(file: str) -> tuple[str, Callable[[Path, str], ReconstructionSummary | str]]:
+    """Return the key of the case that a file belongs to, and the function that reads the file; the key is "" for another file."""
+    if file.endswith(".safetensors"):
+        return file.removesuffix(".safetensors"), _read_answer
+    return (file.removesuffix(".failed.json") if file.endswith(".failed.json") else ""), read_failure
 
 
-def _parse_name(file: str) -> tuple[str, str] | None:
-    for ending, kind in ((".safetensors", "answer"), (".failed.json", "failed")):
-        if file.endswith(ending):
-            return file.removesuffix(ending), kind
-    return None
+def _read_answer(run: Path, path: str) -> ReconstructionSummary | str:
+    """Return the summary of a reconstruction, or why it cannot be read."""
+    try:
+        return read_answer(run, path)
+    except ValueError as error:
+        return f"{UNREADABLE}{format_error(error, run)}"
 
 
 def _list_files(folder: Path) -> Iterator[tuple[str, Mark]]:

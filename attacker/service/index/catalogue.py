@@ -27,7 +27,7 @@ from attacker.service.index.recording_index import (
 )
 from attacker.service.index.run_folders import Mark, find_runs, is_run, list_subfolders, read_mark, read_work_mark
 from attacker.service.index.verdicts import RunVerdicts, read_verdicts
-from attacker.service.schemas import RecordingTold
+from attacker.service.schemas.recordings import RecordingTold
 from attacker.service.settings import ServiceSettings
 from fedsim.recording import Manifest
 

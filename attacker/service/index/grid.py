@@ -11,7 +11,7 @@ from attacker.service.index.attack_folders import ShownState, Source, find_null
 from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import average_psnr, average_success, mean
 from attacker.service.index.recording_index import IndexRow
-from attacker.service.schemas import Grid, GridCell, Leak
+from attacker.service.schemas.attacks import Grid, GridCell, Leak
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 STATE_ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")

@@ -10,7 +10,7 @@ from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import average_psnr, count_finished
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts
-from attacker.service.schemas import Headline, ShownExample
+from attacker.service.schemas.cases import Headline, ShownExample
 
 NUM_HEADLINE_EXAMPLES = 6
 """Largest number of examples of the strongest attack that are shown."""

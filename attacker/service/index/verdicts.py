@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from attacker.report.words import describe_summaries, find_strongest
+from attacker.report.conclusions import describe_summaries, find_strongest
 from attacker.scoring import ScoreRow, Summary, summarise
 from attacker.service.index.json_lines import read_lines
 from fedsim.recording import Manifest

@@ -17,17 +17,9 @@ from attacker.service.index.means import average_labels, average_psnr, average_s
 from attacker.service.index.reconstruction_files import Whole
 from attacker.service.index.recording_index import Index, IndexRow
 from attacker.service.index.verdicts import VerdictSummary
-from attacker.service.schemas import (
-    AttackOnRecording,
-    CaseTold,
-    CaseWhole,
-    Data,
-    ExampleTold,
-    NullTold,
-    ObservationTold,
-    RecordingTold,
-    ValueTold,
-)
+from attacker.service.schemas.attacks import AttackOnRecording
+from attacker.service.schemas.cases import CaseTold, CaseWhole, ExampleTold, NullTold, ValueTold
+from attacker.service.schemas.recordings import Data, ObservationTold, RecordingTold
 from fedsim.recording import Manifest
 
 NO_NULLS: Mapping[Any, NullTold] = {}

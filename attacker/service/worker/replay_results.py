@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.replay.replay import Replay, Replayed
-from attacker.replay.tasks import is_done
+from attacker.replay.results import is_done
 from attacker.service.jobs.job import Attacked
 from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter

@@ -1,7 +1,8 @@
 """Parts, the tensors that a codec makes of one parameter: their names on the wire, and checks of types and shapes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import Protocol, TypeVar
 
 import torch
@@ -97,3 +98,27 @@ def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least
         expected = "floating-point, integer or bool" if dtype is None else str(dtype)
         raise ValueError(f"is packed with {part!r} of type {got.dtype}, which must be {expected}; {PACKED_ADVICE}")
     return got.shape[0]
+
+
+def check_parts(
+    described: Mapping[str, TensorLike],
+    weights: Mapping[str, TensorLike],
+    codec: str,
+    check: Callable[[Mapping[str, TensorLike], int], bool],
+) -> None:
+    """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights.
+
+    codec: its name, for messages. check: function of the parts of one parameter and the parameter's number of values. It raises
+    ValueError for a part of a wrong type or shape, and returns whether the codec writes this combination of parts. Tensors that
+    were sent whole, as `dense`, are checked here.
+    """
+    found = split_parts(described)
+    check_names(found, weights)
+    for name, parts in found.items():
+        with name_parameter(name):
+            if parts.keys() == {"dense"}:
+                check_shape(parts["dense"], weights[name])
+            elif not check(parts, prod(weights[name].shape)):
+                raise ValueError(
+                    f"is packed as {shorten(sorted(parts))}, a combination that codec {codec!r} does not write; {PACKED_ADVICE}"
+                )

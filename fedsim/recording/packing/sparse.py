@@ -17,14 +17,12 @@ from fedsim.recording.packing.parts import (
     PACKED_ADVICE,
     TENSOR_OVERHEAD_BYTES,
     TensorLike,
-    check_names,
-    check_shape,
+    check_parts,
     check_vector,
     join_parts,
     name_parameter,
     split_parts,
 )
-from fedsim.recording.safe_files import shorten
 
 SPARSE_PARTS = tuple(what | where for what in ({"values"}, *values.VALUE_PARTS) for where in positions.POSITION_PARTS)
 
@@ -92,26 +90,18 @@ def find_sent(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Ten
 
 def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights."""
-    found = split_parts(described)
-    check_names(found, weights)
-    for name, parts in found.items():
-        size = prod(weights[name].shape)
-        with name_parameter(name):
-            if parts.keys() == {"dense"}:
-                check_shape(parts["dense"], weights[name])
-            elif parts.keys() == {"values"}:
-                check_vector("values", parts["values"], None, most=0)
-            elif parts.keys() in SPARSE_PARTS:
-                _check(parts, size)
-            else:
-                raise ValueError(
-                    f"is packed as {shorten(sorted(parts))}, a combination that codec 'sparse' does not write; {PACKED_ADVICE}"
-                )
+    check_parts(described, weights, "sparse", _check)
 
 
-def _check(parts: Mapping[str, TensorLike], size: int) -> None:
+def _check(parts: Mapping[str, TensorLike], size: int) -> bool:
+    if parts.keys() == {"values"}:
+        check_vector("values", parts["values"], None, most=0)
+        return True
+    if parts.keys() not in SPARSE_PARTS:
+        return False
     positions.check(parts, size)
     if "values" in parts:
         check_vector("values", parts["values"], None, most=size)
     else:
         values.check(parts, most=size, least_count=0, most_count=size)
+    return True

@@ -12,16 +12,7 @@ from torch import Tensor
 from defenses.base import Tensors
 from fedsim.recording.packing import values
 from fedsim.recording.packing.bits import to_bits, to_tensor
-from fedsim.recording.packing.parts import (
-    PACKED_ADVICE,
-    TensorLike,
-    check_names,
-    check_shape,
-    join_parts,
-    name_parameter,
-    split_parts,
-)
-from fedsim.recording.safe_files import shorten
+from fedsim.recording.packing.parts import TensorLike, check_parts, join_parts, name_parameter, split_parts
 
 
 def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
@@ -59,17 +50,11 @@ def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorL
 
     most: largest number of values that a tensor's table may have; None for any number.
     """
-    found = split_parts(described)
-    check_names(found, weights)
-    for name, parts in found.items():
-        size = prod(weights[name].shape)
-        with name_parameter(name):
-            if parts.keys() == {"dense"}:
-                check_shape(parts["dense"], weights[name])
-            elif parts.keys() in values.VALUE_PARTS:
-                values.check(parts, most=size if most is None else min(most, size), least_count=size, most_count=size)
-            else:
-                codec = "levels" if most is None else "bits"
-                raise ValueError(
-                    f"is packed as {shorten(sorted(parts))}, a combination that codec {codec!r} does not write; {PACKED_ADVICE}"
-                )
+
+    def check(parts: Mapping[str, TensorLike], size: int) -> bool:
+        if parts.keys() not in values.VALUE_PARTS:
+            return False
+        values.check(parts, most=size if most is None else min(most, size), least_count=size, most_count=size)
+        return True
+
+    check_parts(described, weights, "levels" if most is None else "bits", check)

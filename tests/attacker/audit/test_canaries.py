@@ -45,8 +45,8 @@ def test_each_client_uses_one_version_of_each_canary(noiseless: Path) -> None:
     scorer, recording = Scorer(noiseless, [noiseless / "truth"]), Recording(noiseless / "recording")
     firsts = []
     for client in {row.client for row in recording.read_rows()}:
-        pairs = scorer.read_canaries(client)
-        used = {index for step in scorer.read_used(1, 1, client).steps for index in step}
+        pairs = scorer.truth.read_canaries(client)
+        used = {index for step in scorer.truth.read_used(1, 1, client).steps for index in step}
         assert len(pairs) == CANARIES
         assert len({index for pair in pairs for index in pair}) == 2 * CANARIES
         assert all((a in used) != (b in used) for a, b in pairs)

@@ -6,7 +6,7 @@ import pytest
 from federations import federate
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.closed_form import layer_input, router
+from attacker.attacks.closed_form import layer_input, routing
 from attacker.commands.progress_bar import describe_cost
 from attacker.replay import batching
 from attacker.replay.executors import process_pool
@@ -49,7 +49,7 @@ def test_cost_is_described_in_seconds_minutes_or_hours() -> None:
 
 def test_inapplicable_closed_forms_are_listed_before_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federate(tmp_path / "run", model="lenet_cpl", data="photos", batch_size=2)
-    monkeypatch.setattr(router.Routing, "run", lambda self: pytest.fail("planning solves nothing"))
+    monkeypatch.setattr(routing.Routing, "answer", lambda self: pytest.fail("planning solves nothing"))
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
     forecast = Replay(recording=Recording(tmp_path / "run" / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
     words = describe_routes(forecast)

@@ -18,7 +18,7 @@ from attacker.cli import app
 from attacker.replay.cases import explain_misfit
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows, summarise
-from attacker.scoring.score import NoTruth
+from attacker.scoring.truth.run_truth import NoTruth
 from fedsim.commands.console import EXIT_FAILURES
 from fedsim.recording import DamagedFile, Recording
 

@@ -14,7 +14,7 @@ from attacker.attacks.multi_round.spans.attack import Spans
 from attacker.cli import app
 from attacker.replay.attack_facts import read_facts
 from attacker.replay.replay import Replay
-from attacker.report.words import describe_summaries
+from attacker.report.conclusions import describe_summaries
 from attacker.scoring import Scorer, read_growth, summarise
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
@@ -80,7 +80,7 @@ def test_every_example_of_all_clients_is_scored_once_and_rows_name_the_weaker_at
         i
         for t in range(1, 7)
         for client in Recording(run / "recording").list_clients()
-        for _, _, i in scorer.read_used(t, 1, client).examples
+        for _, _, i in scorer.truth.read_used(t, 1, client).examples
     }
     assert sorted(row.index for row in rows) == sorted(used)
     assert {(row.spec, row.client, row.oracles) for row in rows} == {("spans(anonymous=True)", UNNAMED_CLIENT, ())}

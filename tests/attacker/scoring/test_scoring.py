@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom, binomtest
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from attacker.report.words import format_interval
+from attacker.report.formats import format_interval
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import is_flat, is_recovered, mse, psnr, ssim
 from attacker.scoring.statistics import Estimate, estimate_share, find_clusters, mean

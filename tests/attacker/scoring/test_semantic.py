@@ -1,9 +1,7 @@
 """Tests of semantic leakage: similarity of tags, taggers of others, and tags in score rows, summaries and reports."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from attacker.cli import app
 from attacker.replay.replay import Replay
 from attacker.report import build
 from attacker.scoring import Scorer, read_rows, semantic, summarise
+from attacker.scoring.score import make_missing_measures
 from attacker.scoring.semantic import Tagger, load_or_explain, measure_jaccard, tag_pairs
 from defenses._registry import references
 from fedsim.recording import DataSpec, Recording
@@ -119,11 +118,13 @@ def test_rows_summary_and_report_hold_the_tags(own: str, tmp_path: Path) -> None
     assert "mean Jaccard similarity of original and reconstruction" in page
 
 
-def test_an_example_without_reconstruction_has_no_tag_in_common(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = object.__new__(Scorer)
-    make: Callable[[Any], dict[str, Any]] = scorer._make_missing_tags
-    scorer.tagger = semantic.load_tagger(f"{own}:brightness")
-    assert make("failed")["tag_jaccard"] == 0.0
-    assert make("waiting")["tag_jaccard"] is None
-    scorer.tagger = "no tagger"
-    assert make("failed") == {"tag_reason": "no tagger"}
+def test_an_example_without_reconstruction_has_no_tag_in_common(own: str) -> None:
+    tagger = semantic.load_tagger(f"{own}:brightness")
+    failed, waiting = (make_missing_measures(state, "why", tagger) for state in ("failed", "waiting"))
+    names = ("success", "label_success", "failure", "tag_jaccard")
+    assert [failed[name] for name in names] == [False, False, "why", 0.0]
+    assert [waiting[name] for name in names] == [None] * 4
+    assert failed["tagger"] == tagger.name
+    untold = make_missing_measures("failed", "why", "no tagger")
+    assert untold["tag_reason"] == "no tagger"
+    assert not untold.keys() & {"tag_jaccard", "tagger"}

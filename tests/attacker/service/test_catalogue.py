@@ -231,6 +231,33 @@ def test_interrupted_case_becomes_failed_or_done(root: Path, catalogue: Open) ->
     assert state() == "done"
 
 
+def test_failure_beside_an_answer_counts_once_the_answer_is_removed(root: Path, catalogue: Open) -> None:
+    folder = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
+    path = min(folder.glob("*.safetensors"))
+    failed = path.with_name(f"{path.stem}.failed.json")
+    failed.write_text(json.dumps({"case": path.stem, "reason": "no gradient"}))
+    os.utime(failed, (1, 1))
+    found = catalogue()
+    for change, state in ((lambda: None, "done"), (lambda: path.write_bytes(b"no tensors"), "failed"), (path.unlink, "failed")):
+        change()
+        found.scan()
+        source = found.get_source(found.get_run("digits"), folder.name)
+        assert source.find_state(path.stem) == state
+    assert source.failures[path.stem] == "no gradient"
+
+
+def test_unreadable_reconstruction_stays_reported_when_another_file_changes(root: Path, catalogue: Open) -> None:
+    folder = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
+    first, second, *_ = sorted(folder.glob("*.safetensors"))
+    first.write_bytes(b"no tensors")
+    os.utime(first, (1, 1))
+    found = catalogue()
+    for _ in range(2):
+        assert any(first.name in trouble for trouble in found.list_trouble(found.get_run("digits")))
+        second.unlink(missing_ok=True)
+        found.scan()
+
+
 def test_attack_on_another_recording_is_left_out(root: Path, catalogue: Open) -> None:
     path = next((root / "digits" / "reconstructions").glob("exact-[!n]*")) / "attack.json"
     told = json.loads(path.read_text())

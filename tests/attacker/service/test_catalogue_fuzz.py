@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from damage import harm
 from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -112,23 +113,6 @@ def request_all_routes(app: FastAPI, root: Path) -> None:
         assert str(root) not in answer.text
         if answer.headers["content-type"] == "application/json":
             answer.json()
-
-
-@st.composite
-def harm(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """Generate functions that overwrite, delete, insert or truncate bytes, up to three times."""
-    steps = draw(
-        st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)
-    )
-
-    def applied(content: bytes) -> bytes:
-        for kind, where, drawn in steps:
-            at = int(where * max(0, len(content) - 1))
-            after = {0: at + len(drawn), 1: at + len(drawn), 2: at, 3: len(content)}[kind]
-            content = content[:at] + (drawn if kind in (0, 2) else b"") + content[after:]
-        return content
-
-    return applied
 
 
 @FUZZ

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from power_cut import CutBeforeCall, PowerCut
 
 from fedsim.commands import maintenance as upkeep
 from fedsim.commands.maintenance import Verified, delete, identify_kind, verify
@@ -288,10 +289,6 @@ def test_a_link_in_place_of_the_recording_is_deleted_and_the_recording_stays(run
     assert verify(tmp_path / "elsewhere").intact == 4
 
 
-class PowerCut(Exception):
-    pass
-
-
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("at", [*range(1, 12), *range(12, 36, 3)])
 def test_a_deletion_that_was_interrupted_can_be_repeated(
@@ -300,24 +297,12 @@ def test_a_deletion_that_was_interrupted_can_be_repeated(
     """The deletion is interrupted before one removal. The rest is still recognised as a run, as long as a file is left."""
     if not marked:
         (run / "experiment.toml").unlink()
-    done = 0
-
-    def cut(function: Callable[..., None]) -> Callable[..., None]:
-        def counted(*args: object, **kwargs: object) -> None:
-            nonlocal done
-            done += 1
-            if done == at:
-                raise PowerCut
-            function(*args, **kwargs)
-
-        return counted
-
     with monkeypatch.context() as patched:
-        for name in ("unlink", "rmdir"):
-            patched.setattr(os, name, cut(getattr(os, name)))
+        cut = CutBeforeCall(patched, at)
+        cut.watch(os, "unlink", "rmdir")
         try:
             delete(run)
-            assert done < at
+            assert cut.done < at
         except PowerCut:
             assert run.exists()
     if any(path.is_file() for path in run.rglob("*")):

@@ -1,6 +1,5 @@
-"""Fixtures: a folder of real data, if there is one, and a web site on this machine to download from."""
+"""Fixture: a web site on this machine to download from."""
 
-import os
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -9,16 +8,6 @@ from threading import Thread
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """A folder of real data, beside the repository or named by FEDLEAK_DATA; without it, the test is skipped."""
-    given = os.environ.get("FEDLEAK_DATA")
-    folder = Path(given) if given else Path(__file__).parents[4] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no data at {folder}; FEDLEAK_DATA can name another folder")
-    return folder
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from torchvision import models as vision
 
 import fedleak
 from fedsim import models
-from fedsim.models.tampering import find_imprint, inspect_model, inspect_weights
+from fedsim.models.imprints import find_imprint
+from fedsim.models.tampering import inspect_model, inspect_weights
 from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=10)

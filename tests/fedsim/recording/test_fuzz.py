@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import CUT_OFF, harm
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -72,32 +73,6 @@ def check(recorded: Path, same_bits: Same) -> Callable[[Path], None]:
             assert same_bits(weights, written[key][1])
 
     return compare
-
-
-@st.composite
-def harm(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """Draw a function that flips a bit, overwrites, removes, inserts or truncates bytes, up to three times."""
-    steps = draw(
-        st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)
-    )
-
-    def applied(content: bytes) -> bytes:
-        for kind, where, drawn in steps:
-            at = int(where * max(0, len(content) - 1))
-            match kind:
-                case 0 if content:
-                    content = content[:at] + bytes([content[at] ^ 1 << drawn[0] % 8]) + content[at + 1 :]
-                case 1:
-                    content = content[:at] + drawn + content[at + len(drawn) :]
-                case 2:
-                    content = content[:at] + content[at + len(drawn) :]
-                case 3:
-                    content = content[:at] + drawn + content[at:]
-                case _:
-                    content = content[:at]
-        return content
-
-    return applied
 
 
 @FUZZ
@@ -171,17 +146,6 @@ def test_changed_values_in_the_index_never_change_a_tensor(
         except (sqlite3.Error, UnicodeEncodeError):
             assume(False)
     check(folder)
-
-
-CUT_OFF = """
-import os, sqlite3, sys
-index = sqlite3.connect(sys.argv[1])
-index.execute("PRAGMA cache_size = 1")
-row = "INSERT INTO observations SELECT round + ?, client, node, 1, 'late', ?, 1, NULL, NULL, NULL, 0, '{}', 0.0 FROM observations"
-for number in range(5):
-    index.execute(row + " WHERE round = 1", (1000 * (number + 1), "x" * 3000))
-os._exit(9)
-"""
 
 
 @settings(FUZZ, max_examples=30)

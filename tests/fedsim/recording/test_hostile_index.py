@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import CUT_OFF
 
 from fedsim.recording import DamagedFile, Recording, index_database
 from fedsim.recording import index as index_module
@@ -126,16 +127,6 @@ def test_a_query_that_does_not_end_is_stopped(recorded: Path, monkeypatch: pytes
 
 
 # --- journals ---
-
-CUT_OFF = """
-import os, sqlite3, sys
-index = sqlite3.connect(sys.argv[1])
-index.execute("PRAGMA cache_size = 1")
-row = "INSERT INTO observations SELECT round + ?, client, node, 1, 'late', ?, 1, NULL, NULL, NULL, 0, '{}', 0.0 FROM observations"
-for number in range(5):
-    index.execute(row + " WHERE round = 1", (1000 * (number + 1), "x" * 3000))
-os._exit(9)
-"""
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from power_cut import CutBeforeCall, PowerCut
 
 from fedsim.recording import Manifest, Recorder, Recording, Reply
 from fedsim.recording.codec import encode
@@ -18,10 +18,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-class PowerCut(Exception):
-    pass
-
-
 @pytest.mark.parametrize("at", range(1, 13))
 def test_a_round_is_recorded_completely_or_not_at_all(
     recorded: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: int
@@ -29,7 +25,6 @@ def test_a_round_is_recorded_completely_or_not_at_all(
     """The writer stops before a flush or renaming of a file; three files take at least six of these."""
     recorder = Recorder(recorded, manifest)
     before = [row.key for row in Recording(recorded).read_rows()]
-    done = 0
 
     def round_four() -> None:
         recorder.record_sent(4, {"w": torch.zeros(3)})
@@ -37,22 +32,12 @@ def test_a_round_is_recorded_completely_or_not_at_all(
             recorder.record_reply(4, Reply(client=client, node="1", payload=encode({"w": torch.ones(3)})))
         recorder.commit(4, ("anna", "bert"))
 
-    def cut(function: Callable[..., None]) -> Callable[..., None]:
-        def counted(*args: object, **kwargs: object) -> None:
-            nonlocal done
-            done += 1
-            if done == at:
-                raise PowerCut
-            function(*args, **kwargs)
-
-        return counted
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", cut(os.fsync))
-        patched.setattr(os, "replace", cut(os.replace))
+        cut = CutBeforeCall(patched, at)
+        cut.watch(os, "fsync", "replace")
         try:
             round_four()
-            assert 6 <= done < at
+            assert 6 <= cut.done < at
         except PowerCut:
             assert [row.key for row in Recording(recorded).read_rows()] == before
             assert len(list(Recording(recorded).read_observations())) == 4
@@ -124,22 +109,11 @@ def test_an_index_is_made_completely_or_not_at_all(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """The writer stops before SQLite writes, before the flush or before the renaming; a second one then makes the index."""
-    done = 0
-
-    def cut(function: Callable[..., object]) -> Callable[..., object]:
-        def counted(*args: object, **keywords: object) -> object:
-            nonlocal done
-            done += 1
-            if done == at:
-                raise PowerCut
-            return function(*args, **keywords)
-
-        return counted
-
     manifest.write(tmp_path / "manifest.json")
     with monkeypatch.context() as patched:
-        for owner, name in ((sqlite3, "connect"), (os, "fsync"), (os, "replace")):
-            patched.setattr(owner, name, cut(getattr(owner, name)))
+        cut = CutBeforeCall(patched, at)
+        cut.watch(sqlite3, "connect")
+        cut.watch(os, "fsync", "replace")
         with pytest.raises(PowerCut):
             Recorder(tmp_path, manifest)
     assert not (tmp_path / "index.sqlite").exists()

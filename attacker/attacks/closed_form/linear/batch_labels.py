@@ -11,7 +11,7 @@ from math import comb
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
+from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
 from attacker.attacks.closed_form.linear.mixed_labels import MIN_SINGLE_MISFIT, find_mixed_labels
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.forward import run_forward_pass

@@ -34,7 +34,7 @@ class ClosedFormAnswer:
     x, y:       the examples found, (B, *shape), whose values may lie outside [0, 1], and their labels (B,). B may be 0.
     route:      name of the closed form.
     notes:      remarks for the user.
-    doubts:     reasons why the answer may be wrong; not shown if its gradient is within `router.EXACT_DISTANCE` of the observed
+    doubts:     reasons why the answer may be wrong; not shown if its gradient is within `routing.EXACT_DISTANCE` of the observed
                 one.
     stays:      (B,) in [0, 1], how certain each example is, from which its confidence is estimated; NaN for examples that may be
                 mixtures of several. None if the closed form does not measure it; `Routing` may then measure how little x changes
@@ -97,14 +97,14 @@ def require_single(observed: Observed) -> Chain:
     return chain
 
 
-def choose_readings(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = DEFAULT_WALK) -> Readings:
+def choose_readings(observed: Observed, chain: Chain, walk: Walk) -> Readings:
     """Return the likeliest of the possible solutions of the last layer, and a second one where it fits as well (the twin).
 
     Solutions are compared by how badly they fit the last layer's gradient and how well the layer before can be solved with them.
     If there is only one layer, the distance of its input to [0, 1] takes the place of the second criterion. Solutions with
     another label than a known one come last.
-    gradient: by name, (N, *shape).
     """
+    gradient = observed.gradient
     points = solve_last_layer(chain, observed.weights, gradient, observed.training.loss)
     if len(points) == 1:
         return Readings(points[0], torch.zeros_like(points[0].head.clamped), doubts=_list_doubts(chain, gradient, points[0]))
@@ -144,17 +144,15 @@ def build_answers(
     return _choose_twins(observed, readings, x, observed.data.denormalise(second), route)
 
 
-def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAnswer]:
+def run_rgap(observed: Observed, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAnswer]:
     """Solve for the input of each layer, from the last to the first (R-GAP), for all observations at once; return their answers.
 
-    gradient: by name, (N, *shape), used instead of the observed gradient if given.
     Raises ValueError if R-GAP does not apply, see `require_single`, or if the last layer cannot be solved, such as a convolution.
     """
     chain = require_single(observed)
-    gradient = observed.gradient if gradient is None else gradient
-    readings = choose_readings(observed, chain, gradient, walk)
-    first = solve_layers(chain, observed.weights, gradient, readings.first, walk)
-    second = solve_layers(chain, observed.weights, gradient, readings.second, walk).f if readings.second else None
+    readings = choose_readings(observed, chain, walk)
+    first = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk)
+    second = solve_layers(chain, observed.weights, observed.gradient, readings.second, walk).f if readings.second else None
     return build_answers(observed, readings, first.f, second, "layers")
 
 

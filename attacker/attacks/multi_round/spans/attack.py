@@ -89,16 +89,10 @@ class Spans:
         layer = require_input_layer(first)
         spaces = compute_spaces(case, layer, rng, progress, self.device)
         shared = count_all_shared(spaces, seed_generator(rng, case, "projection"))
-        low, high = find_limits(first)
-        found = recover(spaces, shared, low, high)
-        isolated, forwards = len(found.vectors), list_forwards(case, layer)
+        found, forwards = recover(spaces, shared, *find_limits(first)), list_forwards(case, layer)
+        isolated = len(found.vectors)
         if self.relu:
-            parallel = has_independent_errors(first, find_chain(first))
-            found = add_lone_rows(found, spaces, low, high, parallel=parallel, images=first.data.is_image)
-            if forwards:
-                found = add_separated(found, spaces, forwards, low, high)
-                own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
-                found = add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
+            found = _add_by_zeros(found, case, spaces, shared, forwards, rng)
         exact = len(found.vectors)
         found = review(found, spaces, forwards, first.data)
         told: tuple[str, ...] = ()
@@ -209,6 +203,25 @@ def list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Te
         return lambda: join_parameters(observation.weights, layer)
 
     return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
+
+
+def _add_by_zeros(
+    found: FoundExamples,
+    case: Case,
+    spaces: Sequence[RowSpace],
+    shared: Tensor,
+    forwards: Mapping[int, Callable[[], Tensor]],
+    rng: Generator,
+) -> FoundExamples:
+    """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`."""
+    first, (low, high) = case.observations[0], find_limits(case.observations[0])
+    parallel = has_independent_errors(first, find_chain(first))
+    found = add_lone_rows(found, spaces, low, high, parallel=parallel, images=first.data.is_image)
+    if not forwards:
+        return found
+    found = add_separated(found, spaces, forwards, low, high)
+    own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
+    return add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
 
 
 def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Tensor | None]:

@@ -1,6 +1,6 @@
 """Attack `cohort_spans`: reconstructs examples from secure sums and names their owners, given who took part in each sum."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -22,6 +22,7 @@ from attacker.attacks.multi_round.spans.attack import (
     require_input_layer,
 )
 from attacker.attacks.multi_round.spans.cohorts import (
+    ClientPart,
     IsolatedClient,
     find_common,
     isolate_clients,
@@ -101,30 +102,8 @@ class CohortSpans:
         cohorts = [observation.cohort for observation in case.observations]
         clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
         parts = split_sums(spaces, cohorts, clients)
-        low, high = find_limits(first)
-        parallel = has_independent_errors(first, find_chain(first))
-        candidates = []
-        for part in parts.values():
-            own = separate_by_zeros(part.space)
-            clear = torch.inf if part.space.rank == 1 else PARALLEL_CLEARANCE if parallel else 0.0
-            candidates.append((own, own.new_full((len(own),), clear)))
-        if self.lone_rows:
-            candidates += [
-                find_lone_rows(space, low, high, parallel=parallel, images=first.data.is_image) for space in spaces if space.rank
-            ]
-        kept = [
-            (vector * torch.sign(vector[-1]), float(clear))
-            for pair in candidates
-            for vector, clear in zip(*pair, strict=True)
-            if is_plausible(vector, low, high)
-        ]
         notes = _describe(spaces, clients, cohorts)
-        found = FoundExamples(spaces[0].y.new_zeros(0, len(low) + 1), spaces[0].y.new_zeros(0), ())
-        if kept:
-            merged, clearance = merge_equal(
-                torch.stack([vector for vector, _ in kept]), torch.tensor([clear for _, clear in kept], dtype=torch.float64)
-            )
-            found = FoundExamples(merged, clearance, find_holders(merged, spaces))
+        found = self._separate(first, spaces, parts)
         forwards = list_forwards(case, layer)
         found = review(found, spaces, forwards, first.data)
         if self.components:
@@ -137,13 +116,8 @@ class CohortSpans:
                 f"no example could be recovered from the secure sums: {'; '.join(notes)}; attack more rounds, or use another "
                 "attack"
             )
-        owners = [name_owner(own, cohorts) for own in found.holders]
         groups = _group(case, layer, found, spaces)
-        numbers = [0] * len(owners)
-        for number, group in enumerate(groups, start=1):
-            owner = name_owner(sorted({t for i in group for t in found.holders[i]}), cohorts)
-            for i in group:
-                numbers[i], owners[i] = number, owners[i] or owner
+        owners, numbers = _name_owners(found, groups, cohorts)
         named = sum(owner != "" for owner in owners)
         told = f"{sum(map(len, groups))} of them form {len(groups)} groups of one client each, by neurons that local steps switch"
         return build_reconstruction(
@@ -163,6 +137,31 @@ class CohortSpans:
             },
             notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", told),
         )
+
+    def _separate(self, first: Observation, spaces: Sequence[RowSpace], parts: Mapping[str, ClientPart]) -> FoundExamples:
+        """Return the examples that zeros separate in the parts of single clients, and those of `find_lone_rows` in the sums."""
+        low, high = find_limits(first)
+        parallel = has_independent_errors(first, find_chain(first))
+        candidates = []
+        for part in parts.values():
+            own = separate_by_zeros(part.space)
+            clear = torch.inf if part.space.rank == 1 else PARALLEL_CLEARANCE if parallel else 0.0
+            candidates.append((own, own.new_full((len(own),), clear)))
+        if self.lone_rows:
+            candidates += [
+                find_lone_rows(space, low, high, parallel=parallel, images=first.data.is_image) for space in spaces if space.rank
+            ]
+        kept = [
+            (vector * torch.sign(vector[-1]), float(clear))
+            for pair in candidates
+            for vector, clear in zip(*pair, strict=True)
+            if is_plausible(vector, low, high)
+        ]
+        if not kept:
+            return FoundExamples(spaces[0].y.new_zeros(0, len(low) + 1), spaces[0].y.new_zeros(0), ())
+        vectors, clearances = zip(*kept, strict=True)
+        merged, clearance = merge_equal(torch.stack(vectors), torch.tensor(clearances, dtype=torch.float64))
+        return FoundExamples(merged, clearance, find_holders(merged, spaces))
 
 
 def cohort_spans(*, lone_rows: bool = True, components: bool = True, repeated: bool = False) -> CohortSpans:
@@ -226,6 +225,21 @@ def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence
     groups = group_by_client(known, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
     named = [[sure[i] for i in group] for group in groups]
     return [group for group in named if set.intersection(*(common[i] for i in group))]
+
+
+def _name_owners(
+    found: FoundExamples, groups: Sequence[Sequence[int]], cohorts: Sequence[Sequence[str]]
+) -> tuple[list[str], list[int]]:
+    """Return for each example the client that holds it, "" if that is not known, and the number of its group, 0 for none.
+
+    An example without an owner gets the owner of its group. groups: from `_group`.
+    """
+    owners, numbers = [name_owner(own, cohorts) for own in found.holders], [0] * len(found.holders)
+    for number, group in enumerate(groups, start=1):
+        owner = name_owner(sorted({t for i in group for t in found.holders[i]}), cohorts)
+        for i in group:
+            numbers[i], owners[i] = number, owners[i] or owner
+    return owners, numbers
 
 
 def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:

@@ -23,7 +23,7 @@ from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESI
 MAX_SAMPLES, MAX_SAMPLED_BATCH = 2**13, 40
 """Largest number of samples of the search without known values of the gradient, and largest batch in which it is tried."""
 MIN_MODULUS_BATCH = 25
-"""Smallest number of examples beside known ones that are not searched by samples first, as in `linear.first_layer`."""
+"""Smallest number of examples beside known ones that are not searched by samples first, as in `linear.whole_batch`."""
 MAX_ALTERNATIONS = 4
 """Largest number of alternations between fitting zeros to examples and examples to zeros."""
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from attacker.attacks import AttackSpec, Case, cpl, exact, find_unmet, inverting_gradients, rgap
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import run_rgap
-from attacker.attacks.closed_form.router import EXACT_DISTANCE
 from attacker.attacks.closed_form.routes import _REQUIREMENTS, ROUTES
+from attacker.attacks.closed_form.routing import EXACT_DISTANCE
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training

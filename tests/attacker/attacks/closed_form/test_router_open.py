@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import Case, exact, rgap
 from attacker.attacks.closed_form import router
-from attacker.attacks.closed_form.router import EXACT_DISTANCE
+from attacker.attacks.closed_form.routing import EXACT_DISTANCE
 from attacker.attacks.optimisers.lbfgs import LBFGSStepper
 from fedsim import models
 from fedsim.models.building import _ADMITTED

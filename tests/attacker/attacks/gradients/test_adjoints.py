@@ -14,8 +14,8 @@ from attacker.attacks.gradients.adjoints import Adjoints, build_adjoints
 from attacker.attacks.gradients.convolutions import is_small
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.layer_weights import weigh_by_depth
+from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.objectives import absolute, cosine, euclidean
-from attacker.attacks.matching.problem import View
 from attacker.attacks.networks.activations import TANH
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.optimisers.first_order import SGD

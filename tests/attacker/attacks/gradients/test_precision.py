@@ -33,13 +33,13 @@ def test_only_the_first_share_of_the_steps_is_in_bfloat16(observe, monkeypatch: 
     cases = [Case((observe(batch, model=RESNET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
     attack = agic_of_one_round(steps=4).copy_with(coarse=0.5)
     seen: list[torch.dtype | None] = []
-    evaluate = case_batch.View.evaluate
+    evaluate = case_batch.ViewEvaluation.__call__
 
     def noted(self, z, row, decode, problem, precision=None):
         seen.append(precision)
         return evaluate(self, z, row, decode, problem, precision)
 
-    monkeypatch.setattr(case_batch.View, "evaluate", noted)
+    monkeypatch.setattr(case_batch.ViewEvaluation, "__call__", noted)
     found = attack(cases, rng=torch.Generator().manual_seed(0))
     assert seen == [torch.bfloat16] * 2 + [None] * 2
     monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: None)

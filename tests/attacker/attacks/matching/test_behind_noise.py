@@ -57,13 +57,13 @@ def test_knowledge_of_the_noise_lowers_the_error(image_case: Make) -> None:
 
 def test_without_noise_the_prior_has_no_weight(image_case: Make) -> None:
     case, _, _ = image_case(1, defense="clip(0.1)")
-    assert CaseBatch(cpl(), [case]).smoothing.tolist() == [0.0]
+    assert CaseBatch(cpl(), [case]).scales.smoothing.tolist() == [0.0]
 
 
 def test_prior_weight_follows_from_the_noise_of_the_gradient(image_case: Make) -> None:
     """The update is the gradient times the learning rate, 0.1, and the noise is in the update."""
     case, _, _ = image_case(1, defense="gaussian(0.002)")
-    (weight,) = CaseBatch(cpl(), [case]).smoothing
+    (weight,) = CaseBatch(cpl(), [case]).scales.smoothing
     assert weight.item() == pytest.approx(2 * 0.02**2 * 64 / NEIGHBOUR_CONTRAST, rel=1e-4)
 
 
@@ -72,7 +72,7 @@ def test_noise_of_a_sum_of_four_clients_is_that_of_their_mean(image_case: Make) 
     (own,) = case.observations
     four = Case((replace(own, client=SUM_CLIENT, cohort=tuple("abcd")),))
     alone, together = (CaseBatch(cpl(), [each]) for each in (case, four))
-    assert together.smoothing.item() == pytest.approx(alone.smoothing.item() / 4, rel=1e-5)
+    assert together.scales.smoothing.item() == pytest.approx(alone.scales.smoothing.item() / 4, rel=1e-5)
     assert together.views[0].power.item() == pytest.approx(alone.views[0].power.item() / 4, rel=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_table_rows_get_no_smoothness_prior(observe: Callable[..., object]) -> N
     batch = (torch.rand(1, 12, generator=seeded()), torch.tensor([1]))
     model, data = ModelSpec(name="mlp", arguments={"hidden": [16]}), DataSpec(shape=(12,), num_classes=3)
     case = Case((observe(batch, model=model, data=data, defense="gaussian(0.002)"),))  # type: ignore[arg-type]
-    assert CaseBatch(cpl(), [case]).smoothing.tolist() == [0.0]
+    assert CaseBatch(cpl(), [case]).scales.smoothing.tolist() == [0.0]
 
 
 def test_null_applies_the_prior_and_does_not_depend_on_the_update(image_case: Make) -> None:
@@ -139,9 +139,9 @@ def test_floor_is_the_loss_of_the_true_examples_behind_known_noise(image_case: M
     case, sent = image_case(1)[0], image_case(1, defense=f"gaussian(snr_db={snr})")[0]
     clean, noisy = ({name: u / -0.1 for name, u in one.observations[0].update.items()} for one in (case, sent))
     expected = float(attack.objective.distance(clean, noisy))
-    assert CaseBatch(attack, [sent]).floor.item() == pytest.approx(expected, rel=0.1)
-    assert CaseBatch(attack, [case]).floor.item() == 0
-    assert CaseBatch(attack.null(), [sent]).floor.item() == 0
+    assert CaseBatch(attack, [sent]).scales.floor.item() == pytest.approx(expected, rel=0.1)
+    assert CaseBatch(attack, [case]).scales.floor.item() == 0
+    assert CaseBatch(attack.null(), [sent]).scales.floor.item() == 0
 
 
 def test_search_is_not_given_up_for_a_loss_that_the_noise_explains(image_case: Make) -> None:
@@ -158,9 +158,9 @@ def test_known_noise_adds_total_variation_to_inverting_gradients(image_case: Mak
     weights = {}
     for std in (0.0, 0.001, 0.002, 10.0):
         case, _, _ = image_case(1, defense=f"gaussian({std})" if std else "")
-        weights[std] = CaseBatch(inverting_gradients(tv=0.0), [case]).smoothing.item()
-        assert CaseBatch(inverting_gradients(tv=0.0, denoised=False), [case]).smoothing.item() == 0
-        assert CaseBatch(inverting_gradients(tv=0.0, knows_defense=False), [case]).smoothing.item() == 0
+        weights[std] = CaseBatch(inverting_gradients(tv=0.0), [case]).scales.smoothing.item()
+        assert CaseBatch(inverting_gradients(tv=0.0, denoised=False), [case]).scales.smoothing.item() == 0
+        assert CaseBatch(inverting_gradients(tv=0.0, knows_defense=False), [case]).scales.smoothing.item() == 0
     assert weights[0.0] == 0
     assert 0 < 3 * weights[0.001] < weights[0.002]  # four times the power, as far as the signal is estimated well
     assert weights[10.0] == pytest.approx(20.0)

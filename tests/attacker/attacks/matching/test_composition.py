@@ -178,7 +178,7 @@ def test_prior_weight_of_nulls(
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     case = Case((observe((torch.rand(1, 1, 8, 8), torch.tensor([1])), model=LENET, data=data),))
     weights = [
-        CaseBatch(attack.null(), [case]).smoothing.item()
+        CaseBatch(attack.null(), [case]).scales.smoothing.item()
         for attack in (inverting_gradients(tv=0.25), cpl(tv=0.25, distance="cosine"), cpl(tv=0.25), cpl())
     ]
     assert weights == [0.25, 0.25, 1.0, 0.0]

@@ -182,12 +182,12 @@ def test_known_noise_turns_off_equal_parts_and_smooths_by_its_ratio_to_the_signa
     batches = {defense: CaseBatch(attack, [case]) for defense, case in cases.items()}
     assert len(batches[""].views[0].rows["scale"]) == len(cases[""].observations[0].update)
     assert batches["gaussian(0.001)"].views[0].rows["scale"] == {}
-    clean, faint, strong, all_noise = (float(batch.smoothing) for batch in batches.values())
+    clean, faint, strong, all_noise = (float(batch.scales.smoothing) for batch in batches.values())
     assert clean == pytest.approx(0.001)
     assert clean < faint < strong < all_noise <= 0.001 + 0.07 * 100 + 1e-4
-    assert float(CaseBatch(attack.null(), [cases["gaussian(10)"]]).smoothing) == pytest.approx(0.001)
+    assert float(CaseBatch(attack.null(), [cases["gaussian(10)"]]).scales.smoothing) == pytest.approx(0.001)
     ignorant = CaseBatch(feature_reconstruction(tv=0.001, knows_defense=False), [cases["gaussian(10)"]])
-    assert float(ignorant.smoothing) == pytest.approx(0.001)
+    assert float(ignorant.scales.smoothing) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize(("make", "factor"), [(inverting_gradients, 4), (feature_reconstruction, 1)])
@@ -199,7 +199,7 @@ def test_weight_of_known_noise_grows_with_the_examples_in_inverting_gradients(
     for count in (1, 4):
         x = torch.rand(1, *DATA.shape, generator=Generator().manual_seed(0)).repeat(count, 1, 1, 1)
         case = Case((observe((x, torch.full((count,), 3)), model=WIDE, data=DATA, client="c0", defense="gaussian(10)"),))
-        weights.append(float(CaseBatch(make(tv=0), [case]).smoothing))  # the largest ratio for both
+        weights.append(float(CaseBatch(make(tv=0), [case]).scales.smoothing))  # the largest ratio for both
     assert weights[1] == pytest.approx(factor * weights[0], rel=1e-3)
 
 

@@ -47,27 +47,27 @@ def test_bad_warm_start_is_followed_by_a_plain_start(image_case: Make) -> None:
     assert found.loss[-1] < 1e-2 * plain.loss[0]
 
 
-def test_early_limits_end_neither_a_warm_start_nor_a_null(image_case: Make) -> None:
+@pytest.mark.parametrize(
+    ("limits", "note"),
+    [
+        (
+            {"early": ((4, 0.0),), "unexplained": 0.0},
+            "given up after 4 of 20 iterations, because its loss was still above 0% of that at the start",
+        ),
+        (
+            {"stall": Stall(after=4, since=2, plain=0.0, fall=0.0)},
+            "after 4 of 20 iterations, because its loss hardly fell below that of a grey image",
+        ),
+    ],
+)
+def test_early_limits_end_neither_a_warm_start_nor_a_null(image_case: Make, limits: dict[str, Any], note: str) -> None:
     """With a limit of 0 every search is hopeless; limits for starts at random say nothing about starts near the image."""
     case, x, _ = image_case(1)
-    stop = Stop(patience=20, give_up=0.5, early=((4, 0.0),), unexplained=0.0)
-    attack = inverting_gradients(steps=20).copy_with(stop=stop)
+    attack = inverting_gradients(steps=20).copy_with(stop=Stop(patience=20, give_up=0.5, **limits))
     warm = attack.copy_with(warm_start=lambda cases, _: [Given(x, torch.ones(1, dtype=torch.long))] * len(cases))
     plain, null, from_warm = (one([case], rng=seeded())[0] for one in (attack, attack.null(), warm))
     assert (len(plain.loss), len(null.loss), len(from_warm.loss)) == (4, 20, 20)
-    assert "given up after 4 of 20 iterations, because its loss was still above 0% of that at the start" in plain.notes[0]
-    assert not any("was given up" in note for note in (*null.notes, *from_warm.notes))
-
-
-def test_stall_near_the_loss_of_a_grey_image_ends_neither_a_warm_start_nor_a_null(image_case: Make) -> None:
-    """With limits of 0 every search is stalled."""
-    case, x, _ = image_case(1)
-    stop = Stop(patience=20, give_up=0.5, stall=Stall(after=4, since=2, plain=0.0, fall=0.0))
-    attack = inverting_gradients(steps=20).copy_with(stop=stop)
-    warm = attack.copy_with(warm_start=lambda cases, _: [Given(x, torch.ones(1, dtype=torch.long))] * len(cases))
-    plain, null, from_warm = (one([case], rng=seeded())[0] for one in (attack, attack.null(), warm))
-    assert (len(plain.loss), len(null.loss), len(from_warm.loss)) == (4, 20, 20)
-    assert "after 4 of 20 iterations, because its loss hardly fell below that of a grey image" in plain.notes[0]
+    assert note in plain.notes[0]
     assert not any("was given up" in note for note in (*null.notes, *from_warm.notes))
 
 

@@ -97,7 +97,7 @@ def test_tv_is_relative_to_the_loss_of_a_zero_gradient_and_needs_images(image_ca
     case, _, _ = image_case(1)
     power = sum((t / 0.1).square().sum() for t in case.observations[0].update.values())
     for name, worst in (("euclidean", power), ("cosine", 1.0)):
-        (weight,) = CaseBatch(cpl(tv=0.3, distance=name), [case]).smoothing
+        (weight,) = CaseBatch(cpl(tv=0.3, distance=name), [case]).scales.smoothing
         assert weight.item() == pytest.approx(0.3 * float(worst), rel=1e-4)
     assert Need.IMAGE_PRIOR in cpl(tv=0.3).needs
     assert Need.IMAGE_PRIOR not in cpl().needs

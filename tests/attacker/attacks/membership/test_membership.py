@@ -23,10 +23,12 @@ from fedsim.recording.codec import encode
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [32]})
 EXAMPLES, POOL = 8, 120
+Archive = tuple[Path, Tensor, Tensor]
+Observe = Callable[..., Observation]
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> tuple[Path, Tensor, Tensor]:
+def archive(tmp_path: Path) -> Archive:
     """Path, images and labels of an archive of random candidates."""
     pixels = np.random.default_rng(1).integers(0, 256, (POOL, 8, 8), dtype=np.uint8)
     labels = np.arange(POOL) % DATA.num_classes
@@ -45,9 +47,7 @@ def count_named(found: Reconstruction, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("defense", ["", "top_k(0.3)", "sign('mean')", "gaussian(snr_db=10)"])
-def test_examples_of_several_local_steps_are_named(
-    defense: str, archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
-) -> None:
+def test_examples_of_several_local_steps_are_named(defense: str, archive: Archive, observe: Observe) -> None:
     path, x, y = archive
     own = torch.arange(3, 3 + EXAMPLES)
     batches = [(x[rows], y[rows]) for rows in own.split(4)]
@@ -58,9 +58,7 @@ def test_examples_of_several_local_steps_are_named(
     assert list_oracles(AttackSpec(name="membership").build().needs) == ("candidate images",)
 
 
-def test_named_labels_are_those_of_the_candidates_and_none_is_named_twice(
-    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
-) -> None:
+def test_named_labels_are_those_of_the_candidates_and_none_is_named_twice(archive: Archive, observe: Observe) -> None:
     path, x, y = archive
     found = attack(path, observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
     labels = {tuple(one.flatten().tolist()): int(label) for one, label in zip(x, y, strict=True)}
@@ -68,7 +66,7 @@ def test_named_labels_are_those_of_the_candidates_and_none_is_named_twice(
     assert len({tuple(one.flatten().tolist()) for one in found.x}) == EXAMPLES
 
 
-def test_null_names_as_many_as_chance(archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]) -> None:
+def test_null_names_as_many_as_chance(archive: Archive, observe: Observe) -> None:
     path, x, y = archive
     seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
     named = [count_named(attack(path, seen, null=True, seed=seed), x[:EXAMPLES]) for seed in range(60)]
@@ -76,9 +74,7 @@ def test_null_names_as_many_as_chance(archive: tuple[Path, Tensor, Tensor], obse
     assert abs(np.mean(named) - expected) < 4 * np.std(named) / len(named) ** 0.5
 
 
-def test_rounds_of_whole_epochs_are_combined_and_others_are_not(
-    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
-) -> None:
+def test_rounds_of_whole_epochs_are_combined_and_others_are_not(archive: Archive, observe: Observe) -> None:
     """Rounds of whole epochs repeat the examples, so that all name the same; rounds of one step have examples of their own."""
     path, x, y = archive
     both = [x[:4], y[:4]], [x[4:8], y[4:8]]
@@ -97,9 +93,7 @@ def test_rounds_of_whole_epochs_are_combined_and_others_are_not(
         assert {slot.round for slot in together.slots} == set(range(1, 13))
 
 
-def test_other_direction_of_the_update_names_none(
-    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
-) -> None:
+def test_other_direction_of_the_update_names_none(archive: Archive, observe: Observe) -> None:
     """A step against the direction of descent makes the coefficients of the training examples the smallest ones."""
     path, x, y = archive
     seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
@@ -199,18 +193,14 @@ def test_higher_scores_of_a_whole_class_make_no_candidate_certain() -> None:
     assert not estimate_membership(scores + 3 * (labels == 2), torch.zeros(1000)).isnan().any()
 
 
-def test_confidence_is_high_for_the_named_examples(
-    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
-) -> None:
+def test_confidence_is_high_for_the_named_examples(archive: Archive, observe: Observe) -> None:
     path, x, y = archive
     found = attack(path, observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
     assert found.confidence.min() > 0.9
     assert attack(path, observe((1 - x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)).confidence.isnan().all()
 
 
-def test_cases_together_give_what_each_gives_alone(
-    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
-) -> None:
+def test_cases_together_give_what_each_gives_alone(archive: Archive, observe: Observe) -> None:
     path, x, y = archive
     seen = [
         observe((x[rows], y[rows]), model=MODEL, data=DATA, client=f"c{i}", defense="top_k(0.3)")
@@ -224,9 +214,7 @@ def test_cases_together_give_what_each_gives_alone(
         torch.testing.assert_close(alone.confidence, joint.confidence, equal_nan=True)
 
 
-def test_update_of_zeros_names_candidates_at_random(
-    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
-) -> None:
+def test_update_of_zeros_names_candidates_at_random(archive: Archive, observe: Observe) -> None:
     path, x, y = archive
     seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
     nothing = replace(seen, payload=encode({name: torch.zeros_like(u) for name, u in seen.update.items()}))
@@ -235,7 +223,7 @@ def test_update_of_zeros_names_candidates_at_random(
     assert np.mean([count_named(one, x[:EXAMPLES]) for one in found]) < 1.5  # 0.53 expected, 8 in the order of the archive
 
 
-def test_values_that_a_quantiser_sent_as_zero_are_compared(observe: Callable[..., Observation]) -> None:
+def test_values_that_a_quantiser_sent_as_zero_are_compared(observe: Observe) -> None:
     x, y = torch.rand(2, 1, 8, 8, generator=Generator().manual_seed(0)), torch.tensor([0, 1])
     dense, sparse = (observe((x, y), model=MODEL, data=DATA, defense=defense) for defense in ("qsgd(2)", "top_k(0.1)"))
     assert sum(int((u == 0).sum()) for u in dense.update.values()) > 100
@@ -244,9 +232,7 @@ def test_values_that_a_quantiser_sent_as_zero_are_compared(observe: Callable[...
     assert all(torch.equal(rows, sparse.sent[name].flatten().nonzero()[:, 0]) for name, rows in chosen.items())
 
 
-def test_as_many_examples_as_candidates_are_refused(
-    archive: tuple[Path, Tensor, Tensor], observe: Callable[..., Observation]
-) -> None:
+def test_as_many_examples_as_candidates_are_refused(archive: Archive, observe: Observe) -> None:
     path, x, y = archive
     seen = observe((x, y), model=MODEL, data=DATA)
     with pytest.raises(ValueError, match=r"round 1, client c: 120 examples .* give more than 120 candidates"):
@@ -310,7 +296,7 @@ def test_blocks_of_a_large_pool_hold_every_candidate_once(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("defense", ["", "top_k(0.3, error_feedback=True)"])
 def test_coefficients_of_blocks_are_those_of_their_own_regressions(
-    defense: str, observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
+    defense: str, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each candidate has the coefficients of a pool that is its block alone, and examples are named in every block."""
     rng = np.random.default_rng(1)

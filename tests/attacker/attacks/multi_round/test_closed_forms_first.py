@@ -1,10 +1,11 @@
 """Tests of closed forms before a search over several rounds: rounds that they solve are not searched."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from failing_storage import FailingStorage
 from generators import seeded
 from torch import Tensor
 
@@ -200,25 +201,6 @@ def test_a_simulated_residual_keeps_all_rounds(client: Client, searched) -> None
     case = client(((1,),) * 3, defense="top_k(0.5, error_feedback=True)")
     accumulate(steps=1)([case], rng=seeded())
     assert {tuple(rounds) for rounds in searched} == {(1, 2, 3)}
-
-
-class FailingStorage:
-    """A checkpoint storage that raises an error after a number of calls."""
-
-    every, look = 0.0, None
-
-    def __init__(self, calls: int) -> None:
-        self.calls, self.kept = calls, dict[str, dict[str, Tensor]]()
-
-    def recall(self, key: str) -> dict[str, Tensor] | None:
-        return self.kept.get(key)
-
-    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
-        if not self.calls:
-            raise RuntimeError("killed")
-        self.calls -= 1
-        self.kept.pop(drop, None)
-        self.kept[key] = {name: t.clone() for name, t in state.items()}
 
 
 def test_killed_attack_resumes_to_the_same_result(client: Client) -> None:

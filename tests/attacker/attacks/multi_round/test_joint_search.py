@@ -1,10 +1,10 @@
 """Tests of one search over several rounds of a client: comparison, shared examples, and checkpoints."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
+from failing_storage import FailingStorage
 from generators import seeded
 from torch import Tensor
 from torch.func import functional_call
@@ -156,26 +156,6 @@ def test_separate_local_epochs_are_merged_in_the_answer(observe, examples) -> No
     assert [slot.example for slot in found.slots] == [0, 1, 2, 0, 1, 2]
     with pytest.raises(ValueError, match="set local_steps=simulated"):
         cpl().copy_with(order_invariant=0.1)
-
-
-class FailingStorage:
-    """A checkpoint storage that is due at every call, and raises an error after a number of calls."""
-
-    every = 0.0
-    look = None
-
-    def __init__(self, calls: int) -> None:
-        self.calls, self.kept = calls, dict[str, dict[str, Tensor]]()
-
-    def recall(self, key: str) -> dict[str, Tensor] | None:
-        return self.kept.get(key)
-
-    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
-        if not self.calls:
-            raise RuntimeError("killed")
-        self.calls -= 1
-        self.kept.pop(drop, None)
-        self.kept[key] = {name: t.clone() for name, t in state.items()}
 
 
 @pytest.mark.parametrize("calls", [1, 4, 9])

@@ -6,7 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.linear.first_layer import LinearAnswer, recover_linear
+from attacker.attacks.closed_form.linear.first_layer import recover_linear
+from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
 from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.data import digits

@@ -7,7 +7,8 @@ import torch
 from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.linear.first_layer import SINGLE_NEURON_CERTAINTY, LinearAnswer
+from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
+from attacker.attacks.closed_form.linear.single_example import SINGLE_NEURON_CERTAINTY
 
 MIXED_SEEDS = (0, 1, 2, 4, 8)
 """Seeds of batches with neurons that several examples turn on, and some that only one does."""

@@ -1,103 +1,18 @@
-"""Texts of a report on numbers and verdicts, and the choice of the strongest attack.
+"""Conclusions of a report in sentences, and the choice of the strongest attack.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attacker.report.contents import AttackOnRun, ReportedRun, describe_protection, list_changes
+from attacker.report.formats import NO_BREAK_SPACE, format_attack_name, format_count, format_percent_interval, format_rate
 from attacker.report.unscored import LIKELY
-from attacker.scoring import Estimate, GrowthPoint, Summary
-from attacker.scoring.states import FINISHED_STATES, STATES, UNFINISHED_STATES, CaseState, count_unfinished, format_counts
+from attacker.scoring import Estimate, Summary
+from attacker.scoring.states import FINISHED_STATES, UNFINISHED_STATES, count_unfinished, format_counts
 from fedsim.recording import Manifest
-
-EN_DASH = "\N{EN DASH}"
-NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
-PAPER_NAMES = {
-    "accumulate": "Accumulate",
-    "agic": "AGIC",
-    "cocktail_party": "Cocktail Party",
-    "cohort_spans": "Cohort Spans",
-    "cpl": "CPL",
-    "dlg": "DLG",
-    "exact": "Exact",
-    "hgap": "H-GAP",
-    "idlg": "iDLG",
-    "inverting_gradients": "Inverting Gradients",
-    "membership": "Membership",
-    "rgap": "R-GAP",
-    "feature_reconstruction": "Feature reconstruction",
-    "robbing_the_fed": "Robbing the Fed (malicious server)",
-    "rog": "ROG",
-    "spans": "Spans",
-}
-
-
-def format_attack_name(attack: str) -> str:
-    """Return an attack's name for display, such as "iDLG" for "idlg"; unchanged if it is not in `PAPER_NAMES`."""
-    return PAPER_NAMES.get(attack, attack)
-
-
-def format_rate(estimate: Estimate) -> str:
-    """Return a share as the number of examples that it stands for, rounded, such as "18 of 24" for 0.75 of 24 examples."""
-    return f"{round(estimate.value * estimate.count)} of {estimate.count}"
-
-
-def describe_growth(points: Sequence[GrowthPoint]) -> str:
-    """Return as text the share of recovered examples (`ScoreRow.success`), or the bound on it, of each point by number of rounds.
-
-    An example is "0 % after 1, 20 % after 10, 100 % after 24 rounds". Without points, the text is "not counted".
-    """
-    shares = [f"{format_percent(point.share)} after {point.rounds}" for point in points]
-    return f"{', '.join(shares)} {'round' if points and points[-1].rounds == 1 else 'rounds'}" if shares else "not counted"
-
-
-def format_percent(share: float) -> str:
-    return f"{100 * share:.0f}{NO_BREAK_SPACE}%"
-
-
-def format_percent_interval(estimate: Estimate) -> str:
-    return f"{100 * estimate.low:.0f}{EN_DASH}{100 * estimate.high:.0f}{NO_BREAK_SPACE}%"
-
-
-def format_interval(estimate: Estimate, digits: int) -> str:
-    """Return the confidence interval of an estimate as text, such as "0.83 to 0.97".
-
-    If the examples form too few independent groups for an interval, the text is their smallest and largest value and says so:
-    "values 0.71 to 0.99; no interval of 3 groups". digits: number of digits after the decimal point.
-    """
-    ends = f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"
-    return ends if estimate.is_interval else f"values {ends}; no interval of {format_count(estimate.clusters, 'group')}"
-
-
-def format_count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun, such as "1 round" or "3,000 rounds".
-
-    plural: the noun's plural if it is not formed with "s".
-    """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in seconds as text, such as "9.8 s", "1 min 33 s" or "2 h 5 min"."""
-    if seconds < 99.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def format_bytes(count: float) -> str:
-    """Return a number of bytes as text in B, kB, MB or GB (powers of 1000), such as "73 B", "73.0 kB" or "730 kB".
-
-    The number has one digit after the decimal point if it is below 100 and the unit is not B.
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if count >= 99.5 or unit == "B" else f"{count:.1f} {unit}"
 
 
 def find_best_attack(run: ReportedRun) -> AttackOnRun | None:
@@ -236,7 +151,7 @@ def describe_unfinished(run: ReportedRun) -> str:
         return ""
     attacks = "the attack" if len(run.attacks) == 1 else f"the {len(run.attacks)} attacks"
     of = f"{left:,} of {format_count(states.total(), 'case')} of {attacks}"
-    return f"Not finished: {of} ({format_states(states, UNFINISHED_STATES)}). Shares and means are of finished cases alone."
+    return f"Not finished: {of} ({format_counts(states, UNFINISHED_STATES)}). Shares and means are of finished cases alone."
 
 
 def describe_coverage(run: ReportedRun) -> str:
@@ -258,30 +173,6 @@ def describe_coverage(run: ReportedRun) -> str:
     if absent := run.count_observations("failed") + run.count_observations("late"):
         text += f"; {format_count(absent, 'reply', 'replies')} of clients held no update"
     return f"{text}."
-
-
-def format_states(states: Mapping[str, int], wanted: Sequence[CaseState] = STATES) -> str:
-    """Return the number of cases by state as text, such as "2 done, 1 failed, 3 waiting".
-
-    states: number of cases by state. wanted: the states to name, in this order. States that are not in `wanted` or have no cases
-    are left out.
-    """
-    return format_counts(states, wanted)
-
-
-def format_finished(states: Mapping[str, int]) -> str:
-    """Return the number of finished cases (done or failed) as text: "3 of 6 cases finished; 2 waiting, 1 interrupted".
-
-    states: number of cases by state.
-    """
-    total, left = sum(states.values()), count_unfinished(states)
-    text = f"{total - left:,} of {format_count(total, 'case')} finished"
-    return f"{text}; {format_states(states, UNFINISHED_STATES)}" if left else text
-
-
-def remove_start(words: str, start: str) -> str:
-    """Return `words` without `start` at the beginning; unchanged if `words` begins with something else."""
-    return words.removeprefix(start)
 
 
 def _describe_protection(run: ReportedRun) -> str:
@@ -327,33 +218,6 @@ def _describe_oracle_attack(summaries: Sequence[Summary], top: Summary, manifest
         return ""
     more = max(told, key=_rank_strength)
     return f" {_name_attack(more, manifest)} recovered {format_rate(_of(more.success))}."
-
-
-def describe_privacy(row: Mapping[str, Any]) -> str:
-    """Return a round's privacy accounting as text, such as "epsilon 2.1 at delta 1e-05 for one example".
-
-    The text is "none", with the reason if it is known, if there is no epsilon, and "" if the row has no accounting. row: the
-    round's row of `metrics.jsonl`.
-    """
-    told = row.get("privacy")
-    if not isinstance(told, Mapping):
-        return ""
-    text = _format_epsilon(told)
-    if isinstance(central := told.get("central"), Mapping):
-        text += f"; for an observer of the global model alone, {_format_epsilon(central)}"
-    return text
-
-
-def _format_epsilon(told: Mapping[str, Any]) -> str:
-    epsilon, delta, prior, bound = (told.get(key) for key in ("epsilon", "delta", "prior", "bound"))
-    if not isinstance(epsilon, int | float) or not isinstance(delta, int | float):
-        return f"none: {told['why']}" if told.get("why") else "none"
-    unit = {"client": "a client's whole update", "example": "one example"}.get(str(told.get("unit")), str(told.get("unit")))
-    text = f"epsilon {epsilon:.3g} at delta {delta:g} for {unit}"
-    if not isinstance(prior, int | float) or not isinstance(bound, int | float):
-        return text
-    guessed, found = (f"{100 * share:.3g}{NO_BREAK_SPACE}%" for share in (prior, bound))
-    return f"{text}: a guess that is right {guessed} of the time becomes a reconstruction that is right at most {found}"
 
 
 def list_differences(runs: Sequence[ReportedRun]) -> list[str]:

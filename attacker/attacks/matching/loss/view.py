@@ -1,25 +1,23 @@
-"""The part of a search's loss that belongs to one observation of every case: the distance between its gradient and a candidate's.
+"""One observation of every case, and the distance between its gradient and the simulated gradient of candidates.
 
 Shapes: P problems (one search of one case each), V examples per case, N of them in the observation, D entries of a latent vector.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vjp, vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.func import vmap
 
 from attacker.attacks.gradients.adjoints import Adjoints, build_adjoints
-from attacker.attacks.gradients.compiled import Compiled, EvaluateLoss
 from attacker.attacks.gradients.convolutions import to_channels_last
 from attacker.attacks.gradients.hardware import keep_freed_memory
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.gradients.products import GradientTensors, squared_norm
-from attacker.attacks.gradients.vectorised import PerProblem, build_per_problem, join_problems, split_problems
+from attacker.attacks.gradients.vectorised import PerProblem, build_per_problem
 from attacker.attacks.matching.layer_weights import weigh_by_norm, weigh_relatively
+from attacker.attacks.matching.loss.problems import ProblemRow, get_row, map_problems
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.simulation.batch_statistics import compute_statistics, measure_mismatch, read_statistics
@@ -30,11 +28,6 @@ from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import ChannelState, transparent
 from fedsim.recording.observation import Observation
 
-ProblemRow = dict[str, Any]
-"""The data of one problem as nested dictionaries of tensors; the data of several problems are stacked along the first axis."""
-Decode = Callable[[Tensor, ProblemRow], tuple[Tensor, Tensor]]
-"""Maps latents and the data of their problems to all examples of each problem and their labels."""
-
 
 class View(ObservedGradients):
     """One observation of every case, stacked, with functions that compare simulated gradients with it.
@@ -44,8 +37,6 @@ class View(ObservedGradients):
     gamma:    (cases,) weight of the observation in the objective.
     examples: the number V.
     draws:    variables of the client's random draws at the end of latent vectors; None if none are searched.
-    to_compile: whether to compile the evaluation by `torch.compile`, the argument `compiled`. compiled: the compiled evaluation;
-              None before its first use.
     bottleneck: for a network with a variational bottleneck, a layer that draws its outputs at random: function that computes the
               gradients of this layer's encoder and of the layers between input and encoder, without simulating the draws; then
               only these gradients are compared. None for other networks, and where it cannot be used.
@@ -67,7 +58,6 @@ class View(ObservedGradients):
         objective: Objective,
         simulation: Simulation,
         device: str = "cpu",
-        compiled: bool = False,
         draws: Draws | None = None,
     ) -> None:
         keep_freed_memory(max(w.nbytes for w in observations[0].weights.values()))
@@ -84,8 +74,6 @@ class View(ObservedGradients):
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
         own_way = self.own_rule or draws is not None or simulation.surrogate or simulation.local_steps == "simulated"
         self.common = not own_way and self.bottleneck is None and self.shared and self.same_buffers
-        self.to_compile = compiled
-        self.compiled: Compiled | None = None
 
     @cached_property
     def at_once(self) -> PerProblem | None:
@@ -209,7 +197,7 @@ class View(ObservedGradients):
 
     def get_case(self, i: int) -> ProblemRow:
         """Return the row of data of the i-th case that `compute_distance` takes, including the weights and buffers sent."""
-        return self.get_state(i) | _get_row(self.rows, i)
+        return self.get_state(i) | get_row(self.rows, i)
 
     def compute_distance(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         """Return the distance between the simulated gradient of a candidate and the observed gradient, a 0-d tensor.
@@ -225,7 +213,7 @@ class View(ObservedGradients):
         Arguments as in `compute_distance`.
         """
         weights = row.get("weights", self.weights)
-        return self._observe(self._differentiate(weights, x, y, z, row), row)
+        return self.observe(self._differentiate(weights, x, y, z, row), row)
 
     def _differentiate(self, weights: GradientTensors, x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
         """Return the gradient of one problem at these weights, by parameter name, before the defense changes an update.
@@ -263,89 +251,6 @@ class View(ObservedGradients):
             {name: g for name, g in self.simulate(row, x, y, z).items() if name in row["observed"]}
         )
 
-    def evaluate(
-        self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return this observation's part of the loss at latents z (P, D): first its gradient by z, (P, D), then its values (P,).
-
-        row: data of the observation, one row per problem. problem: data that `decode` and the weighting need, such as labels, one
-        row per problem.
-        precision: data type of large convolutions if all problems are computed in one batch; None for the data type of the
-        weights. The loss is compiled only if `precision` is None.
-        """
-        if self.to_compile and precision is None:
-            if self.compiled is None:
-                best = self._build_formula_evaluation(decode) if self.written is not None else self._build_vmap_evaluation(decode)
-                self.compiled = Compiled(best, self._build_evaluation(decode), len(self.worst))
-            return self.compiled(z, row, problem)
-        return self._build_evaluation(decode, precision)(z, row, problem)
-
-    def _build_evaluation(self, decode: Decode, precision: torch.dtype | None = None) -> EvaluateLoss:
-        if self.at_once is not None:
-            return lambda z, row, problem: self._evaluate_at_once(z, row, decode, problem, precision)
-        return self._build_vmap_evaluation(decode)
-
-    def _build_vmap_evaluation(self, decode: Decode) -> EvaluateLoss:
-        """Return an evaluation function, see `evaluate`, that maps over problems by `map_problems`."""
-
-        def compute_loss(z: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
-            return self.weigh(self.compute_distance(row, *decode(z, problem), z), row, problem)
-
-        return lambda z, row, problem: map_problems(grad_and_value(compute_loss), z, row, problem)
-
-    def _build_formula_evaluation(self, decode: Decode) -> EvaluateLoss:
-        """Return an evaluation function, see `evaluate`, that computes gradients and their derivatives by explicit formulas.
-
-        The formulas are `written`; they replace differentiating twice by autograd.
-        """
-        written = self.written
-        assert written is not None
-
-        def compute_loss(gradient: GradientTensors, row: ProblemRow, problem: ProblemRow) -> Tensor:
-            seen, observed = (written.lay_out(g) for g in (self._observe(written.restore_shapes(gradient), row), row["observed"]))
-            return self.weigh(self.objective.distance(seen, observed), row, problem)
-
-        def evaluate(z: Tensor, row: ProblemRow, problem: ProblemRow) -> tuple[Tensor, Tensor]:
-            def feed(z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-                x, y = self._select_placed(*decode(z, problem), row)
-                x = self.data.normalise(x)
-                return ((x, y) if y.is_floating_point() else (x,)), y
-
-            (x, *_), of_guess, y = vjp(feed, z, has_aux=True)  # type: ignore[misc]
-            gradient, of_gradient = written(x, y)
-            slopes, value = map_problems(grad_and_value(compute_loss), gradient, row, problem)
-            return of_guess(of_gradient(slopes))[0], value
-
-        return evaluate
-
-    def _evaluate_at_once(
-        self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None
-    ) -> tuple[Tensor, Tensor]:
-        """Evaluate as `evaluate` does, with the examples of all problems in one batch; the problems must share their weights.
-
-        Arguments as in `evaluate`.
-        """
-        assert self.at_once is not None
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            gradient = self.at_once(self.weights, *self._select_placed(*decode(z, problem), row), self.buffers, precision)
-            stacked, whole = join_problems(gradient), self.objective.distance
-            distance = whole if stacked is not None else whole.of_large or whole
-
-            def compare(gradient: GradientTensors, row: ProblemRow) -> Tensor:
-                return distance(self._observe(gradient, row), row["observed"])
-
-            found = (
-                map_problems(compare, stacked, row)
-                if stacked is not None
-                else compare_one_by_one(compare, split_problems(gradient), row)
-            )
-            value = self.weigh(found, row, problem)
-            if not value.requires_grad:  # no part of the gradient was sent
-                return torch.zeros_like(z), value
-            (slope,) = torch.autograd.grad(value.sum(), z)
-        return slope, value.detach()
-
     def compute_gradients(self, x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
         """Return this observation's gradients for all problems, by parameter name, (P, *shape) each, as clients compute them.
 
@@ -354,7 +259,7 @@ class View(ObservedGradients):
         vectors (P, D), of which only the surrogate parameter and the variables of random draws are used.
         """
         if self.at_once is not None:
-            found = self.at_once(self.weights, *self._select_placed(x, y, row), self.buffers)
+            found = self.at_once(self.weights, *self.select_placed(x, y, row), self.buffers)
             return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in found.items()}
 
         def compute(x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
@@ -384,14 +289,14 @@ class View(ObservedGradients):
         weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.apply_robust_loss(distance)
         return weighed
 
-    def _select_placed(self, x: Tensor, y: Tensor, row: ProblemRow) -> tuple[Tensor, Tensor]:
+    def select_placed(self, x: Tensor, y: Tensor, row: ProblemRow) -> tuple[Tensor, Tensor]:
         """Return the examples in this observation, and their labels, given all examples x (P, V, *shape) and labels y."""
         if self.in_order:
             return x, y
         rows = torch.arange(len(x), device=x.device)[:, None]
         return x[rows, row["places"]], y[rows, row["places"]]
 
-    def _observe(self, gradient: GradientTensors, row: ProblemRow) -> GradientTensors:
+    def observe(self, gradient: GradientTensors, row: ProblemRow) -> GradientTensors:
         """Return the gradient of one problem as it would be observed, after the defense and with layer weights applied."""
         if self.simulation.local_steps == "one_batch":
             gradient = simulate_one_step(dict(gradient), row.get("weights", self.weights), self.training)
@@ -402,29 +307,6 @@ class View(ObservedGradients):
         return _scale(gradient, row["scale"])
 
 
-def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
-    """Return the results of `function` for all problems, stacked; the first axis of tensors in `rows` has one entry per problem.
-
-    rows: tensors or nested mappings of tensors, each an argument of `function`. A single problem is computed without `vmap`.
-    """
-    first = next(iter(tree_leaves(rows)))
-    if len(first) > 1:
-        return vmap(function, randomness="different")(*rows)
-    alone = function(*tree_map(lambda t: t[0], rows))
-    return tree_map(lambda t: t[None], alone)
-
-
-def compare_one_by_one(
-    compared: Callable[[GradientTensors, ProblemRow], Tensor], gradients: Sequence[GradientTensors], rows: ProblemRow
-) -> Tensor:
-    """Return the results (P,) of `compared` for all problems, one after the other, which is faster for large gradients on a CPU.
-
-    compared: maps one problem's simulated gradient and its row of data to a distance, 0-d. gradients: one per problem. rows: data
-    of the problems, stacked along the first axis.
-    """
-    return torch.stack([compared(gradient, _get_row(rows, i)) for i, gradient in enumerate(gradients)])
-
-
 def _lay_out(stack: Tensor) -> Tensor:
     """Return a stack of one parameter's gradients (P, *shape); those of a 2D convolution get the memory layout channels last."""
     return to_channels_last(stack) if stack.ndim == 5 else stack
@@ -432,7 +314,3 @@ def _lay_out(stack: Tensor) -> Tensor:
 
 def _scale(gradient: GradientTensors, scale: GradientTensors) -> dict[str, Tensor]:
     return {name: g * scale[name] if name in scale else g for name, g in gradient.items()}
-
-
-def _get_row(nested: ProblemRow, i: int) -> ProblemRow:
-    return {name: _get_row(t, i) if isinstance(t, dict) else t[i] for name, t in nested.items()}

@@ -1,0 +1,155 @@
+"""Routing: closed forms (routes) tried in turn on cases, of which each case keeps the best answer.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Generator
+
+from attacker.attacks.base import Case, Progress, seed_generator
+from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
+from attacker.attacks.closed_form.rgap.walk import Walk
+from attacker.attacks.closed_form.routes import ROUTES, explain_error
+from attacker.attacks.matching.warm_starts import Given
+
+EXACT_DISTANCE = 1e-3
+"""Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the observed one."""
+
+
+@dataclass
+class RoutedCase:
+    """The best answer to one case so far.
+
+    missed:  distance between the answer's gradient and the observed one, relative to the norm of the observed one; inf without an
+             answer.
+    tried:   number of answers checked.
+    reasons: dict from the name of a closed form to why it gave no answer.
+    open_question: the first `ClosedFormAnswer.open_question` of all answers, which may also be true of the other answers.
+    """
+
+    answer: ClosedFormAnswer | None = None
+    missed: float = float("inf")
+    tried: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+    open_question: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return self.missed <= EXACT_DISTANCE
+
+    @property
+    def final(self) -> bool:
+        """Whether no search starts from the answer, even if it is not exact, see `ClosedFormAnswer.final`."""
+        return self.answer is not None and self.answer.final
+
+    @property
+    def open(self) -> bool:
+        """Whether, by count of equations, other inputs have the same gradient as the answer; another route may then do better."""
+        return self.answer is not None and self.answer.determined < 1
+
+
+class Routing:
+    """The best answers of closed forms to cases that agree in model, data, training settings, defense and number of examples.
+
+    Raises ValueError if the gradient of a case is zero or not finite.
+
+    routes, walk, stability, knows_defense: as for `ClosedForm`.
+    observed: the stacked observations of all cases. found: for each case, its best answer so far.
+    """
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        rng: Generator,
+        *,
+        routes: Sequence[str],
+        walk: Walk,
+        stability: bool,
+        knows_defense: bool,
+        device: str,
+        progress: Progress | None = None,
+    ) -> None:
+        self.cases, self.rng, self.progress = cases, rng, progress
+        self.routes, self.walk, self.stability = routes, walk, stability
+        self.observed = observe(cases, knows_defense=knows_defense, device=device)
+        self.found = [RoutedCase() for _ in cases]
+
+    def answer(self) -> None:
+        """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
+
+        Each is tried only on the cases whose best answer so far is not final, and is not exact or not unique (`RoutedCase.open`).
+        """
+        for i, route in enumerate(self.routes):
+            pending = [row for row, found in enumerate(self.found) if not found.final and (not found.exact or found.open)]
+            if pending:
+                if self.progress is not None:
+                    self.progress(i, len(self.routes), f"{route}: {len(pending)} of {len(self.cases)} left")
+                self._try(route, pending)
+
+    def get_warm_start(self, i: int) -> Given | None:
+        """Return the warm start of a search for case i: its best answer, clamped to [0, 1].
+
+        None if the case has no answer, or the answer's gradient is no nearer to the observed one than a zero gradient.
+        """
+        found = self.found[i]
+        if found.answer is None or found.missed >= 1:
+            return None
+        return Given(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
+
+    def _try(self, route: str, pending: list[int]) -> None:
+        """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones.
+
+        A new answer replaces the present one in three cases: its gradient is nearer to the observed one; it is exact, and the
+        present one has fewer independent equations than unknowns, so that it is not unique (`open`); or no search may start from
+        it (`final`), and the present one is not exact. Answers with NaN or infinite values are dropped. If the route raises an
+        error, its message is stored in `RoutedCase.reasons` of these cases.
+        """
+        try:
+            self._apply(route, pending)
+        except Exception as error:  # the next routes and the search may still answer; a user's network may fail in any way
+            for i in pending:
+                self.found[i].reasons[route] = explain_error(route, error)
+
+    def _apply(self, route: str, pending: list[int]) -> None:
+        """Try a route as `_try` describes, without catching its errors, among them ValueError if the route does not apply."""
+        observed = self.observed.select(pending)
+        answers = ROUTES[route](observed, self.rng, self.walk)
+        for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
+            found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
+            found.tried += 1
+            found.open_question = found.open_question or answer.open_question
+            if not len(answer.x):
+                found.reasons[route] = "; ".join(answer.notes)
+            elif bool(torch.isfinite(answer.x).all()) and (
+                missed < found.missed or (found.open and missed <= EXACT_DISTANCE) or (answer.final and not found.exact)
+            ):
+                found.answer, found.missed = answer, missed
+        if self.stability:
+            self._measure_stability(route, observed, pending, answers)
+
+    def _measure_stability(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
+        """Repeat a route on a gradient with added rounding errors, and store in `stays` how little each exact answer changes.
+
+        This is done for answers that the route has just given, that were kept, and that have no `stays` yet. The errors are
+        random, as large as those of rounding to float32. `stays` of an example is one minus its mean squared change
+        relative to the variance of its values, at least 0, times the answer's `determined`.
+        """
+        new = [
+            self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
+        ]
+        rows = [row for row, doubted in enumerate(new) if doubted]
+        if not rows:
+            return
+        rngs = [seed_generator(self.rng, self.cases[pending[row]], "rounding") for row in rows]
+        jittered = observed.select(rows)
+        jittered = replace(jittered, gradient=jittered.jitter(rngs))
+        for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.walk), strict=True):
+            found, answer = self.found[pending[row]], answers[row]
+            spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
+            moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
+            stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
+            found.answer = replace(answer, stays=stays * answer.determined)

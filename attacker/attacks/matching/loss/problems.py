@@ -1,0 +1,49 @@
+"""The data of problems (one search of one case each), and functions that map over problems."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from attacker.attacks.gradients.products import GradientTensors
+
+ProblemRow = dict[str, Any]
+"""The data of one problem as nested dictionaries of tensors; the data of several problems are stacked along the first axis."""
+Decode = Callable[[Tensor, ProblemRow], tuple[Tensor, Tensor]]
+"""Maps latents and the data of their problems to all examples of each problem and their labels."""
+
+
+def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
+    """Return the results of `function` for all problems, stacked; the first axis of tensors in `rows` has one entry per problem.
+
+    rows: tensors or nested mappings of tensors, each an argument of `function`. A single problem is computed without `vmap`.
+    """
+    first = next(iter(tree_leaves(rows)))
+    if len(first) > 1:
+        return vmap(function, randomness="different")(*rows)
+    alone = function(*tree_map(lambda t: t[0], rows))
+    return tree_map(lambda t: t[None], alone)
+
+
+def compare_one_by_one(
+    compared: Callable[[GradientTensors, ProblemRow], Tensor], gradients: Sequence[GradientTensors], rows: ProblemRow
+) -> Tensor:
+    """Return the results (P,) of `compared` for all problems, one after the other, which is faster for large gradients on a CPU.
+
+    compared: maps one problem's simulated gradient and its row of data to a distance, 0-d. gradients: one per problem. rows: data
+    of the problems, stacked along the first axis.
+    """
+    return torch.stack([compared(gradient, get_row(rows, i)) for i, gradient in enumerate(gradients)])
+
+
+def get_row(nested: ProblemRow, i: int) -> ProblemRow:
+    """Return the data of the problem with index i, given the stacked data of several problems."""
+    return {name: get_row(t, i) if isinstance(t, dict) else t[i] for name, t in nested.items()}
+
+
+def select_rows(nested: ProblemRow, rows: Tensor) -> ProblemRow:
+    """Return the stacked data of the problems with the indices `rows`."""
+    return {name: select_rows(t, rows) if isinstance(t, dict) else t[rows] for name, t in nested.items()}

@@ -1,0 +1,69 @@
+"""Truth of a run: which examples of the data set its clients used in which round, from one folder of truth or several."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from attacker.scoring.truth.holdings import load_holdings
+from attacker.scoring.truth.originals import Original, Use, count_places, list_originals
+from fedsim.truth import TruthReader, Used
+
+
+class NoTruth(ValueError):
+    """Error for a round of a client whose examples are in none of the folders of truth (records of which examples were used)."""
+
+
+class RunTruth:
+    """The truth of a run, from one folder or several, with the data set that it refers to.
+
+    folders, data: as for `Scorer`, whose attribute `data` is the same as here: the data set. Raises ValueError as `load_holdings`
+    does.
+    """
+
+    def __init__(self, folders: Sequence[Path], data: tuple[str, dict[str, Any]] | None = None) -> None:
+        self._readers = [TruthReader(folder) for folder in folders]
+        self.data, self._starts = load_holdings(self._readers, data)
+
+    def read_originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
+        """Return the N distinct examples that observations were computed from, their x (N, *shape) and their labels y (N,)."""
+        examples = list_originals((one.round, self.read_used(one.round, one.attempt, *one.clients)) for one in observed)
+        return examples, *self.data.train[[example.index for example in examples]]
+
+    def count_places(self, observed: Sequence[Use], epochs: int) -> Counter[int]:
+        """Return a Counter from the data set index of each example of a case to how many reconstructions it may have.
+
+        The number is 1 unless a round used the example more than once per epoch, see `count_places`. observed: the observations
+        of the case. epochs: number of epochs per round.
+        """
+        return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
+
+    def read_used(self, round: int, attempt: int, *clients: str) -> Used:
+        """Return the indices of the examples that clients used in a round, step by step, client after client.
+
+        The indices refer to the training examples of the data set, `self.data.train`. attempt: 1 plus the number of times that
+        the run had been resumed when the round was recorded.
+        Raises NoTruth if no folder of truth has these examples for one of the clients.
+        """
+        return Used(tuple(step for client in clients for step in self._read_used(round, attempt, client).steps))
+
+    def _read_used(self, round: int, attempt: int, client: str) -> Used:
+        for reader, start in zip(self._readers, self._starts, strict=True):
+            try:
+                used = reader.read_used(round, attempt, client)
+            except KeyError:
+                continue
+            return Used(tuple(tuple(start + index for index in step) for step in used.steps))
+        raise NoTruth(f"no truth of client {client} in round {round}; name the folder that holds it with another --truth FOLDER")
+
+    def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
+        """Return a client's canaries, examples planted for an audit: pairs of indices into the attribute `data`.
+
+        The client trained on one example of each pair. The result is empty if the client has no canaries.
+        """
+        for reader, start in zip(self._readers, self._starts, strict=True):
+            if found := reader.read_canaries(client):
+                return tuple((start + a, start + b) for a, b in found)
+        return ()
