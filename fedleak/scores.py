@@ -170,7 +170,7 @@ def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
     rows = []
     for i, (label, fields) in enumerate(zip(labels, compared.fields, strict=True)):
         known: dict[str, Any] = {"index": i, "position": i, "label_true": label, "label_true_name": str(label)}
-        known |= fields or {**make_empty_measures(REASON_UNMATCHED), "label_success": False}
+        known |= fields or {**make_empty_measures(REASON_UNMATCHED, result.data), "label_success": False}
         if fields is not None:
             known["label_recovered_name"] = str(fields["label_recovered"])
         rows.append(replace(common, **known))

@@ -59,12 +59,14 @@ def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
     return torch.where(categorical, x, x.clamp(0, 1))
 
 
-def make_empty_measures(failure: str) -> MeasuredRow:
+def make_empty_measures(failure: str, spec: DataSpec) -> MeasuredRow:
     """Return the fields of `measure` for an example without a reconstruction.
 
-    `success` is False, `failure` is the given reason, `lpips_reason` is a text, and all other fields are None.
+    `success` is False, and `exact_match` as well for table rows. `failure` is the given reason, `lpips_reason` is a text, and all
+    other fields are None.
     """
-    return {**dict.fromkeys(MEASURE_FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
+    missed = {"success": False} if spec.is_image else {"success": False, "exact_match": False}
+    return {**dict.fromkeys(MEASURE_FIELDS), "lpips_reason": "no reconstruction", "failure": failure, **missed}
 
 
 def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields:

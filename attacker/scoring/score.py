@@ -33,7 +33,7 @@ from attacker.scoring.threat import classify_threat, list_concessions
 from attacker.scoring.truth.bounds import CaseBounds
 from attacker.scoring.truth.originals import Original, list_claimed_rounds, list_uses, make_link_fields
 from attacker.scoring.truth.run_truth import NoTruth, RunTruth
-from fedsim.recording import Recording
+from fedsim.recording import DataSpec, Recording
 from fedsim.recording.files import hold_lock, make_private, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, to_printable
@@ -241,7 +241,7 @@ class Scorer:
         `Gallery.constant` as reconstruction, a constant image or mean table row, which counts in place of the missing one. Scores
         that cannot be computed are left out.
         """
-        common = make_missing_measures(state, reason, self.tagger)
+        common = make_missing_measures(state, reason, self.data.spec, self.tagger)
         measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
         return [{**common, "constant": {name: row[name] for name in FILLED if row[name] is not None}} for row in measured]
 
@@ -337,17 +337,18 @@ def _read_epochs(facts: AttackFacts) -> int:
     return facts["run"].get("training", {}).get("epochs") or 1
 
 
-def make_missing_measures(state: CaseState, reason: str, tagger: semantic.Tagger | str) -> AttackFacts:
+def make_missing_measures(state: CaseState, reason: str, spec: DataSpec, tagger: semantic.Tagger | str) -> AttackFacts:
     """Return the measures of an example without a reconstruction: `make_empty_measures`, `label_success`, and those of tags.
 
-    `success` and `label_success` are False, and `failure` is `reason`. With a tagger, `tag_jaccard` is 0, as if the
-    reconstruction had no tag. If the case is waiting, these four fields are None. tagger: a text tells why there is none.
+    `success` and `label_success` are False, as is `exact_match` for table rows, and `failure` is `reason`. With a tagger,
+    `tag_jaccard` is 0, as if the reconstruction had no tag. If the case is waiting, these five fields are None. spec: of the data.
+    tagger: a text tells why there is none.
     """
-    found: AttackFacts = {**make_empty_measures(reason), "label_success": False}
+    found: AttackFacts = {**make_empty_measures(reason, spec), "label_success": False}
     if isinstance(tagger, str):
         found["tag_reason"] = tagger
     else:
         found |= {"tag_reason": "no reconstruction", "tag_jaccard": 0.0, "tagger": tagger.name}
     if state == "waiting":
-        found |= dict.fromkeys(("success", "label_success", "failure", "tag_jaccard"))
+        found |= dict.fromkeys(("success", "label_success", "exact_match", "failure", "tag_jaccard"))
     return found

@@ -44,7 +44,7 @@ class Summary:
     see `ScoreRow.identified`.
     other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
     if no other client was attacked.
-    exact_match: of the table rows with a reconstruction, the share that is matched exactly.
+    exact_match: share of the table rows that are matched exactly; one without a reconstruction is not. None for images.
     tag_jaccard: mean Jaccard similarity of the tags of originals and reconstructions, 0 for an original without a reconstruction.
     tagger: name of the tagger. Both are None without a tagger, see `semantic`.
     bound: mean of the lower bounds on the mean squared error. efficiency: this mean divided by the mean squared error over the

@@ -92,7 +92,7 @@ def test_measures_of_nan_and_huge_values_are_valid_json(pair: tuple[Tensor, Tens
     x = x.clone()
     x[0, 0, 0, 0], x[1, 0, 0, 0] = torch.nan, 3e38
     rows = measure(x, truth, COLOUR, "no weights")
-    json.dumps([*rows, make_empty_measures("out of memory")], allow_nan=False)
+    json.dumps([*rows, make_empty_measures("out of memory", COLOUR)], allow_nan=False)
     assert [row["mse_raw"] for row in rows] == [None, None]
     assert all(row["mse"] < 0.05 for row in rows)
     assert measure(x[:0], truth[:0], COLOUR, "no weights") == []
@@ -122,6 +122,11 @@ def test_lpips_gets_clamped_images_of_sufficient_size(size: int, asked: int) -> 
 
 def test_measures_of_a_failure_have_the_same_fields(pair: tuple[Tensor, Tensor]) -> None:
     (row, _) = measure(*pair, COLOUR, "no weights")
-    failed = make_empty_measures("out of memory")
+    failed = make_empty_measures("out of memory", COLOUR)
     assert set(failed) == set(row)
     assert (failed["success"], failed["failure"], failed["lpips_reason"]) == (False, "out of memory", "no reconstruction")
+    assert failed["exact_match"] is None
+
+
+def test_a_failure_on_a_table_row_is_no_exact_match() -> None:
+    assert make_empty_measures("out of memory", DataSpec(shape=(3,), num_classes=2))["exact_match"] is False

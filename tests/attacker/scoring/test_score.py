@@ -18,6 +18,7 @@ from attacker.attacks import AttackSpec
 from attacker.attacks.learned.perceptual import load
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay, Replayed
+from attacker.replay.results import write_failure
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.comparison import match_labels
 from attacker.scoring.rows import replace_rows
@@ -73,6 +74,28 @@ def test_category_is_the_largest_of_its_columns(federate_here: Federate, tmp_pat
     shutil.move(tmp_path / "people.csv", tmp_path / "moved.csv")
     moved = Scorer(run, [run / "truth"], (f"csv:{tmp_path / 'moved.csv'}", {}))
     assert [row.mse for row in moved.score(done.folder)] == [row.mse for row in rows]
+
+
+def test_exact_matches_are_a_share_of_all_rows_and_images_have_none(federate_here: Federate, tmp_path: Path) -> None:
+    """A row without a reconstruction is no match, whether its case failed or lacks an example."""
+    training = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
+    tables = federate_here(model="mlp", data="breast_cancer", training=training)
+    done = Replay(recording=Recording(tables / "recording"), spec=AttackSpec(name="exact"), out=tables / "reconstructions").run()
+    first, second = sorted(done.folder.glob("*.safetensors"))
+    second.unlink()
+    write_failure(done.folder, second.stem, "out of memory")
+    (summary,) = summarise(Scorer(tables, [tables / "truth"]).score(done.folder))
+    assert summary.exact_match is not None
+    assert (summary.exact_match.value, summary.exact_match.count) == (0.5, 2)
+    found = Reconstruction.read(first)
+    none = replace(found, x=found.x[:0], y=found.y[:0], confidence=found.confidence[:0], explained=None, evidence={})
+    none.write(first)
+    (summary,) = summarise(Scorer(tables, [tables / "truth"]).score(done.folder))
+    assert summary.exact_match is not None
+    assert summary.exact_match.value == 0
+    images = federate(tmp_path / "images", model="lenet_dlg")
+    (summary,) = summarise(Scorer(images, [images / "truth"]).score(attack(images).folder))
+    assert summary.exact_match is None
 
 
 @pytest.mark.parametrize("source", ["held_out", "clients"])

@@ -120,11 +120,11 @@ def test_rows_summary_and_report_hold_the_tags(own: str, tmp_path: Path) -> None
 
 def test_an_example_without_reconstruction_has_no_tag_in_common(own: str) -> None:
     tagger = semantic.load_tagger(f"{own}:brightness")
-    failed, waiting = (make_missing_measures(state, "why", tagger) for state in ("failed", "waiting"))
+    failed, waiting = (make_missing_measures(state, "why", IMAGES, tagger) for state in ("failed", "waiting"))
     names = ("success", "label_success", "failure", "tag_jaccard")
     assert [failed[name] for name in names] == [False, False, "why", 0.0]
     assert [waiting[name] for name in names] == [None] * 4
     assert failed["tagger"] == tagger.name
-    untold = make_missing_measures("failed", "why", "no tagger")
+    untold = make_missing_measures("failed", "why", IMAGES, "no tagger")
     assert untold["tag_reason"] == "no tagger"
     assert not untold.keys() & {"tag_jaccard", "tagger"}
