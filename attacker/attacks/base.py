@@ -87,8 +87,8 @@ class Need(Enum):
     IMAGE_PRIOR = "its prior is for images, and these data are table rows"
     IMAGE_CRITERION = "its criterion is for images, and these data are table rows"
     CONTINUOUS_INPUTS = (
-        "it searches among real-valued inputs, and this network reads whole numbers, such as tokens; the check tokens-readable "
-        "of `attacker audit` finds which of them occur"
+        "it searches among real-valued inputs, and this network reads whole numbers, such as tokens or codes of categories; the "
+        "check tokens-readable of `attacker audit` finds which of them occur"
     )
     OWN_IMAGES = "it starts from images of the same class, which no server has"
     CANDIDATES = "it chooses among candidate images, which the threat model does not give to the server"
@@ -262,11 +262,18 @@ class Effort:
                  of a case run at once, of all of these.
     vectors:     largest number of vectors of the size of the search variable that the optimiser stores at once for a search.
     searches:    number of searches of a case that run at once.
+    starts:      largest number of searches of a case that run one after the other, as restarts do.
     """
 
     evaluations: int = 1
     vectors: int = 0
     searches: int = 1
+    starts: int = 1
+
+    @property
+    def most_evaluations(self) -> int:
+        """Return the number of gradient evaluations if every start is made and runs to its last step."""
+        return self.evaluations * self.starts
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ class PlannedAttack:
     """An attack on a sample of the recorded updates. Its null, the same attack without the updates, runs on the same sample.
 
     rows:         rows of the recording (one per client and round) with the updates to attack.
-    core_seconds: expected time of attack and null together on one core, if every search uses all its iterations; restarts after
-                  the first search are not counted (`Forecast.evaluations`). 0 if not estimated.
+    core_seconds: expected time of attack and null together on one core, if every search uses all its starts and iterations; 0 if
+                  not estimated.
     """
 
     spec: AttackSpec
@@ -67,9 +67,10 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
     get all rounds of each chosen client; clients with the most usable rounds are chosen first.
     out: as in `PlannedAttack.replay`.
     """
-    rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
+    recorded = recording.read_rows(on_damage=lambda error: None)
+    rows = [row for row in recorded if row.status == "complete"]
     if not rows:
-        yield NotChecked(rule=ATTACK_RULE, reason="the recording holds no complete update to attack", kind="needs information")
+        yield NotChecked(rule=ATTACK_RULE, reason=explain_no_update(recorded), kind="needs information")
         return
     fitting: list[list[PlannedAttack]] = []
     for name, arguments in CANDIDATE_ATTACKS:
@@ -80,6 +81,13 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
         else:
             fitting.append(list(_sizes(recording, whole, out)))
     yield from _share_budget(fitting, seconds)
+
+
+def explain_no_update(rows: Sequence[Row]) -> str:
+    """Return that none of the recorded replies `rows` holds a complete update, with the reason of the first that failed."""
+    failed = [row for row in rows if row.status == "failed"]
+    why = f": {len(failed)} of {len(rows)} replies failed, the first because of: {failed[0].reason}" if failed else ""
+    return f"the recording holds no complete update to attack{why}"
 
 
 def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) -> Iterator[PlannedAttack | NotChecked]:
@@ -204,5 +212,5 @@ def _sizes(recording: Recording, whole: PlannedAttack, out: Path) -> Iterator[Pl
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):
             continue
         one = _keep_clients(whole, count)
-        forecast = one.replay(recording, out, null=False).estimate_work()
-        yield replace(one, core_seconds=2 * forecast.core_seconds)
+        both = [one.replay(recording, out, null=null).estimate_work() for null in (False, True)]
+        yield replace(one, core_seconds=sum(forecast.core_seconds for forecast in both))

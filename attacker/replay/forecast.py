@@ -18,9 +18,9 @@ class Forecast:
 
     cases:        number of cases to attack.
     chunks:       number of groups of cases that are attacked at once.
-    evaluations:  largest number of gradient evaluations for one case, without restarts that run after the first search: the
-                  evaluations of the search (`Effort.evaluations`; 1 if the attack reports no number) plus the evaluations of the
-                  closed forms that may apply to the first case.
+    evaluations:  largest number of gradient evaluations for one case, if every start is made: the evaluations of the search
+                  (`Effort.most_evaluations`; 1 if the attack reports no number) plus the evaluations of the closed forms that may
+                  apply to the first case.
     core_seconds: rough processor time in seconds of all cases on one core, if every case uses all `evaluations`, and no more;
                   estimated from the sizes of network and batches.
     reasons:      dict from each closed form of the attack to why it cannot apply to the first case, or "" if it may apply; empty

@@ -177,7 +177,7 @@ class Replay:
         chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
         chunks = [chunk for chunk in chunks if chunk]
         routes = plan_routes(self._attack, self.recording, chunks[0][0]) if chunks else RoutePlan()
-        evaluations = estimate_effort(self._attack).evaluations + routes.evaluations
+        evaluations = estimate_effort(self._attack).most_evaluations + routes.evaluations
         once = sum(self._footprint.estimate_seconds(chunk[0].sizes, len(chunk)) for chunk in chunks)
         largest = max((len(chunk) * self._footprint.estimate_bytes(chunk[0].sizes) for chunk in chunks), default=0)
         return Forecast(

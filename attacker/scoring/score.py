@@ -341,8 +341,8 @@ def make_missing_measures(state: CaseState, reason: str, spec: DataSpec, tagger:
     """Return the measures of an example without a reconstruction: `make_empty_measures`, `label_success`, and those of tags.
 
     `success` and `label_success` are False, as is `exact_match` for table rows, and `failure` is `reason`. With a tagger,
-    `tag_jaccard` is 0, as if the reconstruction had no tag. If the case is waiting, these five fields are None. spec: of the data.
-    tagger: a text tells why there is none.
+    `tag_jaccard` is 0, as if the reconstruction had no tag. If the case is waiting, these five fields are None.
+    spec: of the data. tagger: a text tells why there is none.
     """
     found: AttackFacts = {**make_empty_measures(reason, spec), "label_success": False}
     if isinstance(tagger, str):

@@ -56,7 +56,7 @@ class Hybrid:
 
     @property
     def effort(self) -> Effort:
-        return estimate_effort(self.search)
+        return estimate_effort(self.search if self.sees_gradient else self.search.null())
 
     def null(self) -> "Hybrid":
         return replace(self, sees_gradient=False)

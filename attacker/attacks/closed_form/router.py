@@ -82,7 +82,12 @@ class ClosedForm:
 
     @property
     def effort(self) -> Effort:
-        return estimate_effort(self.fallback)
+        if self.fallback is None:
+            return Effort()
+        if not self.sees_gradient:
+            return estimate_effort(self.fallback.null())
+        effort = estimate_effort(self.fallback)
+        return replace(effort, starts=effort.starts + 1)  # the first search starts from the best closed-form answer
 
     def null(self) -> "ClosedForm":
         return replace(self, sees_gradient=False)

@@ -40,7 +40,10 @@ class GradientMatching(MatchingParts):
     def effort(self) -> Effort:
         search = self.search
         evaluations = search.steps * search.optimiser.period * search.at_once
-        return Effort(evaluations=evaluations, vectors=search.optimiser.remembers, searches=search.at_once)
+        starts = search.restarts // search.at_once + (self.warm_start is not None) if self.sees_gradient else 1
+        return Effort(
+            evaluations=evaluations, vectors=search.optimiser.remembers, searches=search.at_once, starts=starts
+        )  # fmt: skip
 
     def null(self) -> "GradientMatching":
         return replace(self, sees_gradient=False)

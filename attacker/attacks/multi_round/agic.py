@@ -103,7 +103,7 @@ class Agic:
 
     @property
     def effort(self) -> Effort:
-        return estimate_effort(self.matching)
+        return estimate_effort(self.matching if self.sees_gradient else self.matching.null())
 
     def null(self) -> "Agic":
         return replace(self, sees_gradient=False)

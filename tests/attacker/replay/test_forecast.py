@@ -6,6 +6,7 @@ import pytest
 from federations import federate
 
 from attacker.attacks import AttackSpec
+from attacker.attacks.base import estimate_effort
 from attacker.attacks.closed_form import layer_input, routing
 from attacker.commands.progress_bar import describe_cost
 from attacker.replay import batching
@@ -34,6 +35,25 @@ def test_estimated_cost_grows_with_steps_and_is_zero_at_the_end(run: Path, tmp_p
     after = replay(run, tmp_path / "out", 2).estimate_work()
     assert (after.cases, after.chunks, after.core_seconds) == (0, 0, 0)
     assert describe_cost(after) == ""
+
+
+def test_restarts_are_part_of_the_cost_of_an_attack_and_not_of_its_null(run: Path, tmp_path: Path) -> None:
+    def forecast(name: str, restarts: int, *, null: bool = False) -> Forecast:
+        spec = AttackSpec(name=name, arguments={"steps": 2, "restarts": restarts}, null=null)
+        return Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
+
+    for name in ("cpl", "accumulate"):
+        single, triple = forecast(name, 1), forecast(name, 3)
+        assert triple.evaluations == 3 * single.evaluations
+        assert triple.core_seconds == pytest.approx(3 * single.core_seconds)
+        assert forecast(name, 3, null=True).evaluations == single.evaluations
+
+
+def test_a_search_from_a_closed_form_is_one_more_start() -> None:
+    search, both = (estimate_effort(AttackSpec(name=name, arguments={"steps": 2}).build()) for name in ("cpl", "exact"))
+    assert both.most_evaluations == search.most_evaluations + both.evaluations
+    started = estimate_effort(AttackSpec(name="cpl", arguments={"steps": 2, "closed_form_start": True}).build())
+    assert started.most_evaluations == 2 * search.most_evaluations
 
 
 def test_cost_is_described_in_seconds_minutes_or_hours() -> None:

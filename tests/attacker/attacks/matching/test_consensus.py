@@ -116,8 +116,8 @@ def test_rows_are_not_registered() -> None:
 
 def test_all_starts_at_once_are_counted_as_effort() -> None:
     single, group = estimate_effort(inverting_gradients(steps=7)), estimate_effort(grouped(0.1, steps=7))
-    assert (single.evaluations, single.searches) == (7, 1)
-    assert (group.evaluations, group.searches) == (7 * STARTS, STARTS)
+    assert (single.evaluations, single.searches, single.starts) == (7, 1, 1)
+    assert (group.evaluations, group.searches, group.starts) == (7 * STARTS, STARTS, 1)
 
 
 def test_the_live_display_shows_the_best_start_of_each_case(image_case: Make) -> None:
