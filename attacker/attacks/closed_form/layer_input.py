@@ -23,6 +23,7 @@ from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.smooth_images import Spread, build_smooth_spread
+from attacker.attacks.networks.discrete_inputs import is_differentiable
 from attacker.attacks.networks.forward import run_forward_pass
 from defenses.networks import find_encoders
 from fedsim import models
@@ -82,13 +83,19 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     defense, its input depends on the example, and the number of distinct values of this input is at least MIN_INPUT_RATIO times
     the number of values of an example. Equal values, such as copies made by pooling, count once (`_count_distinct`).
     Raises ValueError with the reason if there is no such layer, if the update is not of one example and one step, if the network
-    has more than MAX_WEIGHTS parameters, or if it was trained with dropout.
+    reads whole numbers or has more than MAX_WEIGHTS parameters, or if it was trained with dropout.
     """
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
             "the closed form 'layer_input' needs an update of one example and one step, and this update is of "
             f"{observed.examples} example{'s' * (observed.examples != 1)} and {observed.steps} "
             f"step{'s' * (observed.steps != 1)}; a search, such as the attack cpl, has no such limit"
+        )
+    first = observed.cases[0].observations[0]
+    if not is_differentiable(first.model, first.data):
+        raise ValueError(
+            "the network reads whole numbers, such as tokens or codes of categories, and the closed form 'layer_input' searches "
+            "among real-valued inputs; the check tokens-readable of `attacker audit` finds which of them occur"
         )
     count = sum(p.numel() for p in observed.model.parameters())
     if count > MAX_WEIGHTS:
@@ -102,7 +109,7 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
             "clients train with dropout, and the closed form 'layer_input' cannot tell which inputs of a layer were zero before "
             "dropout; a search, such as the attack cpl, does not need to know"
         )
-    passed = _RecordedPasses(observed, 0)
+    passed = RecordedPasses(observed, 0)
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     least = MIN_INPUT_RATIO * observed.data.size
     head = models.find_head(observed.model, observed.data)[0].rpartition(".")[0]
@@ -130,7 +137,7 @@ def _count_distinct(h: Tensor) -> int:
     return round(len(h) * len(torch.unique(positive)) / max(1, len(positive)))
 
 
-class _RecordedPasses:
+class RecordedPasses:
     """Forward passes of one example through the network of case i, in float32, that record the inputs of its linear layers."""
 
     def __init__(self, observed: Observed, i: int) -> None:
@@ -203,15 +210,21 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
     spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
     x = _search(
-        _RecordedPasses(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng
+        RecordedPasses(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng
     )
-    case = observed.cases[i]
-    seen = ObservedGradients([case.observations[0]], model=observed.model, device=str(observed.device))
-    known = case.known_labels
-    labels = read_labels(infer_labels, seen, 0, seen.model, rng) if known is None else known
+    labels = infer_case_labels(observed, i, rng)
     free = max(0.0, 1 - layer.inputs / observed.data.size)
     note = (f"the {layer.inputs:,} inputs of {layer.name} were inverted; the smoothness prior determines the rest",)
     return ClosedFormAnswer(x[None], labels.to(x.device), ROUTE_NAME, note, determined=1 - free, likeliest=True, final=True)
+
+
+def infer_case_labels(observed: Observed, i: int, rng: Generator) -> Tensor:
+    """Return the labels of case i that are known, or else inferred from the gradient of the last layer."""
+    case = observed.cases[i]
+    if case.known_labels is not None:
+        return case.known_labels
+    seen = ObservedGradients([case.observations[0]], model=observed.model, device=str(observed.device))
+    return read_labels(infer_labels, seen, 0, seen.model, rng)
 
 
 def _find_convolution_gradient(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
@@ -226,7 +239,7 @@ def _find_convolution_gradient(observed: Observed, layer: HiddenLayer, i: int) -
 
 
 def _search(
-    passed: _RecordedPasses,
+    passed: RecordedPasses,
     layer: HiddenLayer,
     target: Tensor,
     cotangent: Tensor,

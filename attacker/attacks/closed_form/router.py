@@ -26,7 +26,7 @@ from attacker.attacks.base import (
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
-from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_refusal
+from attacker.attacks.closed_form.routes import CHANGED_INPUTS, EVALUATIONS, ROUTES, explain_refusal
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE, RoutedCase, Routing
 from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form, judge_prior
 from attacker.attacks.confidence.eight_bit import is_eight_bit
@@ -41,10 +41,6 @@ noise: a closed form with a smaller distance then fits the noise."""
 WHOLE_NETWORK_ROUTES = ("layers", "peeled")
 MAX_UNDEFENDED_DISTANCE = 0.3
 """Distance from which answers of WHOLE_NETWORK_ROUTES are undecided if no defense explains it."""
-CHANGED_INPUTS = (
-    "clients draw random numbers before the first layer, such as dropout of inputs, and the values are those of the examples "
-    "after that"
-)
 UNEXPLAINED_GRADIENT = (
     "the answer does not explain the gradient, and no defense is stated: more examples are behind the update than reported, or "
     "clients train otherwise than stated (loss, learning rate, steps, frozen layers)"

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import seed_generator
+from attacker.attacks.closed_form.direct_layer import DirectLayer, divide, find_direct_layer
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
 from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
@@ -26,6 +27,7 @@ from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer, build_
 from attacker.attacks.closed_form.rgap.walk import Walk, solve_layers
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain
+from attacker.attacks.networks.input_layer import is_input_random
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +43,27 @@ def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Clo
     recovered example separately. The example gets the label whose simulated gradient is closest to this computed gradient or, if
     none is close, the label whose simulated gradient has the most similar direction. An example that seems to occur several times
     in the batch is returned several times, with one label each.
-    Raises ValueError if the model is not a chain of layers that begins with a linear layer.
+    A single example also follows if the model is no such chain, but has a linear layer that sees it directly, see `divide`.
+    Raises ValueError if the model has neither a chain of layers that begins with a linear layer, nor such a layer.
     """
-    chain = _require_linear(observed)
-    return [_solve_case(observed, chain, i, rng) for i in range(len(observed.cases))]
+    first = _choose_first_layer(observed)
+    if isinstance(first, DirectLayer):
+        return [_divide_case(observed, i, rng) for i in range(len(observed.cases))]
+    return [_solve_case(observed, first, i, rng) for i in range(len(observed.cases))]
+
+
+def _choose_first_layer(observed: Observed) -> Chain | DirectLayer:
+    """Return the chain that begins with a linear layer; if there is none, the layer that sees a single example directly.
+
+    Raises ValueError with the reason why there is no chain if there is neither.
+    """
+    try:
+        return _require_linear(observed)
+    except ValueError:
+        direct = find_direct_layer(observed, 0) if observed.examples == 1 else None
+        if direct is None:
+            raise
+        return direct
 
 
 def _require_linear(observed: Observed) -> Chain:
@@ -113,6 +132,10 @@ def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Cl
     ]
 
 
+CHANGED_INPUTS = (
+    "clients draw random numbers before the first layer, such as dropout of inputs, and the values are those of the examples "
+    "after that"
+)
 MIXED_OR_MISSTATED = (
     "the update has rank 1 whatever the examples, and a single one does not explain it with the stated loss and learning rate: "
     "this is a mixture of several examples, or clients train otherwise than stated"
@@ -146,7 +169,7 @@ ROUTES: dict[str, Route] = {
 }
 
 _REQUIREMENTS: dict[str, Callable[[Observed], object]] = {
-    "linear": _require_linear,
+    "linear": _choose_first_layer,
     "layers": require_single,
     "peeled": require_single,
     "features": require_features,
@@ -217,12 +240,36 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
         mixed = bool(unclear.any())
         doubtful |= not found.scaled
     x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
-    several = found.how == "ratio" and float(1 - found.certainty.min()) > _estimate_residual(observed, i, chain)
+    layer = chain.layers[0].weight, chain.layers[0].bias
+    several = found.how == "ratio" and float(1 - found.certainty.min()) > _estimate_residual(observed, i, layer)
     stored = observed.data.is_image and bool(is_eight_bit(x).all())
     final = len(x) == observed.examples and (stored or not found.ambiguous) and _is_settled(observed, i, found)
     unsure = MIXED_LABELS if mixed else "" if stored else MIXED_OR_MISSTATED if misstated else SECOND_EXAMPLE if several else ""
     stays = found.certainty[source].masked_fill(doubtful[source], torch.nan)
     return ClosedFormAnswer(x, y, "linear", words, stays=stays, final=final, open_question=unsure)
+
+
+def _divide_case(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
+    layer = find_direct_layer(observed, i)
+    if layer is None:
+        return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear")
+    found = divide(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
+    if not len(found.x):
+        return ClosedFormAnswer(found.x, found.y, "linear", found.notes)
+    stored = observed.data.is_image and bool(is_eight_bit(found.x).all())
+    first, misfit = observed.cases[i].observations[0], observed.measure_misfit(i, found.x, found.y)
+    unsure = ""
+    if first.training.mode == "train" and is_input_random(first.model, first.data, layer.name):
+        unsure = CHANGED_INPUTS
+    elif not stored and float(1 - found.certainty) > _estimate_residual(observed, i, layer.parameters):
+        unsure = SECOND_EXAMPLE
+    elif not stored and misfit > MAX_AMBIGUOUS_MISFIT:
+        unsure = MIXED_OR_MISSTATED
+    settled = observed.estimate_noise(i) == 0 and float(found.certainty) >= 1 - MAX_SETTLED_RESIDUAL
+    final = settled and not unsure
+    return ClosedFormAnswer(
+        found.x, found.y, "linear", found.notes, stays=found.certainty[None], final=final, open_question=unsure
+    )
 
 
 def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, whole: Explained) -> Tensor:
@@ -241,17 +288,18 @@ def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, whole: Ex
     return off if not bool(off.all()) else (whole.beside > MAX_TURNED).to(found.certainty.device)
 
 
-def _estimate_residual(observed: Observed, i: int, chain: Chain) -> float:
+def _estimate_residual(observed: Observed, i: int, names: Sequence[str | None]) -> float:
     """Return the largest unexplained share of the first layer's squared gradient norm that rounding may cause for one example.
 
     It is infinite behind a defense and where clients compute in less than float32, so that the share tells nothing.
+    names: of the layer's weight and bias.
     """
-    one, layer = observed.cases[i].observations[0], chain.layers[0]
+    one = observed.cases[i].observations[0]
     if one.is_defended or one.training.precision != "float32":
         return float("inf")
-    names = [name for name in (layer.weight, layer.bias) if name is not None and name in one.rounding]
-    power = sum(float(one.update[name].double().square().sum()) for name in names)
-    rounding = sum(float(one.rounding[name].double().square().sum()) for name in names)
+    rounded = [name for name in names if name is not None and name in one.rounding]
+    power = sum(float(one.update[name].double().square().sum()) for name in rounded)
+    rounding = sum(float(one.rounding[name].double().square().sum()) for name in rounded)
     return MAX_SINGLE_RESIDUAL + 10 * rounding / power if power else MAX_SINGLE_RESIDUAL
 
 

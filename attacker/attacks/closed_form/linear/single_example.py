@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from attacker.attacks.closed_form.linear.layer_gradient import (
     UNSCALED,
@@ -15,36 +16,44 @@ from attacker.attacks.closed_form.linear.layer_gradient import (
 MIN_ALONE_NEURONS = 3
 """Smallest number of neurons whose parallel gradients are evidence that a batch's gradient is that of one example."""
 
+ZERO_BIAS = "the gradient of the bias, by which the weight gradient is divided, is zero"
+
 SINGLE_NEURON_CERTAINTY = 0.25
 """Certainty of an example that is computed from a single neuron."""
 
 
 def recover_single(gradient: LayerGradient, *, rank: int, note: str) -> LinearAnswer:
-    """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
+    """Return the input of one example by `divide_rows`; if the gradient of the bias is zero, the answer has no example.
 
-    gW_j and gb_j are the gradients of the weights and of the bias of neuron j. Entries of gW that are zero are left out of
-    both sums, since they may not have been sent. If gb is zero, the answer has no example. Without a bias, see `_fit_rank_one`.
-    rank, note: copied to the answer.
+    Without a bias, see `_fit_rank_one`. rank, note: copied to the answer.
     """
     scale = gradient.rows.abs().amax()
     rows = gradient.rows / scale
     if not gradient.biased:
         return _fit_rank_one(gradient, rank=rank, note=note)
-    d, seen = rows[:, -1], rows[:, :-1] != 0
-    if not bool((d != 0).any()):
-        return build_empty_answer(
-            gradient.layer, "the gradient of the bias, by which the weight gradient is divided, is zero", rank=rank
-        )
+    if not bool((rows[:, -1] != 0).any()):
+        return build_empty_answer(gradient.layer, ZERO_BIAS, rank=rank)
+    x, certainty, said = divide_rows(rows)
+    d = scale * rows[None, :, -1]
+    return LinearAnswer(x=x[None], d=d, certainty=certainty[None], rank=rank, how="ratio", note=join_notes(note, said))
+
+
+def divide_rows(rows: Tensor) -> tuple[Tensor, Tensor, str]:
+    """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
+
+    rows: (width, F + 1), the gradients gW of a layer's weight, with that of its bias, gb, in the last column; gb is not zero.
+    Entries of gW that are zero are left out of both sums, since they may not have been sent.
+    Returns x (F,), its certainty in [0, 1], and a remark on values that are unknown; "" if there are none.
+    """
+    weight, d = rows[:, :-1], rows[:, -1]
+    seen = weight != 0
     power = d.square() @ seen.to(d.dtype)
-    x = torch.where(power > 0, d @ rows[:, :-1] / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
-    missed = ((rows[:, :-1] - torch.outer(d, x)) * seen).square().sum() / rows[:, :-1].square().sum().clamp(min=1e-300)
+    x = torch.where(power > 0, d @ weight / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
+    missed = ((weight - torch.outer(d, x)) * seen).square().sum() / weight.square().sum().clamp(min=1e-300)
     unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
     lost = int((power <= 0).sum()) if bool(unsent.any()) else 0
     said = f"{lost:,} of the example's {len(x):,} values are unknown: their gradient is zero or was not sent" if lost else ""
-    certainty = (1 - lost / len(x)) * (1 - missed).clamp(0, 1).reshape(1)
-    return LinearAnswer(
-        x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=join_notes(note, said)
-    )  # fmt: skip
+    return x, (1 - lost / len(x)) * (1 - missed).clamp(0, 1), said
 
 
 def _fit_rank_one(gradient: LayerGradient, *, rank: int, note: str) -> LinearAnswer:

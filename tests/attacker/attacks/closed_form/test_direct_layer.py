@@ -1,0 +1,125 @@
+"""Tests of single examples read off a linear layer that sees them, in networks that are no chain of supported layers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.closed_form.direct_layer import find_direct_layer
+from attacker.attacks.closed_form.observations import observe as stack
+from attacker.reconstruction import Reconstruction
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation
+
+ROWS = DataSpec(shape=(20,), num_classes=4, mean=(0.4,), std=(0.3,))
+IMAGES = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+Attacked = Callable[..., Reconstruction]
+
+
+class Residual(nn.Module):
+    """A network of linear layers with GELU, layer normalisation and a residual path."""
+
+    def __init__(self, size: int = 20, drop: float = 0.0) -> None:
+        super().__init__()
+        self.drop, self.first, self.norm = nn.Dropout(drop), nn.Linear(size, 32), nn.LayerNorm(32)
+        self.second, self.head = nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.gelu(self.norm(self.first(self.drop(x.flatten(1)))))
+        logits: Tensor = self.head(h + nn.functional.gelu(self.second(h)))
+        return logits
+
+
+class NormalisesInside(Residual):
+    """The same network for images, which normalises them itself."""
+
+    def __init__(self) -> None:
+        super().__init__(192)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward((x - 0.1) / torch.tensor([0.5, 0.4, 0.3])[:, None, None])
+
+
+class NormalisesEach(Residual):
+    """The same network, which sees differences of values to their mean, so that the mean is lost."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(dim=1, keepdim=True))
+
+
+class DropsInputs(Residual):
+    def __init__(self) -> None:
+        super().__init__(drop=0.3)
+
+
+class WithoutHead(Residual):
+    """The same network, whose logits are not the outputs of a linear layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = torch.tanh(super().forward(x)).roll(1, dims=1)
+        return logits
+
+
+def name(network: type[nn.Module]) -> ModelSpec:
+    spec = ModelSpec(name=f"{__name__}:{network.__name__}")
+    models.admit(spec.name)
+    return spec
+
+
+def draw(data: DataSpec, count: int = 1) -> Tensor:
+    return torch.rand(count, *data.shape, generator=torch.Generator().manual_seed(5))
+
+
+def attack(observation: Observation) -> Reconstruction:
+    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    return found
+
+
+@pytest.mark.parametrize(("network", "data"), [(Residual, ROWS), (WithoutHead, ROWS), (NormalisesInside, IMAGES)])
+@pytest.mark.parametrize("label", [0, 3])
+def test_a_single_example_and_its_label_are_exact(network: type[nn.Module], data: DataSpec, label: int, observe: Any) -> None:
+    x = draw(data)
+    found = attack(observe((x, torch.tensor([label])), model=name(network), data=data))
+    torch.testing.assert_close(found.x, x, rtol=0, atol=1e-4)
+    assert (found.y.tolist(), found.route) == ([label], "linear")
+    assert float(found.confidence[0]) >= 0.9
+
+
+def test_several_steps_on_one_example_still_give_it(observe: Any) -> None:
+    x, y = draw(ROWS), torch.tensor([1])
+    one = observe((x, y), (x, y), model=name(Residual), data=ROWS)
+    found = attack(replace(one, num_examples=1))
+    torch.testing.assert_close(found.x, x, rtol=0, atol=1e-4)
+
+
+def test_two_examples_reported_as_one_are_not_certain(observe: Any) -> None:
+    one = observe((draw(ROWS, 2), torch.tensor([1, 2])), model=name(Residual), data=ROWS)
+    found = attack(replace(one, num_examples=1))
+    assert not float(found.confidence[0]) >= 0.5
+    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    assert "cannot invert this network" in exact.plan(Case((one,))).reasons["linear"]
+
+
+def test_an_example_behind_dropout_is_not_certain(observe: Any) -> None:
+    one = observe((draw(ROWS), torch.tensor([1])), model=name(DropsInputs), data=ROWS)
+    found = attack(replace(one, training=replace(one.training, mode="train")))
+    assert bool(found.confidence.isnan().all())
+    assert any("dropout of inputs" in note for note in found.notes)
+
+
+def test_a_layer_that_does_not_see_the_example_itself_is_not_used(observe: Any) -> None:
+    for network, data in ((NormalisesEach, ROWS), (Residual, ROWS)):
+        one = observe((draw(data), torch.tensor([1])), model=name(network), data=data)
+        layer = find_direct_layer(stack([Case((one,))]), 0)
+        assert (layer is None) == (network is NormalisesEach)
+
+
+def test_noise_leaves_the_answer_to_a_search(observe: Any) -> None:
+    one = observe((draw(ROWS), torch.tensor([1])), model=name(Residual), data=ROWS, defense="gaussian(0.01)")
+    found = attack(one)
+    assert not float(found.confidence[0]) >= 0.9
