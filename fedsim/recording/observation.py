@@ -64,7 +64,11 @@ class DataSpec:
     ranges_from: Literal["", "public", "held_out", "clients"] = ""
 
     def __post_init__(self) -> None:
-        _check(len(self.shape) in (1, 3), f"data shape must be (C, H, W) or (F,), got {self.shape}")
+        _check(
+            len(self.shape) in (1, 3),
+            f"data shape must be (C, H, W) or (F,), got {self.shape}; for other examples, such as volumes or sequences, name a "
+            "function whose network has the same weights and reshapes its input",
+        )
         _check(all(size > 0 for size in self.shape), f"data shape must be positive, got {self.shape}")
         _check(self.num_classes > 1, f"num_classes must be at least 2, got {self.num_classes}")
         widths = (1, self.shape[0]) if self.is_image else (1,)

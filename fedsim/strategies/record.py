@@ -21,7 +21,7 @@ from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder
 from fedsim.strategies.older_strategy import SentMessages, is_older, watch_older
 from fedsim.strategies.recording_strategy import RecordingStrategy
-from fedsim.strategies.wrapper import Wrapper
+from fedsim.strategies.wrapper import Wrapper, find_innermost
 
 AnyStrategy = TypeVar("AnyStrategy")
 """A strategy of `flwr.serverapp.strategy`, or of the older `flwr.server.strategy`."""
@@ -95,7 +95,7 @@ def record(
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _find_version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    believed = (*training.list_beliefs(), *models.list_concessions(network, training, data))
+    believed = (*training.list_beliefs(), *_list_proximal(strategy, training), *models.list_concessions(network, training, data))
     for sentence in (f"will record in {folder}{where}", *believed):
         log(INFO, "fedleak: %s", sentence)
     messages = SentMessages()
@@ -183,6 +183,20 @@ class _Watched(Wrapper):
 
 def _describe_shape(name: str, shape: tuple[int, ...] | None) -> str:
     return f"no {name!r}" if shape is None else f"{name!r} of shape {shape}"
+
+
+def _list_proximal(strategy: object, training: Training) -> list[str]:
+    """Return a sentence if clients add FedProx's proximal term to their loss, which attacks do not simulate; else an empty list.
+
+    The gradient of this term is zero in a round's first step.
+    """
+    weight = getattr(find_innermost(strategy) if isinstance(strategy, Strategy) else strategy, "proximal_mu", 0)
+    if not weight or training.steps == 1:
+        return []
+    return [
+        f"attacks do not simulate the proximal term of FedProx (proximal_mu={weight:g}), which acts from the second local step "
+        "on, so that a search fits less closely"
+    ]
 
 
 def _check_new(folder: Path, where: str) -> None:

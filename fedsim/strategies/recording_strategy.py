@@ -5,7 +5,7 @@ from dataclasses import replace
 from logging import WARNING
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -62,6 +62,7 @@ class RecordingStrategy(Wrapper):
         )
         self._types = types or {}
         self._stated = stated
+        self._told: set[str] = set()
         self._attempt = 1
         self._asked: dict[int, int] = {}  # number of bytes sent to each node
         self._sent: list[Metadata] = []
@@ -112,7 +113,23 @@ class RecordingStrategy(Wrapper):
     def _read(self, node: int, message: Message | None) -> Reply:
         if message is None:
             return Reply(client=str(node), node=str(node), status="late", reason="no answer in time")
-        return replace(self._replies.read(message), node=str(node))
+        reply = replace(self._replies.read(message), node=str(node))
+        if self._foreign and message.has_content():
+            self._warn_of_unrecorded(message.content, reply)
+        return reply
+
+    def _warn_of_unrecorded(self, content: RecordDict, reply: Reply) -> None:
+        """Log that a reply, or a part of it, cannot be recorded; the same words only once."""
+        words = reply.reason
+        if reply.status != "failed":
+            others = (
+                set() if is_packed(content) or len(content.array_records) < 2 else {*content.array_records} - {self._replies.key}
+            )
+            words = f"besides the weights, it has the arrays {', '.join(sorted(others))}" if others else ""
+        if words and words not in self._told:
+            self._told.add(words)
+            what = "" if reply.status == "failed" else "part of "
+            log(WARNING, "fedleak: cannot record %sthe reply of client %s: %s", what, reply.node, words)
 
     def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
         """Record a client's reply if its round and the client are selected, and return the reply without its update and buffers.

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +17,6 @@ from fedsim.recording.writer import MAX_EXAMPLES, Reply, is_plain
 
 NODE_DIGITS = 13
 """Number of digits from which a purely numeric pseudonym is refused, since it could be another client's node id."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,7 @@ class ReplyReader:
 
     def _read(self, content: RecordDict, node: str, size: int) -> Reply:
         if self.foreign:
-            metrics = _drop_lists(_get_only(content.metric_records, "record of metrics"))
+            metrics = _join_metrics(content.metric_records.values())
             examples = _take_count(metrics, self.examples)
         else:
             metrics = records.read_metrics(content)
@@ -73,10 +70,22 @@ class ReplyReader:
         return Reply(client=node, node=node, payload=payload, buffers=buffers, num_examples=examples, bytes=size, metrics=metrics)
 
     def _take_weights(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
-        tensors = records.to_tensors(_get_only(content.array_records, "record of weights"))
+        tensors = records.to_tensors(self._choose_arrays(content.array_records))
         buffers = {name: tensors.pop(name) for name in sorted(self.buffers & tensors.keys())}
         self._check(tensors, buffers)
         return Payload(tensors=tensors, codec="weights"), buffers
+
+    def _choose_arrays(self, found: Mapping[str, ArrayRecord]) -> ArrayRecord:
+        """Return the record under `key`, or the only record, whatever its key. Raises ValueError if there is neither."""
+        if self.key in found:
+            return found[self.key]
+        if len(found) != 1:
+            names = ", ".join(repr(name) for name in sorted(found)) or "none"
+            raise ValueError(
+                f"the client's reply has the array records {names}; send the weights in one record, or beside others under the "
+                f"strategy's arrayrecord_key, {self.key!r}"
+            )
+        return next(iter(found.values()))
 
     def _take_update(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
         """Return a client's encoded update and its buffers, and replace them in `content` by its whole weights."""
@@ -203,15 +212,6 @@ def _add_update(start: Array, update: Tensor) -> Array:
     return records.pack(np.asarray(before + update.numpy().astype(before.dtype, copy=False)))
 
 
-def _get_only(found: Mapping[str, T], what: str) -> T:
-    """Return the only value of `found`, whatever its key. Raises ValueError if there is not exactly one.
-
-    what: noun for such a value in the error message.
-    """
-    if len(found) != 1:
-        raise ValueError(f"a client's reply must contain exactly one {what}, got {len(found)}")
-    return next(iter(found.values()))
-
-
-def _drop_lists(record: MetricRecord) -> dict[str, float]:
-    return {name: value for name, value in record.items() if not isinstance(value, list)}
+def _join_metrics(found: Iterable[MetricRecord]) -> dict[str, float]:
+    """Return the numbers in all records of metrics by name, without lists. Of several with the same name, the last counts."""
+    return {name: value for record in found for name, value in record.items() if not isinstance(value, list)}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.server import strategy as older
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor
@@ -334,6 +335,82 @@ def test_records_of_a_reply_may_have_any_name(app: Any, tmp_path: Path) -> None:
         assert o.payload.codec == "weights"
 
 
+class KeepFirst(FedAvg):
+    """A strategy that takes over the first client's weights, whatever else its reply holds."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return next(iter(replies)).content["arrays"], None
+
+
+def rewrite(change: Callable[[RecordDict], None]) -> Callable[..., Message]:
+    """Return a mod that changes the content of replies to training messages."""
+
+    def mod(message: Message, context: Any, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            change(reply.content)
+        return reply
+
+    return mod
+
+
+def drop_metrics(content: RecordDict) -> None:
+    del content["metrics"]
+
+
+def add_metrics(content: RecordDict) -> None:
+    content["timing"] = MetricRecord({"seconds": 2.0})
+
+
+def add_arrays(content: RecordDict) -> None:
+    content["control"] = ArrayRecord({name: Array(array.numpy() * 0) for name, array in content["arrays"].items()})
+
+
+def add_arrays_under_other_names(content: RecordDict) -> None:
+    add_arrays(content)
+    content["net"] = content.array_records["control"]
+    del content["arrays"]
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "metrics"),
+    [(drop_metrics, None, set()), (add_metrics, 1, {"train_loss", "seconds"}), (add_arrays, 1, {"train_loss"})],
+)
+def test_replies_without_metrics_or_with_further_records_are_recorded(
+    app: Any, change: Callable[[RecordDict], None], count: int | None, metrics: set[str]
+) -> None:
+    app.run(app.record(KeepFirst(fraction_evaluate=0.0)), mods=[rewrite(change)], rounds=1)
+    seen = observations(app)
+    assert [(o.num_examples, set(o.metrics)) for o in seen] == [(count, metrics)] * 3
+    for o in seen:
+        _, after = app.matched(o)
+        assert all(torch.equal(o.payload.tensors[name], tensor) for name, tensor in after.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (add_arrays, "cannot record part of the reply of client {}: besides the weights, it has the arrays control"),
+        (
+            add_arrays_under_other_names,
+            "cannot record the reply of client {}: malformed reply: the client's reply has the array records 'control', 'net'; "
+            "send the weights in one record, or beside others under the strategy's arrayrecord_key, 'arrays'",
+        ),
+    ],
+)
+def test_what_is_not_recorded_of_replies_is_logged_once(
+    app: Any, change: Callable[[RecordDict], None], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stay(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            return None, None
+
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        app.run(app.record(Stay(fraction_evaluate=0.0)), mods=[rewrite(change)])
+    logged = [message for record in caplog.records if "cannot record" in (message := record.getMessage())]
+    assert logged == [f"fedleak: {words.format(app.recording.read_rows()[0].node)}"]
+
+
 def test_record_logs_its_folder_and_assumptions_at_the_start(app: Any, caplog: pytest.LogCaptureFixture) -> None:
     """The log has the absolute path, since an app may run in another folder, and the assumptions about training."""
     with caplog.at_level(logging.INFO, logger="flwr"):
@@ -345,6 +422,18 @@ def test_record_logs_its_folder_and_assumptions_at_the_start(app: Any, caplog: p
     assert logged[2].endswith("SGD with learning rate 0.05, momentum 0.9, the network in mode 'eval'")
     assert "random crop" in logged[3]
     assert "if clients call net.train(), set mode='train'" in logged[4]
+
+
+def test_the_proximal_term_of_several_steps_is_named_as_not_simulated(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """In the first step the gradient of the term is zero."""
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        for strategy, steps in ((flower.FedProx(proximal_mu=0.5), 1), (flower.FedProx(proximal_mu=0.0), 2), (FedAvg(), 2)):
+            app.record(strategy, training=replace(TRAINING, steps=steps))
+        assert not [record for record in caplog.records if "term of FedProx" in record.getMessage()]
+        for strategy in (flower.FedProx(proximal_mu=0.5), older.FedProx(proximal_mu=0.5)):
+            app.record(strategy, training=replace(TRAINING, steps=2))
+    said = [message for record in caplog.records if "term of FedProx" in (message := record.getMessage())]
+    assert ["(proximal_mu=0.5)" in message for message in said] == [True, True]
 
 
 def test_the_mode_of_a_network_with_batch_norm_must_be_stated(app: Any) -> None:
