@@ -39,7 +39,8 @@ class AuditedAttack:
     examples:       number of distinct true examples compared. recovered, null_recovered: how many of them the attack and the
                     null recovered at least once; an image is recovered if the mean squared error is at most 0.009, see
                     `attacker.scoring.metrics.is_recovered`. All three are 0 without the true examples.
-    confident:      number of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
+    confident, undecided: numbers of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`, and with an undecided
+                    one, so that nothing is known about them without the true examples.
     psnr, null_psnr: mean PSNR of attack and null in dB; None for data that are not images, and without the true examples.
     leaked:         titles of the scores that show a leak, see `Comparison`.
     efficiency:     mean of the lower bounds on the mean squared error, divided by the attack's mean squared error over the same
@@ -59,6 +60,7 @@ class AuditedAttack:
     recovered: int = 0
     null_recovered: int = 0
     confident: int = 0
+    undecided: int = 0
     psnr: float | None = None
     null_psnr: float | None = None
     leaked: tuple[str, ...] = ()
@@ -109,6 +111,7 @@ class AuditedAttack:
             recovered=verdict.recovered if verdict else 0,
             null_recovered=verdict.null_recovered if verdict else 0,
             confident=sum((row.confidence or 0.0) >= MIN_CONFIDENCE for row in rows),
+            undecided=sum(row.confidence is None and row.failure is None for row in rows),
             psnr=summary.psnr.value if summary.psnr else None,
             null_psnr=summary.null.psnr.value if summary.null and summary.null.psnr else None,
             efficiency=summary.efficiency,
@@ -117,13 +120,14 @@ class AuditedAttack:
         )
 
 
-def count_confident(folder: Path, cases: Sequence[str]) -> int:
-    """Return the number of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
+def count_confidences(folder: Path, cases: Sequence[str]) -> tuple[int, int]:
+    """Return how many reconstructed examples have a confidence of at least `MIN_CONFIDENCE`, and how many an undecided one.
 
     folder: the folder with the attack's reconstructions. cases: keys of the cases to count; those without a reconstruction add 0.
     """
     paths = [path for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
-    return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
+    values = [Reconstruction.read(path).confidence for path in paths]
+    return sum(int((one >= MIN_CONFIDENCE).sum()) for one in values), sum(int(one.isnan().sum()) for one in values)
 
 
 def describe_failures(rows: Sequence[Row], cases: Sequence[Planned], failed: Mapping[str, str]) -> tuple[int, str]:
@@ -156,7 +160,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
         yield NotChecked(rule=RECOVERED_RULE, reason=NO_ANSWER, kind="inconclusive")
         return
     if not scored:
-        yield _judge_confidence(max(attacks, key=lambda one: one.confident), advice)
+        yield _judge_confidence(attacks, advice)
         return
     strongest = max(attacks, key=_measure_strength)
     found = _grade(strongest)
@@ -185,11 +189,18 @@ def _title_recovered(strongest: AuditedAttack) -> str:
     return f"Private examples can be reconstructed from {source}."
 
 
-def _judge_confidence(strongest: AuditedAttack, advice: str) -> CheckResult:
+def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckResult:
+    strongest = max(attacks, key=lambda one: one.confident)
     if not strongest.confident:
+        open_ = [f"{one.undecided} of {one.spec}" for one in attacks if one.undecided]
         reason = (
             f"whether examples leak is not known: no attack returned an example with a confidence of at least {MIN_CONFIDENCE:g}"
             ", and the true examples to compare with were not given (--truth)"
+            + (
+                f"; reconstructions that may be right or wrong, since their confidence is undecided: {', '.join(open_)}"
+                if open_
+                else ""
+            )
         )
         return NotChecked(rule=RECOVERED_RULE, reason=reason, kind="needs information")
     return Finding(

@@ -7,7 +7,13 @@ from time import monotonic
 from typing import Any
 
 from attacker.attacks import ATTACKS
-from attacker.audit.attack_findings import AuditedAttack, count_confident, describe_failures, find_strongest_attack, judge_results
+from attacker.audit.attack_findings import (
+    AuditedAttack,
+    count_confidences,
+    describe_failures,
+    find_strongest_attack,
+    judge_results,
+)
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense, check_support
@@ -19,6 +25,7 @@ from attacker.audit.privacy_checks import check_epsilon
 from attacker.audit.robustness_checks import check_robustness
 from attacker.audit.setting_checks import check_settings
 from attacker.audit.token_checks import check_tokens
+from attacker.audit.training_checks import check_training
 from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
 from attacker.replay.replay import Replay, Replayed
@@ -97,6 +104,7 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     found.append(check_support(observations, signature))
     found += check_noise(observations, signature)
     found += check_settings(recording, observations)
+    found.append(check_training(observations))
     found += check_labels(observations)
     found += check_tokens(observations)
     if recording.manifest.gradient != "plain" or recording.manifest.inputs:
@@ -190,13 +198,13 @@ def _run_attacks(
 
 
 def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:
-    """Return the result of one attack; without a scorer, only its numbers of updates and of confident examples.
+    """Return the result of one attack; without a scorer, only its numbers of updates, and of confident and undecided examples.
 
     cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
     """
     if scorer is None:
-        found = count_confident(folders[0], cases)
-        return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=found)
+        confident, undecided = count_confidences(folders[0], cases)
+        return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=confident, undecided=undecided)
     rows = [row for folder in folders for row in scorer.score(folder) if row.case in cases]
     (summary,) = summarise(rows)
     return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))

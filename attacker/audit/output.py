@@ -16,8 +16,9 @@ from fedsim.recording.files import write_bytes
 from fedsim.recording.safe_files import read_bytes
 
 GRADE_MEANINGS: dict[Grade, str] = {
-    "none found": "No check failed, and no attack did significantly better than guessing. This is no proof of safety: other "
-    "attacks, or attacks on other rounds or data, may still succeed.",
+    "none found": "No check failed. No attack did significantly better than guessing or, where the true examples were not given, "
+    "was confident of a reconstruction. This is no proof of safety: other attacks, or attacks on other rounds or data, may still "
+    "succeed.",
     "low": "A setting makes attacks easier than they need to be. This finding alone is not a leak.",
     "moderate": "The server learns something about the data, such as labels (which may be diagnoses). No single example "
     "was shown to leak.",

@@ -205,7 +205,7 @@ def _print_plan_only(recording: Any, run: Path, seconds: float) -> None:
 
 
 def _print_audit(found: "Audit", files: list[Path]) -> None:
-    from attacker.audit.attack_findings import NO_ANSWER
+    from attacker.audit.attack_findings import NO_ANSWER, RECOVERED_RULE
 
     out.print(f"[bold]{escape(found.run)}: {found.grade}[/]{'' if found.has_answer else f'; {NO_ANSWER}'}", soft_wrap=True)
     for attack in found.attacks:
@@ -214,8 +214,11 @@ def _print_audit(found: "Audit", files: list[Path]) -> None:
     for one in found.findings:
         out.print(f"[bold]{one.grade}[/]: {escape(one.title)}\n  {escape(one.evidence)}\n  {escape(one.advice)}", soft_wrap=True)
     if not found.findings:
-        beaten = ", and no attack beat its null" if found.has_answer else ""
+        beaten = ", and no attack beat its null" if found.has_answer and found.scored else ""
         out.print(f"{len(found.passed)} checks found nothing{beaten}; that is no proof that nothing leaks.")
+    for unknown in found.not_checked:
+        if unknown.rule == RECOVERED_RULE and found.has_answer and not found.scored:
+            out.print(escape(unknown.reason), soft_wrap=True)
     if found.what_if is not None:
         from attacker.audit.what_if import describe_change
 

@@ -1,0 +1,56 @@
+"""Tests of the check of an audit that compares what clients returned with the stated training."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from observations import make_observation
+from torch import Tensor
+
+from attacker.audit import Finding, NotChecked, Passed
+from attacker.audit.training_checks import check_training
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import Payload
+
+TRAINING = Training(learning_rate=0.1, batch_size=2, steps=1)
+
+
+def observe(returned: dict[str, Tensor], start: dict[str, Tensor], training: Training = TRAINING) -> Observation:
+    """Return the observation of a client that returned the tensors `returned` instead of its weights after training."""
+    change = {name: returned[name] - tensor for name, tensor in start.items()}
+    made = make_observation(
+        change, start, training=training, model=ModelSpec(name="mlp"), data=DataSpec(shape=(6,), num_classes=3)
+    )
+    return replace(made, payload=Payload(tensors=returned, codec="weights"))
+
+
+@pytest.fixture
+def start() -> dict[str, Tensor]:
+    return {"hidden.weight": torch.randn(8, 6, generator=torch.Generator().manual_seed(0))}
+
+
+def test_changes_in_place_of_weights_are_a_finding_and_weights_are_none(start: dict[str, Tensor]) -> None:
+    step = {name: 0.01 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)) for name, w in start.items()}
+    after = {name: w + step[name] for name, w in start.items()}
+    assert isinstance(check_training([observe(after, start)]), Passed)
+    assert isinstance(check_training([observe(after, start), observe(step, start)]), Passed)  # one update may be odd by chance
+    found = check_training([observe(step, start), observe(after, start), observe(step, start)])
+    assert isinstance(found, Finding)
+    assert (found.rule, found.grade) == ("training-misstated", "low")
+    assert "In 2 of 3 updates" in found.evidence
+    assert "look like changes of the weights instead of weights" in found.evidence
+
+
+def test_a_learning_rate_that_adam_cannot_have_is_a_finding(start: dict[str, Tensor]) -> None:
+    after = {name: w + 0.5 * torch.sign(w) for name, w in start.items()}
+    stated = replace(TRAINING, optimiser="adam", learning_rate=1e-3)
+    found = check_training([observe(after, start, stated)])
+    assert isinstance(found, Finding)
+    assert "compare learning_rate" in found.evidence
+
+
+def test_packed_updates_are_not_compared(start: dict[str, Tensor]) -> None:
+    packed = make_observation(
+        start, start, training=TRAINING, model=ModelSpec(name="mlp"), data=DataSpec(shape=(6,), num_classes=3)
+    )
+    assert isinstance(check_training([packed]), NotChecked)
