@@ -13,13 +13,25 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
     """Return whether autograd connects the outputs of the network with its inputs, so that a search by gradients can change them.
 
-    Autograd does not connect them if the inputs are converted to integers, for example to index an embedding. True also if the
-    network raises an error for inputs of zeros, which the attack then reports.
+    Autograd does not connect them if the inputs, or some of them, are converted to integers, for example to index an embedding.
+    True also if the network raises an error for inputs of zeros or ones, which the attack then reports.
     """
     key = repr((spec, data))
     if key not in _FOUND or spec.name not in BUILT_IN:
-        _FOUND[key] = _test(models.build_layout(spec, data), data)
+        layout = models.build_layout(spec, data)
+        _FOUND[key] = _test(layout, data) and not (_has_embedding(layout) and _reads_tokens(spec, data))
     return _FOUND[key]
+
+
+def _has_embedding(model: nn.Module) -> bool:
+    return any(isinstance(module, EMBEDDINGS) for module in model.modules())
+
+
+def _reads_tokens(spec: ModelSpec, data: DataSpec) -> bool:
+    try:
+        return bool(find_token_embeddings(models.build(spec, data), data))
+    except Exception:  # a network that is not built in may raise anything
+        return False
 
 
 _FOUND: dict[str, bool] = {}

@@ -137,6 +137,33 @@ def test_searches_refuse_networks_of_token_numbers(name: str, watch) -> None:  #
     assert not is_differentiable(MODEL, DATA)
 
 
+class Mixed(nn.Module):
+    """A network for table rows of two numbers and the code of one category."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.category = nn.Embedding(20, 4)
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(torch.cat([x[:, :2], self.category(x[:, 2].long())], dim=1))
+        return logits
+
+
+def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> None:  # type: ignore[no-untyped-def]
+    """A search could change the numbers, but would leave every code at the one that it starts from."""
+    spec, data = ModelSpec(name=f"{__name__}:Mixed"), DataSpec(shape=(3,), num_classes=3)
+    models.admit(spec.name)
+    one = observe((torch.tensor([[0.3, 0.8, 11.0]]), torch.tensor([1])), model=spec, data=data)
+    for name in ("inverting_gradients", "agic"):
+        assert any("codes of categories" in reason for reason in find_unmet(AttackSpec(name=name).build(), Case((one,))))
+    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    assert "codes of categories" in exact.plan(Case((one,))).reasons["layer_input"]
+    found = check(one)
+    assert isinstance(found, Finding)
+    assert "those with the numbers 11." in found.evidence
+
+
 def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
     assert find_unmet(AttackSpec(name="exact", arguments={"fallback": "none"}).build(), Case((watch(),))) == []
 
