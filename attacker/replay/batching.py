@@ -120,7 +120,7 @@ class CaseFootprint:
         sizes: number of examples of each observation of one case, as in `estimate_bytes`; the same for all cases.
         """
         values = len(sizes) * self.parameters + sum(max(1, size) for size in sizes) * self.activations
-        return 5e-3 + 2e-8 * cases * values
+        return len(sizes) * 5e-3 + 2e-8 * cases * values  # observations of a case are simulated one after the other
 
     def choose_chunk_size(self, sizes: Sequence[int], count: int) -> int:
         """Return the number of cases to attack at once if there are `count` similar cases; it may be larger than `count`.

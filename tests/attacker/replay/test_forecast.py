@@ -10,6 +10,7 @@ from attacker.attacks.base import estimate_effort
 from attacker.attacks.closed_form import layer_input, routing
 from attacker.commands.progress_bar import describe_cost
 from attacker.replay import batching
+from attacker.replay.batching import CaseFootprint
 from attacker.replay.executors import process_pool
 from attacker.replay.forecast import Forecast, describe_routes
 from attacker.replay.replay import Replay
@@ -47,6 +48,11 @@ def test_restarts_are_part_of_the_cost_of_an_attack_and_not_of_its_null(run: Pat
         assert triple.evaluations == 3 * single.evaluations
         assert triple.core_seconds == pytest.approx(3 * single.core_seconds)
         assert forecast(name, 3, null=True).evaluations == single.evaluations
+
+
+def test_rounds_of_a_case_are_estimated_one_after_the_other(run: Path) -> None:
+    footprint = CaseFootprint(Recording(run / "recording").manifest, "cpu")
+    assert footprint.estimate_seconds([1, 1, 1], 1) == pytest.approx(3 * footprint.estimate_seconds([1], 1))
 
 
 def test_a_search_from_a_closed_form_is_one_more_start() -> None:
