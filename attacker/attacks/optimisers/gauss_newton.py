@@ -24,7 +24,9 @@ LINEAR_TOLERANCE = 1e-3
 ROWS_AT_ONCE = 2048
 """Number of rows of a Jacobian that are converted to float64 at once."""
 MIN_DECREASE = 0.05
-"""Relative change of the residual's norm in a step below which the iteration may end."""
+"""Relative decrease of the residual's norm in a step below which the next step is linearised anew."""
+MIN_NEW_DECREASE = 0.5
+"""The same for a step that was linearised anew, below which the iteration ends: it is at a minimum or far from a solution."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ def minimise_squares(
 
     Each step solves (J^T J + damping) d = -J^T r by conjugate gradients. The products by the Jacobian J on the left are those of
     the linearisation; its approximate Jacobian, factorised by Cholesky, is the preconditioner. Steps that do not decrease the
-    norm are not taken; the damping then grows. The iteration ends after `steps` steps, once a step with a new linearisation
-    changes the norm by less than `MIN_DECREASE`, relative to it. Once the norm is at most `enough`, a step with an old one ends
-    it, too, if it changes the norm by less.
+    norm are not taken; the damping then grows. The iteration ends after `steps` steps, or once a step with a new linearisation
+    decreases the norm by less than `MIN_NEW_DECREASE`, relative to it. Once the norm is at most `enough`, a step with an old one
+    ends it, too, if it changes the norm by less than `MIN_DECREASE`.
     progress: called before each step with its number, from 0, and the norm of the residual.
     """
     residual, damping = problem.residual(z), DAMPING
@@ -104,7 +106,8 @@ def minimise_squares(
             z, residual, damping = z + move, moved, max(damping / CHANGE_OF_DAMPING, DAMPING)
         else:
             damping *= CHANGE_OF_DAMPING
-        if abs(decrease) < MIN_DECREASE and (fresh or float(residual.norm()) <= enough):
+        is_stuck = fresh and -MIN_DECREASE < decrease < MIN_NEW_DECREASE
+        if is_stuck or (abs(decrease) < MIN_DECREASE and float(residual.norm()) <= enough):
             return Minimum(z, float(residual.norm()), step + 1)
         if iterations == LINEAR_ITERATIONS or (decrease < MIN_DECREASE and not fresh):
             linear = None
