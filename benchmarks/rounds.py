@@ -56,7 +56,7 @@ share of these 20 that score higher than 99 % of the rivals.
 `growth`: the share of exact images (above 60 dB) after growing numbers of recorded rounds, one line per federation; with
 `--picture` the shares are drawn into `docs/rounds.png`.
 
-A table's name runs that table alone.
+A table's name runs that table alone. In `feedback` and `stochastic`, clients are attacked in --workers processes.
 """
 
 from pathlib import Path
@@ -93,7 +93,7 @@ TABLES = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("picture",))
+    asked = parse_options(__doc__ or "", tables=TABLES, flags=("picture",), offers_workers=True)
     tables = {
         "spans": run_spans_table,
         "cohorts": run_cohorts_table,

@@ -4,7 +4,9 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from time import process_time
 from typing import Any
 
 import torch
+
+from attacker.sweep.run import exit_with_parent
 
 VERSIONED_PACKAGES = ("torch", "numpy", "flwr")
 
@@ -105,6 +109,16 @@ def measure_cpu() -> Iterator[Clock]:
         yield clock
     finally:
         clock.seconds = process_time() - started
+
+
+def prepare_worker() -> None:
+    """Prepare a worker process: one thread for PyTorch. It ends on Ctrl-C, and soon after its parent process.
+
+    The default action of Ctrl-C is restored, since an attack would return an unfinished answer.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def describe_machine() -> str:

@@ -3,10 +3,7 @@
 Columns are attacked in worker processes of one thread each. The images of all answers are kept in a folder.
 """
 
-import os
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
@@ -16,8 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
-from support.contract import Options, ResultRow, TableAndSummary, read_peak_memory
+from support.contract import Options, ResultRow, TableAndSummary, prepare_worker, read_peak_memory
 from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, DefendedColumn, observe, resize
 from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
 from support.splits import load_images
@@ -25,7 +21,6 @@ from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients, rog
 from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, equalize, read_enhancer
-from attacker.sweep.run import exit_with_parent
 
 FOLDER = Path("runs/benchmark-rog")
 DECODER, TV = "coarse_to_fine", 3e-2
@@ -175,7 +170,7 @@ def measure_in_processes(asked: Options, columns: Sequence[DefendedColumn]) -> l
     Progress is printed to stderr. Raises RuntimeError, naming the columns, if columns failed, after all others are finished.
     """
     started = monotonic()
-    pool = ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn"), initializer=_prepare_worker)
+    pool = ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn"), initializer=prepare_worker)
     try:
         order = sorted(columns, key=lambda column: -column.cost)
         futures = {pool.submit(measure_column, asked, column): column for column in order}
@@ -193,16 +188,6 @@ def measure_in_processes(asked: Options, columns: Sequence[DefendedColumn]) -> l
             f"columns that failed: {'; '.join(failed)}. Run it again without --fresh, which reuses all finished attacks"
         ) from made[failed[0]].exception()
     return [made[column.name].result() for column in columns]
-
-
-def _prepare_worker() -> None:
-    """Prepare a worker process: one thread for PyTorch. It ends on Ctrl-C, and soon after its parent process.
-
-    The default action of Ctrl-C is restored, since an attack would return an unfinished answer, which would be kept.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:

@@ -7,11 +7,13 @@ updates of all rounds.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from statistics import mean
 
 import torch
-from support.contract import Options, ResultRow, measure_cpu
+from support.contract import Options, ResultRow, measure_cpu, prepare_worker
 from support.rounds.federation import RecordedNetwork, record_same_examples
 from support.single_cases import make_client
 from support.splits import Images, load_images
@@ -62,34 +64,68 @@ def make_accumulated_rows(asked: Options, defenses: Sequence[tuple[str, Sequence
 
     The null is the same attack without the clients' messages. defenses: pairs of a defense and the numbers of rounds to attack,
     from the first on; with --quick, every second number, at most 3. clients: number of clients, each with an image of its own.
+    Clients are attacked in `asked.workers` processes, those with the most rounds first. Progress is printed to stderr.
     """
+    choices = [
+        (defense, min(count, 3) if asked.quick else count)
+        for defense, counts in defenses
+        for count in (counts[::2] if asked.quick else counts)
+    ]
+    tasks = [(defense, count, client) for defense, count in choices for client in range(clients)]
+    with ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn"), initializer=prepare_worker) as pool:
+        order = sorted(tasks, key=lambda task: -task[1])
+        futures = {task: pool.submit(attack_client, asked, *task, clients=clients) for task in order}
+        for future in as_completed(futures.values()):
+            print(future.result(), file=sys.stderr, flush=True)  # clients with 100 rounds take minutes
+    part = load_images(asked, "cifar10", clients).part
+    return [
+        {"defense": defense, "rounds": count}
+        | _join_clients([futures[defense, count, client].result() for client in range(clients)])
+        | {"clients": clients, "part": part}
+        for defense, count in choices
+    ]
+
+
+@dataclass(frozen=True)
+class AttackedClient:
+    """What `accumulate` made of a client's rounds. psnr, null_psnr: in dB. is_label_right: whether its label was inferred."""
+
+    defense: str
+    rounds: int
+    client: int
+    psnr: float
+    null_psnr: float
+    is_label_right: bool
+    cpu_seconds: float
+
+
+def attack_client(asked: Options, defense: str, rounds: int, client: int, *, clients: int) -> AttackedClient:
+    """Record `clients` clients for some rounds, and attack the rounds of one of them; "none" is no defense."""
     images = load_images(asked, "cifar10", clients)
-    network, rows = make_network(images, asked.seed), []
-    for defense, counts in defenses:
-        chosen = [min(count, 3) for count in counts[::2]] if asked.quick else counts
-        cases = record_same_examples(network, images, max(chosen), defense="" if defense == "none" else defense)
-        for count in chosen:
-            first = [replace(case, observations=case.observations[:count]) for case in cases]
-            rows.append({"defense": defense, "rounds": count} | _attack_clients(asked, first, images))
-            print(rows[-1], file=sys.stderr, flush=True)  # rows of 100 rounds take minutes
-    return rows
-
-
-def _attack_clients(asked: Options, cases: Sequence[Case], images: Images) -> ResultRow:
+    network = make_network(images, asked.seed)
+    case = record_same_examples(network, images, rounds, defense="" if defense == "none" else defense)[client]
     attack = replace(accumulate(steps=3 if asked.quick else STEPS), device=asked.device)
     with measure_cpu() as clock:
-        found = attack(cases, rng=Generator().manual_seed(asked.seed))
-    nulls = attack.null()(cases, rng=Generator().manual_seed(asked.seed))
-    each, chance = ([_measure_psnr(one.x, x) for one, x in zip(some, images.x, strict=True)] for some in (found, nulls))
-    labels = [int(one.y[0]) == label for one, label in zip(found, images.y.tolist(), strict=True)]
+        found = attack([case], rng=Generator().manual_seed(asked.seed))[0]
+    null = attack.null()([case], rng=Generator().manual_seed(asked.seed))[0]
+    return AttackedClient(
+        defense=defense,
+        rounds=rounds,
+        client=client,
+        psnr=_measure_psnr(found.x, images.x[client]),
+        null_psnr=_measure_psnr(null.x, images.x[client]),
+        is_label_right=int(found.y[0]) == int(images.y[client]),
+        cpu_seconds=clock.seconds,
+    )
+
+
+def _join_clients(found: Sequence[AttackedClient]) -> ResultRow:
     return {
-        "psnr": mean(each),
-        "each": " ".join(f"{value:.1f}" for value in each),
-        "null_psnr": mean(chance),
-        "labels": mean(labels),
-        "clients": len(images),
-        "cpu_seconds": clock.seconds,
-        "part": images.part,
+        "psnr": mean(one.psnr for one in found),
+        "each": " ".join(f"{one.psnr:.1f}" for one in found),
+        "null_psnr": mean(one.null_psnr for one in found),
+        "labels": mean(one.is_label_right for one in found),
+        "cpu_seconds": sum(one.cpu_seconds for one in found),
     }
 
 
