@@ -35,7 +35,7 @@ from defenses.channel import ChannelState
 from fedsim.recording.observation import Observation
 
 MAX_ENTRIES = 1e8
-"""Number of entries, equations times unknowns, up to which an answer is refined. The Jacobian takes 8 bytes for each."""
+"""Number of entries, equations times unknowns, up to which an answer is refined. The Jacobian takes 4 bytes for each."""
 EQUATIONS_PER_UNKNOWN = 8
 """Number of equations for each unknown that are solved. Those of later rounds only test the solution."""
 MAX_MISFIT = 1e-3
@@ -183,7 +183,11 @@ class SentValues:
         return self.send(self.compute_gradients(x)) - self.values
 
     def linearise(self, x: Tensor) -> Linearisation:
-        """Return the linearisation of the residual at x, (D,), for a defense that treats each coordinate on its own."""
+        """Return the linearisation of the residual at x, (D,).
+
+        It is exact if the defense treats each coordinate on its own and linearly, as error feedback and DGC do. For other
+        defenses it is approximate, so that steps decrease the residual by less.
+        """
         factors, at = self._compute_factors(x), torch.cat(self.sent)
 
         def differentiate(x: Tensor) -> Derivative:
