@@ -2,7 +2,8 @@
 
 With error feedback, a client sends later what it does not send now. Each value that it sent is an equation for its examples. Over
 enough rounds there are more equations than the examples have values, and all hold up to rounding. A search by gradients stops far
-from their solution, since some directions are badly determined; Gauss-Newton steps reach it.
+from their solution, since some directions are badly determined; Gauss-Newton steps reach it. The solution then differs from the
+examples by rounding errors of the client, of which those of the loss's derivatives by the outputs matter most. They are excluded.
 
 Shapes: T rounds, N examples, D = N times the number of values of an example, R values that were sent in all rounds.
 """
@@ -29,7 +30,7 @@ from attacker.attacks.optimisers.gauss_newton import (
     minimise_squares,
 )
 from attacker.attacks.simulation.client import build_gradient, build_network, follow_channel
-from attacker.attacks.simulation.gradients import explain_vmap_failure
+from attacker.attacks.simulation.gradients import explain_vmap_failure, predict
 from attacker.reconstruction import Reconstruction
 from defenses.channel import ChannelState
 from fedsim.recording.observation import Observation
@@ -44,6 +45,8 @@ ROUNDING = 5e-7
 """The same up to which the rest may be rounding of the values sent, so that no new linearisation is made for it."""
 STEPS = 12
 """Maximum number of Gauss-Newton steps."""
+FINAL_STEPS = 2
+"""The same for the steps without errors of the derivatives by outputs, at the end."""
 ANCHORS = 20
 """Number of rounds at which gradients are differentiated for the approximate Jacobian; between them it is interpolated."""
 FACTORS_AT_ONCE = 25
@@ -76,6 +79,10 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     try:
         start = found.x.double().flatten().to(device)
         end = minimise_squares(problem, start, steps=STEPS, enough=ROUNDING * scale, progress=report)
+        if end.norm <= ROUNDING * scale and (basis := used.find_output_errors(end.z)) is not None:
+            linear = None if end.linear is None else end.linear.project_out(basis)
+            last = minimise_squares(problem.project_out(basis), end.z, steps=FINAL_STEPS, linear=linear)
+            end = replace(last, steps=end.steps + last.steps)
         before, misfit = (float(values.compute_residual(z).norm() / values.values.norm()) for z in (start, end.z))
     except KeyboardInterrupt:
         return replace(found, interrupted=True)
@@ -161,6 +168,30 @@ class SentValues:
             return dict(self.gradient(weights, examples[at], self.y[at], buffers))
 
         return vmap(compute)(self.weights, self.buffers, self.places)
+
+    def find_output_errors(self, x: Tensor) -> Tensor | None:
+        """Return an orthonormal basis (R, E) of how errors of the loss's derivatives by outputs change the values sent.
+
+        A client computes these E derivatives, by all outputs for the examples of all rounds, in float32. The rounding error of
+        one changes all values of a gradient together, so that it shifts the solution by more than errors of single values.
+        Returns None if the equations do not determine the examples and these errors, or if the basis is too large.
+        """
+        examples = x.reshape(-1, *self.seen.data.shape)
+
+        def predict_all(weights: dict[str, Tensor]) -> Tensor:
+            def compute(weights: dict[str, Tensor], buffers: dict[str, Tensor], at: Tensor) -> Tensor:
+                return predict(self.model, self.seen.data, self.seen.training.loss, weights, examples[at], buffers)
+
+            return vmap(compute)(weights, self.buffers, self.places).flatten(1)
+
+        outputs, pull = vjp(predict_all, self.weights)  # type: ignore[misc]
+        if outputs.numel() + len(x) > self.count or outputs.numel() * self.count > MAX_ENTRIES:
+            return None
+        factors, at = self._compute_factors(x).to(x), torch.cat(self.sent)
+        units = torch.eye(outputs.shape[1], dtype=x.dtype, device=x.device)
+        changes = torch.cat([factors * self._flatten(pull(unit.expand_as(outputs))[0])[:, at] for unit in units])
+        basis: Tensor = torch.linalg.qr(changes.T).Q
+        return basis
 
     def _flatten(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return the gradients of all rounds as one matrix, (T, P)."""

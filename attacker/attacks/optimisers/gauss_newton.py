@@ -51,6 +51,15 @@ class Linearisation:
     jacobian: Tensor
     differentiate: Callable[[Tensor], Derivative]
 
+    def project_out(self, basis: Tensor) -> "Linearisation":
+        """Return the linearisation of the residual without its part in the span of an orthonormal basis, (R, E)."""
+
+        def differentiate(z: Tensor) -> Derivative:
+            slope = self.differentiate(z)
+            return Derivative(lambda d: project_out(basis, slope.along(d)), lambda r: slope.back(project_out(basis, r)))
+
+        return Linearisation(project_out(basis, self.jacobian), differentiate)
+
 
 @dataclass(frozen=True)
 class LeastSquares:
@@ -63,14 +72,25 @@ class LeastSquares:
     residual: Callable[[Tensor], Tensor]
     linearise: Callable[[Tensor], Linearisation]
 
+    def project_out(self, basis: Tensor) -> "LeastSquares":
+        """Return the problem without the part of its residual in the span of an orthonormal basis, (R, E).
+
+        Errors of the equations in this span then do not change the minimum.
+        """
+        return LeastSquares(lambda z: project_out(basis, self.residual(z)), lambda z: self.linearise(z).project_out(basis))
+
 
 @dataclass(frozen=True)
 class Minimum:
-    """The result of `minimise_squares`: unknowns z (D,), the norm of the residual at z, and the number of steps."""
+    """The result of `minimise_squares`: unknowns z (D,), the norm of the residual at z, and the number of steps.
+
+    linear: the linearisation that the last step used; None if the next step would have made a new one.
+    """
 
     z: Tensor
     norm: float
     steps: int
+    linear: Linearisation | None = None
 
 
 def minimise_squares(
@@ -79,6 +99,7 @@ def minimise_squares(
     *,
     steps: int,
     enough: float = 0.0,
+    linear: Linearisation | None = None,
     progress: Callable[[int, float], None] = lambda step, norm: None,
 ) -> Minimum:
     """Minimise the norm of the residual from z (D,), in float64, by damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963).
@@ -88,13 +109,14 @@ def minimise_squares(
     norm are not taken; the damping then grows. The iteration ends after `steps` steps, or once a step with a new linearisation
     decreases the norm by less than `MIN_NEW_DECREASE`, relative to it. Once the norm is at most `enough`, a step with an old one
     ends it, too, if it changes the norm by less than `MIN_DECREASE`.
-    progress: called before each step with its number, from 0, and the norm of the residual.
+    linear: a linearisation near z for the first steps. progress: called before each step with its number, from 0, and the norm of
+    the residual.
     """
     residual, damping = problem.residual(z), DAMPING
-    linear: Linearisation | None = None
+    normal = None if linear is None else _multiply_by_own_transpose(linear.jacobian)
     for step in range(steps):
         progress(step, float(residual.norm()))
-        if fresh := linear is None:
+        if fresh := linear is None or normal is None:
             linear = problem.linearise(z)
             normal = _multiply_by_own_transpose(linear.jacobian)
         _, pull = vjp(problem.residual, z)  # type: ignore[misc]
@@ -108,10 +130,16 @@ def minimise_squares(
             damping *= CHANGE_OF_DAMPING
         is_stuck = fresh and -MIN_DECREASE < decrease < MIN_NEW_DECREASE
         if is_stuck or (abs(decrease) < MIN_DECREASE and float(residual.norm()) <= enough):
-            return Minimum(z, float(residual.norm()), step + 1)
+            return Minimum(z, float(residual.norm()), step + 1, linear)
         if iterations == LINEAR_ITERATIONS or (decrease < MIN_DECREASE and not fresh):
             linear = None
-    return Minimum(z, float(residual.norm()), steps)
+    return Minimum(z, float(residual.norm()), steps, linear)
+
+
+def project_out(basis: Tensor, residual: Tensor) -> Tensor:
+    """Return the part of a residual (R,), or of each column of a Jacobian (R, D), that is orthogonal to a basis (R, E)."""
+    basis = basis.to(residual)
+    return residual - basis @ (basis.T @ residual)
 
 
 def differentiate_along(function: Callable[[Any], Tensor], at: Any, direction: Any) -> Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import jvp, vjp
+from torch.nn.functional import one_hot
 
 from attacker.attacks import Case, accumulate
 from attacker.attacks.matching import case_batch, gradient_matching
@@ -14,6 +15,7 @@ from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.multi_round import refinement
 from attacker.attacks.multi_round.refinement import SentValues
 from attacker.attacks.multi_round.same_examples import link_same
+from attacker.attacks.optimisers.gauss_newton import project_out
 from attacker.scoring.metrics import psnr
 from defenses import DefenseSpec
 from fedsim import models
@@ -126,6 +128,24 @@ def test_equations_hold_at_the_true_example_and_are_linearised_exactly(observe, 
     monkeypatch.setattr(refinement, "ANCHORS", 3)
     error = values.linearise(at).jacobian @ d.float() - image
     assert 0 < float(error.norm() / image.norm()) < 0.1
+
+
+def test_errors_of_derivatives_by_outputs_are_excluded(observe, monkeypatch) -> None:
+    """The derivative of cross-entropy by the outputs is softmax minus label, so that other soft labels change it by any error."""
+    x, y, places = make_example(), torch.tensor([2]), [torch.tensor([0])] * 12
+    rounds = record(observe, x, y, 12, "top_k(0.05, error_feedback=True)").observations
+    right, at = one_hot(y, 4).double(), x.double().flatten()
+    error = torch.tensor([[0.3, -0.1, 0.4, 0.2]], dtype=torch.float64)
+    values, wrong = (SentValues(rounds, labels, places, device="cpu") for labels in (right, right + error))
+    change = wrong.compute_residual(at) - values.compute_residual(at)
+    basis = values.find_output_errors(at)
+    assert basis is not None
+    assert basis.shape == (values.count, 12 * 4)
+    assert float(project_out(basis, change).norm()) < 1e-4 * float(change.norm())
+    moved = values.compute_residual(at + 0.1) - values.compute_residual(at)
+    assert float(project_out(basis, moved).norm()) > 0.3 * float(moved.norm())
+    monkeypatch.setattr(refinement, "MAX_ENTRIES", basis.numel() - 1)
+    assert values.find_output_errors(at) is None
 
 
 def take_two_rounds(case: Case) -> Case:

@@ -51,6 +51,20 @@ def test_norm_of_the_residual_never_grows_far_from_the_solution() -> None:
     assert found.norm < 0.1 * float(problem.residual(start).norm())
 
 
+@pytest.mark.parametrize("reused", [False, True])
+def test_errors_in_a_span_that_is_projected_out_do_not_move_the_solution(reused: bool) -> None:
+    problem, solution = make_problem()
+    basis = torch.linalg.qr(torch.randn(40, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64))[0]
+    error = 0.1 * basis.sum(dim=1)
+    wrong = LeastSquares(lambda z: problem.residual(z) + error, problem.linearise)
+    linear = problem.linearise(solution + 0.1).project_out(basis) if reused else None
+    found = minimise_squares(wrong.project_out(basis), solution + 0.1, steps=20, linear=linear)
+    torch.testing.assert_close(found.z, solution, rtol=0, atol=1e-6)
+    assert found.norm < 1e-10
+    shifted = minimise_squares(wrong, solution + 0.1, steps=20)
+    assert float((shifted.z - solution).norm()) > 0.1
+
+
 def test_solution_of_inconsistent_equations_is_that_of_least_squares() -> None:
     """The reference is a library's linear least squares."""
     rng = torch.Generator().manual_seed(1)
