@@ -30,7 +30,7 @@ READ_ROUNDS = (1, 5, 10, 50, 100)
 """The rounds that the attacker uses, to save time."""
 ROUNDS = (1, 10, 100)
 """Numbers of recorded rounds after which the attack is measured."""
-DEFENSES = ("none", "sign('mean')")
+DEFENSES = ("none", "sign('mean')", "qsgd(4)", "clip(1) | gaussian(0.01)")
 NEAR_SHARE = 0.01
 """Largest rank of an image, relative to the number of rivals, with which it counts in the column `in_best_percent`."""
 

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from support.contract import Options, ResultRow, measure_cpu
 from support.rounds.federation import RecordedNetwork, build_observation, make_update
-from support.splits import Images, load_images
+from support.splits import PARTS, Images, count_part, load_images
 from torch import Generator, Tensor
 
 from attacker.attacks import Case
@@ -34,8 +34,8 @@ APP_FOLDER = Path(__file__).parents[3] / "tests" / "foreign" / "quickstart"
 DATA_SPEC = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
 BATCH = 32
 LEARNING_RATE = 0.1
-LARGER_CLIENTS = ((512, 4), (1024, 2))
-"""Pairs of a larger number of examples per client, and the number of clients."""
+LARGER_CLIENTS = ((512, 4), (1024, 2), (4000, 2))
+"""Pairs of a larger number of examples per client, and the number of clients. Clients of the template have 4,000 examples."""
 OTHERS = 692
 """Number of candidates that are no client's."""
 TARGETS = 180
@@ -125,12 +125,7 @@ def list_settings(seed: int) -> list[Setting]:
 
 def record(asked: Options, setting: Setting) -> RecordedFederation:
     """Simulate the federation; return what the server records, the images of its clients, and images of no client."""
-    examples, clients, seed = setting.examples, setting.clients, setting.seed
-    images = load_images(asked, "cifar10", count_images(asked, setting))
-    images = replace(images, y=images.y % DATA_SPEC.num_classes, data=DATA_SPEC)
-    order = torch.randperm(len(images), generator=Generator().manual_seed(seed)).tolist()
-    own = [images.of(order[i * examples : (i + 1) * examples]) for i in range(clients)]
-    others = images.of(order[clients * examples :])
+    seed, (own, others) = setting.seed, _draw_images(asked, setting)
     network = _make_network(seed)
     spec = _parse(setting.defense)
     built, weights, rng = spec.build(), dict(network.weights), Generator().manual_seed(seed + 1)
@@ -145,6 +140,49 @@ def record(asked: Options, setting: Setting) -> RecordedFederation:
         weights = {name: w + torch.stack([one[-1].update[name] for one in found]).mean(dim=0) for name, w in weights.items()}
     cases = [Case(tuple(one)) for one in found]
     return RecordedFederation(network, cases, own, others, replace(network, weights=weights).measure_accuracy(others))
+
+
+def _draw_images(asked: Options, setting: Setting) -> tuple[list[Images], Images]:
+    """Return the images of each client, and images of no client, all of the report part if it has enough of them.
+
+    If it has too few, clients also hold images of the other parts. Their first images, among which the targets are, and those of
+    no client are of the report part then, too.
+    """
+    examples, clients, count = setting.examples, setting.clients, count_images(asked, setting)
+    rng = Generator().manual_seed(setting.seed)
+    if asked.data is None or count <= count_part(asked, "cifar10", "report"):
+        images = _adapt(load_images(asked, "cifar10", count))
+        order = torch.randperm(len(images), generator=rng).tolist()
+        return [images.of(order[i * examples : (i + 1) * examples]) for i in range(clients)], images.of(
+            order[clients * examples :]
+        )
+    reported = _adapt(load_images(asked, "cifar10", count_part(asked, "cifar10", "report")))
+    order = torch.randperm(len(reported), generator=rng).tolist()
+    shares = [order[OTHERS + i :: clients] for i in range(clients)]
+    filling = _join(
+        [
+            load_images(asked, name, count_part(asked, name, part), part=part)
+            for name in ("cifar10", "cifar10_test")
+            for part in PARTS
+            if (name, part) != ("cifar10", "report")
+        ]
+    )
+    rest = torch.randperm(len(filling), generator=rng).tolist()
+    needed = [examples - len(share) for share in shares]
+    own = [
+        _join([reported.of(share), filling.of([rest.pop() for _ in range(n)])]) for share, n in zip(shares, needed, strict=True)
+    ]
+    return own, reported.of(order[:OTHERS])
+
+
+def _adapt(images: Images) -> Images:
+    """Return the images with the classes and the normalisation of the template."""
+    return replace(images, y=images.y % DATA_SPEC.num_classes, data=DATA_SPEC)
+
+
+def _join(parts: Sequence[Images]) -> Images:
+    """Return all images of `parts`, under the name and the part of the first."""
+    return _adapt(replace(parts[0], x=torch.cat([one.x for one in parts]), y=torch.cat([one.y for one in parts])))
 
 
 def count_images(asked: Options, setting: Setting) -> int:
@@ -185,7 +223,8 @@ def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
         wrong = certain & (owner != torch.arange(len(scores))[:, None])
         firsts = _list_firsts(scores, owner, setting.seed)
         last_alone = _list_firsts(combine_rounds(cases, fitted, count, count), owner, setting.seed)
-        of_another = _list_firsts([scores[0], *scores[2:], scores[1]], owner, setting.seed)
+        others = [*scores[2:], scores[1]] if len(scores) > 2 else [scores[0]]
+        of_another = _list_firsts([scores[0], *others], owner, setting.seed)
         yield {
             "defense": defense,
             "examples": setting.examples,
