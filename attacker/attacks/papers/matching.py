@@ -187,6 +187,7 @@ def inverting_gradients(
     denoiser_weight: float = 1.0,
     denoiser_noise: float = 0.0,
     draws: bool = False,
+    surrogate: bool = False,
     consistency: float = 0.0,
     registered: bool = False,
     denoised: bool = True,
@@ -223,6 +224,8 @@ def inverting_gradients(
                     a diffusion prior does (Mardani et al. 2024, RED-diff); a value to try: 0.2.
     draws: search with the images for what the client drew in its one step: the mixtures of MixUp (and of InstaHide without
            flipped values or public images), and the masks of dropout(). By default, they are ignored.
+    surrogate: compute the gradient at a point between the weights sent and those returned, which is optimised together with the
+               images (Zhu et al. 2023, SME), for clients with several local steps.
     consistency: if above 0, all starts (`restarts`, at least 2) are made at once. It is the weight of the mean squared difference
                  between the images of each start and the mean over starts, relative to the loss of a zero gradient
                  (Yin et al. 2021, GradInversion, eq. 11). The images of the start with the lowest loss are returned; that loss
@@ -237,7 +240,9 @@ def inverting_gradients(
                       gradient evaluations (FedLeak, "gradient regularization").
     """
     is_calibrated = (learning_rate, signed, decoder, denoiser) == (INVERTING_RATE, False, "pixels", NO_ENHANCER)
-    is_calibrated = is_calibrated and not (batch_norm or feature_matching or latent or consistency or gradient_penalty or draws)
+    is_calibrated = is_calibrated and not (
+        batch_norm or feature_matching or latent or consistency or gradient_penalty or draws or surrogate
+    )
     is_calibrated = is_calibrated and compared_share == 1
     optimiser: Optimiser = Adam(learning_rate=learning_rate, signed=signed)
     if gradient_penalty:
@@ -251,7 +256,7 @@ def inverting_gradients(
             batch_norm=batch_norm,
             features=FeatureTerm(weight=feature_matching),
         ),
-        simulation=Simulation(knows_defense=knows_defense, draws=draws),
+        simulation=Simulation(surrogate=surrogate, knows_defense=knows_defense, draws=draws),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(
             tv=tv,

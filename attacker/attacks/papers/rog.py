@@ -30,6 +30,7 @@ def rog(
     init: Annotated[str, OneOf(tuple(STARTS))] = "coarse4",
     distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "euclidean",
     local_steps: LocalSteps = "one_batch",
+    surrogate: bool = False,
     enhancer: Annotated[str, OneOf((NO_ENHANCER, *BUILT_IN_ENHANCERS))] = NO_ENHANCER,
     lpips_weights: FilePath = "",
     learning_rate: float = 0.05,
@@ -54,6 +55,9 @@ def rog(
     distance: euclidean (squared), as in the paper; cosine or absolute.
     local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
     about n times as long for n local steps.
+    surrogate: for one_batch, compute the gradient at a point between the weights sent and those returned. This point is optimised
+    together with the images (Zhu et al. 2023, SME). For clients with several local steps it comes near the results of simulated
+    at the cost of one_batch.
     enhancer: changes the images after the search, and also the images of the null (the attack without the gradient): none, small
     (shipped), equalize (divides by the largest value and equalises histograms, as the paper does for signs), the file of an
     enhancer that attacker train-prior wrote, the file of a generator, or `module:function`, see `learned.enhancer`. With a
@@ -73,7 +77,9 @@ def rog(
     return GradientMatching(
         name="rog",
         objective=Objective(distance=named.get_distance(distance)),
-        simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense, draws=draws),
+        simulation=Simulation(
+            local_steps=named.check_local_steps(local_steps), surrogate=surrogate, knows_defense=knows_defense, draws=draws
+        ),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init), boxed=boxed),
         prior=Prior(
             tv=tv, denoised=denoised, latent=latent, denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise)

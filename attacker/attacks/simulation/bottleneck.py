@@ -105,7 +105,7 @@ def find_solved_bottleneck(
     weights: of the model in one observation, by name. examples: number of examples in that observation. loss: name of the loss.
     """
     encoders = sorted({name.rpartition(".")[0] for name in find_encoders(model)})
-    if len(encoders) != 1 or explain_vmap_failure(model, data, loss):
+    if len(encoders) != 1 or explain_vmap_failure(model, data, loss, any_size=True):
         return None
     layer = model.get_submodule(encoders[0])
     assert isinstance(layer, nn.Linear)

@@ -111,15 +111,15 @@ AGREEMENT_TOLERANCE = 1e-2
 including errors that switch a ReLU, and far below the difference that a wrong formula makes."""
 
 
-def explain_vmap_failure(model: nn.Module, data: DataSpec, loss: str) -> str:
+def explain_vmap_failure(model: nn.Module, data: DataSpec, loss: str, *, any_size: bool = False) -> str:
     """Return why the gradients of a network cannot or should not be computed by torch.func, as text; else "".
 
     A network of at most `MAX_VMAP_WEIGHTS` weights is tested: its gradients under `vmap`, and their derivatives by the examples,
     are compared with the results of ordinary autograd on two problems of two examples each, and the outcome is cached. The test
-    also fails if PyTorch warns. A larger network is refused without a test.
+    also fails if PyTorch warns. A larger network is refused without a test, unless `any_size` is set.
     """
     shapes = tuple((name, tuple(p.shape)) for name, p in model.named_parameters())
-    if sum(p.numel() for p in model.parameters()) > MAX_VMAP_WEIGHTS:
+    if not any_size and sum(p.numel() for p in model.parameters()) > MAX_VMAP_WEIGHTS:
         return f"it has more than {MAX_VMAP_WEIGHTS:.0e} weights"
     return _find_vmap_failure(_Network(model, (type(model), repr(model), shapes)), data, loss)
 

@@ -197,7 +197,7 @@ def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
     """
     tools = load_tools(asked)
     case = make_case(tools, column)
-    attacks = make_attacks(tools.scale)
+    attacks = make_attacks(tools.scale, column)
     if not (tools.scale.all_attacks or asked.table):
         attacks = {"ROG": attacks["ROG"]}
     attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients") if name in attacks}
@@ -233,18 +233,19 @@ def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
     return replace(case, known_labels=tools.y)
 
 
-def make_attacks(scale: Scale) -> dict[str, GradientMatching]:
+def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatching]:
     """Return a dict of the attacks on a column: ROG, the same search in pixels from the paper's start, Inverting Gradients."""
+    surrogate = column.surrogate
     return {
-        "ROG": make_rog(scale.steps),
-        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform", tv=TV),
-        "Inverting Gradients": inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0),
+        "ROG": make_rog(scale.steps, column),
+        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform", tv=TV, surrogate=surrogate),
+        "Inverting Gradients": inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0, surrogate=surrogate),
     }
 
 
-def make_rog(steps: int) -> GradientMatching:
-    """Return ROG as it is measured in the columns, with a number of iterations."""
-    return rog(steps=steps, decoder=DECODER, tv=TV)
+def make_rog(steps: int, column: DefendedColumn) -> GradientMatching:
+    """Return ROG as it is measured in a column, with a number of iterations."""
+    return rog(steps=steps, decoder=DECODER, tv=TV, surrogate=column.surrogate)
 
 
 def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
@@ -256,11 +257,12 @@ def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
     LPIPS (a higher PSNR where there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: for a lower LPIPS
     likewise, both followed by the enhancer.
     """
-    own = make_attacks(tools.scale)["Inverting Gradients"]
+    column = COLUMNS[0]
+    own = make_attacks(tools.scale, column)["Inverting Gradients"]
     aim = tools.folder.attack(own, case, tools.x, tools.asked).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
     for steps in (*(() if tools.asked.quick else RATIO_STEPS), tools.scale.steps):
-        found = tools.folder.attack(make_rog(steps), case, tools.x, tools.asked).x
+        found = tools.folder.attack(make_rog(steps, column), case, tools.x, tools.asked).x
         plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
         reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
         for name, is_reached in zip(ratios, reached, strict=True):

@@ -66,6 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rog with draws": {"name": "rog", "draws": True},
     "rog enhanced": {"name": "rog", "enhancer": "small"},
     "rog by simulation": {"name": "rog", "local_steps": "simulated", "boxed": True},
+    "rog with surrogate weights": {"name": "rog", "surrogate": True},
     "spans without components": {"name": "spans", "components": False},
     "spans without names": {"name": "spans", "anonymous": True},
     "spans without zeros of ReLU": {"name": "spans", "relu": False},

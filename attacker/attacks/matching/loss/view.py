@@ -99,11 +99,11 @@ class View(ObservedGradients):
 
         The function solves the derivatives of the loss by the encoder's outputs, which depend on the draws, from the observed
         gradient. It can be used if the attacker knows the defense and the defense does not change the update or its gradient, if
-        clients train by SGD without clipping, if the attack takes the update for the gradient of one batch at the weights sent,
-        if the encoder is trained, and if `find_solved_bottleneck` finds it. examples: number N in the observation.
+        clients train by SGD without clipping, if the attack takes the update for the gradient of one batch, if the encoder is
+        trained, and if `find_solved_bottleneck` finds it. examples: number N in the observation.
         """
         simulation, training = self.simulation, self.training
-        plain = simulation.local_steps == "one_batch" and not simulation.surrogate and training.is_linear
+        plain = simulation.local_steps == "one_batch" and training.is_linear
         if not simulation.knows_defense or self.defended or not plain:
             return None
         one = self.weights if self.shared else {name: w[0] for name, w in self.weights.items()}
@@ -225,9 +225,10 @@ class View(ObservedGradients):
         if self.draws is not None:
             mixed = self.draws.mix(z, x[places], y[places], self.data.num_classes)
             return self.gradient(weights, *mixed, {**buffers, **self.draws.build_buffers(z)})
+        weights = self._get_surrogate_weights(row, weights, z)
         if self.bottleneck is not None:
             return self.bottleneck(weights, x[places], y[places], row["encoder"], buffers)
-        return self.gradient(self._get_surrogate_weights(row, weights, z), x[places], y[places], buffers)
+        return self.gradient(weights, x[places], y[places], buffers)
 
     def _get_surrogate_weights(self, row: ProblemRow, weights: GradientTensors, z: Tensor) -> GradientTensors:
         """Return the weights at which the gradient is computed.

@@ -1,6 +1,7 @@
 """Tests of the gradient before a variational bottleneck with solved errors, against clients that drew their own values."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.func import grad
 
 from attacker.attacks import Case, rog
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.simulation import bottleneck
+from attacker.attacks.simulation import bottleneck, gradients
 from attacker.attacks.simulation.bottleneck import SolvedBottleneck, find_solved_bottleneck
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -73,6 +74,19 @@ def test_errors_of_mean_draws_are_those_of_autograd_and_a_large_weight_leaves_th
         torch.testing.assert_close(made[name], wanted[name], atol=1e-4, rtol=1e-2)
 
 
+def test_surrogate_weights_are_those_between_the_sent_and_the_returned_ones(case: Case) -> None:
+    (one,) = case.observations
+    half = {name: w + 0.5 * one.update[name] for name, w in one.weights.items()}
+    (view,), (middle,) = (
+        CaseBatch(rog(decoder="pixels", surrogate=chosen), [replace(case, observations=(replace(one, weights=start),))]).views
+        for chosen, start in ((True, one.weights), (False, half))
+    )
+    found, expected = (each.simulate(each.get_case(0), draw_images(1), LABELS, torch.zeros(1)) for each in (view, middle))
+    assert view.bottleneck is not None
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
 def test_only_the_encoder_and_what_precedes_it_are_compared(case: Case) -> None:
     (view,) = CaseBatch(rog(), [case]).views
     found = view.bottleneck
@@ -83,6 +97,13 @@ def test_only_the_encoder_and_what_precedes_it_are_compared(case: Case) -> None:
     assert set(view.rows["observed"]) == found.compared
     loss = [float(compare(case, draw_images(seed))[1]["0.weight"]) for seed in (0, 1)]
     assert loss[0] < loss[1]
+
+
+def test_errors_are_also_solved_in_networks_that_are_too_large_for_vmap(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "MAX_VMAP_WEIGHTS", 1)
+    monkeypatch.setattr(bottleneck, "RIDGE", 1e-7)
+    _, errors = compare(case, draw_images())
+    assert max(errors.values()) < 1e-2
 
 
 def test_large_batches_other_networks_and_defended_updates_are_simulated_as_before(observe: Callable[..., Observation]) -> None:
