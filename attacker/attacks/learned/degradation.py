@@ -7,8 +7,8 @@ from torch import Generator, Tensor
 from torch.nn.functional import interpolate
 from torchvision.transforms.functional import gaussian_blur
 
-FACTOR = 4
-"""Ratio of the sides of an image and of the small image that `bicubic4` searches."""
+FACTORS = (1, 2, 4)
+"""Ratios of the sides of an image and of the small image that is searched: by `pixels`, `coarse_to_fine` and `bicubic4`."""
 MAX_LATENT_NOISE = 0.12
 """Largest standard deviation of the noise on the small image."""
 MAX_PIXEL_NOISE = 0.05
@@ -25,7 +25,8 @@ Shrinker = Literal["nearest", "bilinear", "bicubic", "area"]
 def degrade(x: Tensor, rng: Generator) -> Tensor:
     """Shrink and enlarge images (N, 3, H, W), blur them, and add noise, in a random order, without clamping the result.
 
-    The order, the method of shrinking and the width of the blur are drawn once for all images, and noise levels for each image.
+    The order, the factor and the method of shrinking, and the width of the blur are drawn once for all images, and noise levels
+    for each image.
     """
     steps = [_shrink_and_enlarge, _blur, _add_noise]
     for i in torch.randperm(len(steps), generator=rng).tolist():
@@ -39,12 +40,13 @@ def add_noise(x: Tensor, rng: Generator) -> Tensor:
 
 
 def _shrink_and_enlarge(x: Tensor, rng: Generator) -> Tensor:
-    """Shrink the sides of images by FACTOR, add noise to the small images, and enlarge them to their old size (bicubic).
+    """Shrink the sides of images, add noise to the small images, and enlarge them to their old size (bicubic).
 
-    The method of shrinking is drawn at random.
+    The factor, one of `FACTORS`, and the method of shrinking are drawn at random.
     """
+    factor = FACTORS[_draw_index(len(FACTORS), rng)]
     mode = cast(Shrinker, SHRINKERS[_draw_index(len(SHRINKERS), rng)])
-    size = [side // FACTOR for side in x.shape[-2:]]
+    size = [side // factor for side in x.shape[-2:]]
     filtered = mode in ("bilinear", "bicubic")
     small = interpolate(x, size=size, mode=mode, antialias=filtered) if filtered else interpolate(x, size=size, mode=mode)
     return interpolate(small + _draw_noise(small, MAX_LATENT_NOISE, rng), size=x.shape[-2:], mode="bicubic", align_corners=False)
