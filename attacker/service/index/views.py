@@ -18,7 +18,7 @@ from attacker.service.index.reconstruction_files import Whole
 from attacker.service.index.recording_index import Index, IndexRow
 from attacker.service.index.verdicts import VerdictSummary
 from attacker.service.schemas.attacks import AttackOnRecording
-from attacker.service.schemas.cases import CaseTold, CaseWhole, ExampleTold, NullTold, ValueTold
+from attacker.service.schemas.cases import CaseOutcome, CaseTold, CaseWhole, ExampleTold, NullTold, ValueTold
 from attacker.service.schemas.recordings import Data, ObservationTold, RecordingTold
 from fedsim.recording import Manifest
 
@@ -124,17 +124,26 @@ def describe_case(
     update.
     """
     answer = source.answers.get(facts.key)
-    return CaseTold(
+    return {
+        **_describe_outcome(source, facts, scores, null_scores),
+        "examples": answer.examples if answer else facts.examples,
+        "loss": answer.loss if answer else None,
+    }
+
+
+def _describe_outcome(
+    source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore]
+) -> CaseOutcome:
+    answer = source.answers.get(facts.key)
+    return CaseOutcome(
         attack=source.name,
         case=facts.key,
         client=facts.client,
         rounds=list(facts.rounds),
-        examples=answer.examples if answer else facts.examples,
         status=source.find_state(facts.key),
         route=answer.route if answer else None,
         iterations=answer.iterations if answer else None,
         seconds=answer.seconds if answer else None,
-        loss=answer.loss if answer else None,
         confidence=answer.confidence if answer else None,
         success=average_success(scores),
         psnr=average_psnr(scores),
@@ -162,29 +171,14 @@ def describe_whole_case(
 
     whole: its reconstruction; None if there is none. scores, null_scores: as in `describe_case`. examples: the entries to show.
     """
-    short = describe_case(source, facts, scores, null_scores)
-    return CaseWhole(
-        attack=short["attack"],
-        case=short["case"],
-        client=short["client"],
-        rounds=short["rounds"],
-        examples=examples,
-        status=short["status"],
-        route=short["route"],
-        iterations=short["iterations"],
-        seconds=short["seconds"],
-        loss=list(whole.losses) if whole else [],
-        confidence=short["confidence"],
-        success=short["success"],
-        psnr=short["psnr"],
-        null_success=short["null_success"],
-        null_psnr=short["null_psnr"],
-        reason=short["reason"],
-        oracles=list(whole.oracles if whole else source.oracles),
-        notes=list(whole.notes) if whole else [],
-        spec=source.spec,
-        null=source.null,
-    )
+    return {
+        **_describe_outcome(source, facts, scores, null_scores),
+        "examples": examples,
+        "loss": list(whole.losses) if whole else [],
+        "oracles": list(whole.oracles if whole else source.oracles),
+        "notes": list(whole.notes) if whole else [],
+        "spec": source.spec,
+    }
 
 
 class PictureLinks(NamedTuple):

@@ -125,10 +125,6 @@ class Queue:
         rows = self.store.read("SELECT * FROM jobs WHERE version > ? ORDER BY version", after)
         return (rows[-1]["version"] if rows else after), [make_job(row) for row in rows]
 
-    def list_publications(self) -> dict[str, int]:
-        """Return a dict from the id of each job that is done to the number, from 1, of the attempt that did it."""
-        return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
-
     # --- actions of users ---
 
     def submit(self, spec: JobSpec | AuditSpec, origin: str = "request") -> Job:

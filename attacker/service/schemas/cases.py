@@ -5,13 +5,11 @@ from typing_extensions import TypedDict
 from attacker.service.schemas.attacks import CellState
 
 
-class CaseTold(TypedDict):
-    """One case of an attack.
+class CaseOutcome(TypedDict):
+    """What is known of one case of an attack, whether its examples are listed or only counted.
 
     attack: name of the folder with the attack's results. null: whether the attack is a null (the same attack without the update).
-    examples: number of reconstructed examples or, without a reconstruction, the number of examples behind the case's updates,
-    derived from what the clients reported or estimated; null if it is not known.
-    route: name of the method that reconstructed the case. loss: the attack's own final loss.
+    route: name of the method that reconstructed the case.
     reason: why there is no finished reconstruction, if known.
     null_success, null_psnr: scores of the attack's null on the same case; null if there are none.
     """
@@ -20,12 +18,10 @@ class CaseTold(TypedDict):
     case: str
     client: str
     rounds: list[int]
-    examples: int | None
     status: CellState
     route: str | None
     iterations: int | None
     seconds: float | None
-    loss: float | None
     confidence: float | None
     success: float | None
     psnr: float | None
@@ -33,6 +29,17 @@ class CaseTold(TypedDict):
     null_psnr: float | None
     reason: str | None
     null: bool
+
+
+class CaseTold(CaseOutcome):
+    """One case of an attack. loss: the attack's own final loss.
+
+    examples: number of reconstructed examples or, without a reconstruction, the number of examples behind the case's updates,
+    derived from what the clients reported or estimated; null if it is not known.
+    """
+
+    examples: int | None
+    loss: float | None
 
 
 class Cases(TypedDict):
@@ -104,29 +111,14 @@ class ExampleTold(TypedDict):
     null: NullTold | None
 
 
-class CaseWhole(TypedDict):
+class CaseWhole(CaseOutcome):
     """A case with its examples. loss: curve of the attack's own loss, at most 200 pairs of iteration, from 1, and loss."""
 
-    attack: str
-    case: str
-    client: str
-    rounds: list[int]
     examples: list[ExampleTold]
-    status: CellState
-    route: str | None
-    iterations: int | None
-    seconds: float | None
     loss: list[tuple[int, float]]
-    confidence: float | None
-    success: float | None
-    psnr: float | None
-    null_success: float | None
-    null_psnr: float | None
-    reason: str | None
     oracles: list[str]
     notes: list[str]
     spec: str
-    null: bool
 
 
 class ShownExample(TypedDict):

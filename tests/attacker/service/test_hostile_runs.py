@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from publications import list_publications
 
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.service.background import Works
@@ -205,7 +206,7 @@ def test_failed_transaction_is_rolled_back(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.IntegrityError):
         execute(queue, "PRAGMA defer_foreign_keys = ON", "INSERT INTO publications VALUES ('of no job', 1, '')")
     assert queue.submit(JobSpec(recording="digits", attack="exact")).state == "queued"
-    assert queue.list_publications() == {}
+    assert list_publications(queue) == {}
     with pytest.raises(sqlite3.OperationalError, match="no such table: what"):
         execute(queue, "ROLLBACK", "SELECT * FROM what")  # SQLite itself rolls back on a full disk
     queue.close()

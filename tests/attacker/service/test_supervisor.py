@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from publications import list_publications
 
 from attacker.service.jobs.job import FINAL_STATES, Job, JobSpec
 from attacker.service.jobs.queue import Limits, Queue
@@ -116,7 +117,7 @@ def test_result_is_published_and_the_worker_does_the_next_job(queue: Queue, work
     assert [(job.state, job.attempts) for job in done] == [("done", 1)] * 3
     assert done[0].result is not None
     assert done[0].result.scored
-    assert queue.list_publications() == {job.id: 1 for job in jobs}
+    assert list_publications(queue) == {job.id: 1 for job in jobs}
     assert len({pid for pid, *_ in journal(tmp_path)}) == 1
 
 
@@ -232,7 +233,7 @@ def test_cancelled_running_job_keeps_its_best_so_far(queue: Queue, work: Work, t
     assert (now.state, now.crashes) == ("cancelled", 0)
     assert now.result is not None
     assert now.result.score_note == "best so far"
-    assert queue.list_publications() == {}
+    assert list_publications(queue) == {}
     pid = int(journal(tmp_path)[0][0])
     until(lambda: not alive(pid), "the signal may still be on its way: no other job may meet it")
 
@@ -299,7 +300,7 @@ def test_memory_left_by_an_earlier_job_does_not_count(queue: Queue, work: Work, 
     assert "MB of memory, and a job may take 200" in (now.error or "")
     pids = [int(pid) for pid, *_ in journal(tmp_path)]
     assert [pids.index(pid) for pid in pids] == [0, 0, 2, 2, 4], "the first two share a worker, and so do the next two"
-    assert queue.list_publications() == {first.id: 1, second.id: 2}
+    assert list_publications(queue) == {first.id: 1, second.id: 2}
 
 
 def test_job_of_a_stopped_service_is_queued_again(queue: Queue, work: Work, tmp_path: Path) -> None:
@@ -311,7 +312,7 @@ def test_job_of_a_stopped_service_is_queued_again(queue: Queue, work: Work, tmp_
     assert (now.state, now.crashes) == ("queued", 0)
     assert not alive(int(journal(tmp_path)[0][0]))
     work("answer()")
-    assert (wait_for_end(queue, job).state, queue.list_publications()) == ("done", {job.id: 2})
+    assert (wait_for_end(queue, job).state, list_publications(queue)) == ("done", {job.id: 2})
 
 
 def test_only_one_service_uses_a_state_folder(work: Work) -> None:
@@ -445,7 +446,7 @@ def test_jobs_are_published_once_although_services_and_workers_are_killed(
     services()
     until(lambda: queue.count_states()["done"] == len(jobs), queue.count_states)
     finished = {job.id: job for job in queue.list(limit=100)}
-    assert queue.list_publications() == {id: job.attempts for id, job in finished.items()}
+    assert list_publications(queue) == {id: job.attempts for id, job in finished.items()}
     assert set(finished) == jobs == {job for _, job, _ in journal(tmp_path)}
     assert max(job.attempts for job in finished.values()) > 1, "somebody was killed at work"
     assert all(job.crashes < job.attempts for job in finished.values())

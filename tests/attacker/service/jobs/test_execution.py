@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from compared import answers, check_equal
+from publications import list_publications
 
 from attacker.attacks import AttackSpec
 from attacker.attacks.base import Sight
@@ -307,7 +308,7 @@ def test_job_of_a_killed_worker_is_repeated_with_the_same_result(
         supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.attempts, now.crashes) == ("done", 2, 1)
-    assert queue.list_publications() == {job.id: 2}
+    assert list_publications(queue) == {job.id: 2}
     assert now.result is not None
     assert now.result.scored
     assert not make_preview_path(settings.state_folder, job.id).exists(), "a preview goes with its job"

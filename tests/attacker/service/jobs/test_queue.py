@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from publications import list_publications
 from pydantic import ValidationError
 
 from attacker.service.jobs.job import FINAL_STATES, JOB_STATES, Attacked, Job, JobProgress, JobSpec, Result
@@ -49,7 +50,7 @@ def test_job_goes_from_queued_to_done_with_its_facts(queue: Queue) -> None:
     assert done.started is not None
     assert done.ended is not None
     assert done.created <= done.started <= done.ended
-    assert queue.list_publications() == {job.id: 1}
+    assert list_publications(queue) == {job.id: 1}
 
 
 def test_jobs_are_claimed_by_priority_and_age(queue: Queue) -> None:
@@ -92,7 +93,7 @@ def test_messages_of_an_older_attempt_are_refused(queue: Queue) -> None:
     now = queue.get(job.id)
     assert (now.state, now.progress.share, now.crashes, now.error) == ("running", 0.0, 0, None)
     queue.publish(new, RESULT)
-    assert queue.list_publications() == {job.id: 2}
+    assert list_publications(queue) == {job.id: 2}
 
 
 def test_messages_of_another_owner_are_refused(queue: Queue) -> None:
@@ -171,7 +172,7 @@ def test_cancelling_ends_queued_jobs_and_marks_running_ones(queue: Queue) -> Non
     queue.end_cancelled(claim, RESULT)
     ended = queue.get(running.id)
     assert (ended.state, ended.result) == ("cancelled", RESULT)
-    assert queue.list_publications() == {}
+    assert list_publications(queue) == {}
 
 
 @pytest.mark.parametrize("death", ["of the service", "of the worker", "ordered"])
@@ -353,7 +354,7 @@ def test_several_processes_do_each_job_once(tmp_path: Path) -> None:
     processes = [start_worker(path, f"owner {i}") for i in range(3)]
     claimed = [id for process in processes for id in process.communicate(timeout=60)[0].split()]
     assert Counter(claimed) == Counter(ids)
-    assert set(queue.list_publications()) == ids
+    assert set(list_publications(queue)) == ids
     queue.close()
 
 
@@ -373,7 +374,7 @@ def test_jobs_are_published_once_in_spite_of_killed_processes(tmp_path: Path) ->
         queue.recover("nobody")
     assert kills > 1
     assert queue.count_states() == {**dict.fromkeys(JOB_STATES, 0), "done": 40}
-    assert set(queue.list_publications()) == ids
+    assert set(list_publications(queue)) == ids
     assert all(job.crashes == 0 for job in queue.list(limit=1000))
     queue.close()
 
@@ -395,7 +396,7 @@ def test_threads_of_one_process_share_a_queue(queue: Queue) -> None:
     for thread in threads:
         thread.join()
     assert len(claimed) == len(set(claimed)) == 20
-    assert set(queue.list_publications()) == set(claimed)
+    assert set(list_publications(queue)) == set(claimed)
 
 
 def test_final_states_are_all_but_queued_and_running() -> None:
