@@ -1,5 +1,6 @@
 """Tests of a server or a client that is lost and not restarted. The run fails with a message that says how to fix it."""
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_experiment: Any) -> Outcome:
+def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_experiment: Any, restart_client: Any) -> Outcome:
     folder, found = tmp_path_factory.mktemp("lost"), Outcome()
     timeout = min(120.0, max(20.0, 9 * slowness))
     experiment = read(write_experiment.write(folder, rounds=ROUNDS, clients=2, timeout=timeout))
@@ -48,7 +49,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exp
             assert time.monotonic() < deadline, "the run hangs"
             if party and not killed and rounds() >= after:
                 killed.append(party)
-                native.kill(party)
+                native.processes.end(party, signal.SIGKILL)
 
         return watch
 
@@ -60,7 +61,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exp
         run(killing("server", after=1))
         native.start_server()
         run(killing("client-1", after=rounds() + 1))
-        native.restart_client(native.parties[1])
+        restart_client(native, 1)
         run(killing("", after=0))
     found.metrics = [row for row in read_json_lines(layout.run / "metrics.jsonl") if row["round"]]
     found.recorded = [row.status for row in Recording(layout.run / "recording").read_rows(rounds={ROUNDS})]

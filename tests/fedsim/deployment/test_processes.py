@@ -11,8 +11,6 @@ from socket import create_server
 
 import pytest
 
-from fedsim.deployment import native
-from fedsim.deployment.folders import Layout
 from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes, is_healthy
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
@@ -168,17 +166,3 @@ def test_telemetry_is_off_and_programs_are_those_of_this_python(tmp_path: Path) 
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
     assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-
-
-def test_restarted_client_that_runs_without_joining_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native.commands, "make_client_command", lambda link, **options: ["sleep", "5"])
-    monkeypatch.setattr(native, "START_SECONDS", 0.2)
-    party = native.Party(number=0, key=None, config={}, home=tmp_path)
-    federation = native.Native(Layout(tmp_path), [party], secure=False)
-    with federation.processes:
-        federation.start_client(party)
-        federation.kill("client-0")
-        with pytest.raises(Ended, match=r"client-0 runs, but the SuperLink has not accepted it within 0\.4 seconds"):
-            federation.restart_client(party)
