@@ -16,7 +16,7 @@ from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
-from fedsim.models.imprints import find_imprint
+from fedsim.models.imprint_layers import find_imprint
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 

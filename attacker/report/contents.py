@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacker.report.linked import Linked
+from attacker.report.linked_cases import Linked
+from attacker.report.missing import Missing, Record
 from attacker.report.pairs import ExamplePair
-from attacker.report.undone import Missing, Record
 from attacker.report.unscored import Unscored
 from attacker.scoring import GrowthPoint, Summary
 from attacker.scoring.states import FINISHED_STATES, CaseState

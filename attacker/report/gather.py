@@ -16,9 +16,8 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.growth import gather_growth
-from attacker.report.linked import read_linked_cases
-from attacker.report.pairs import ExamplePair, read_pair
-from attacker.report.undone import (
+from attacker.report.linked_cases import read_linked_cases
+from attacker.report.missing import (
     Missing,
     Record,
     describe_missing_null,
@@ -28,6 +27,7 @@ from attacker.report.undone import (
     make_replay_command,
     make_score_command,
 )
+from attacker.report.pairs import ExamplePair, read_pair
 from attacker.report.unscored import Unscored, collect_unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded

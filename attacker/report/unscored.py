@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from attacker.reconstruction import Reconstruction
-from attacker.report.linked import list_rounds
+from attacker.report.linked_cases import list_rounds
+from attacker.report.missing import Record
 from attacker.report.pairs import ExamplePair, show_alone
-from attacker.report.undone import Record
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
 
@@ -32,7 +32,7 @@ class UnscoredExample:
     loss:       the attack's own loss at the end of the case; None if it is not finite or there is none. confidence: the attack's
                 estimate of the probability that the example is recovered; None if there is none.
     route:      method that found the reconstruction. notes: the attack's notes on the case, at its first example; empty for cases
-                of several rounds, whose notes are in `attacker.report.linked.Linked`.
+                of several rounds, whose notes are in `attacker.report.linked_cases.Linked`.
     shown:      the reconstruction as an image or table row, or why it cannot be shown.
     null:       the example with the same number that the null, the attack without the update, returns for the case, or None.
     """

@@ -12,8 +12,9 @@ from types import TracebackType
 from fedsim.deployment import commands
 from fedsim.deployment.commands import Link
 from fedsim.deployment.folders import Layout
+from fedsim.deployment.health import is_healthy
 from fedsim.deployment.mounts import Mount, list_mounts, make_isolation_prefix
-from fedsim.deployment.processes import RUNNER_NAME, Processes, find_free_port, is_healthy
+from fedsim.deployment.processes import RUNNER_NAME, Processes, find_free_port
 from fedsim.recording.files import make_private
 
 START_SECONDS = 120.0

@@ -4,15 +4,12 @@ import ctypes
 import os
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
 from pathlib import Path
 from socket import SO_REUSEADDR, SOL_SOCKET, socket
 from types import FrameType, TracebackType
@@ -176,25 +173,6 @@ def handle_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bool:
-    """Return whether an HTTP request to `address` is answered with status 200.
-
-    address:   HOST:PORT[/PATH]; the default path is /health.
-    authority: file with the certificate of the authority that must have signed the server's certificate; None for HTTP without
-               TLS.
-    timeout:   in seconds.
-    """
-    address = address if "/" in address else f"{address}/health"
-    context = None if authority is None else ssl.create_default_context(cafile=authority)
-    scheme = "http" if authority is None else "https"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-    try:
-        with opener.open(f"{scheme}://{address}", timeout=timeout) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):  # HTTPException: whatever answers does not use HTTP
-        return False
 
 
 def find_free_port() -> int:

@@ -11,8 +11,9 @@ from fedsim.deployment import certificates
 from fedsim.deployment.commands import Link
 from fedsim.deployment.flower_commands import NotReached, OnWords, RunFailed, Submitted
 from fedsim.deployment.folders import Layout
+from fedsim.deployment.health import is_healthy
 from fedsim.deployment.native import Native, Party
-from fedsim.deployment.processes import Ended, Processes, handle_sigterm, is_healthy
+from fedsim.deployment.processes import Ended, Processes, handle_sigterm
 from fedsim.recording.files import make_private
 from fedsim.recording.round_metrics import read_metrics
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attacker.reconstruction import Reconstruction, Slot
-from attacker.report.linked import Linked, read_linked_cases
+from attacker.report.linked_cases import Linked, read_linked_cases
 from fedsim.recording.files import write_json
 
 NOTES = ("pass 1: round 1, 1 example", "round 3: its update holds <NaN>; its examples are not linked")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Effort, Memory, Need, Progress, estimate_effort
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.plausibility import CRITERIA
-from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.reconstruction import Reconstruction
 

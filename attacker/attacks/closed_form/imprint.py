@@ -22,7 +22,7 @@ from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.nulls import blind_cases
 from attacker.reconstruction import Reconstruction
 from fedsim import models
-from fedsim.models.imprints import ImprintLayer, find_imprint
+from fedsim.models.imprint_layers import ImprintLayer, find_imprint
 
 ROUNDING = 2.0**-18
 """Bias difference, relative to the larger of g_i and g_(i+1), that float32 rounding of an update may leave in an empty bin."""

@@ -1,6 +1,6 @@
 """Registry of routes: closed forms that compute examples from gradients.
 
-The router tries them in turn, by default in the order of `ROUTES`.
+The attack `ClosedForm` tries them in turn, by default in the order of `ROUTES`.
 """
 
 import logging

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.base import Case, Memory
+from attacker.attacks.closed_form.attack import MAX_NOISE_RATIO
 from attacker.attacks.closed_form.observations import observe
-from attacker.attacks.closed_form.router import MAX_NOISE_RATIO
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.probes import compute_head_inputs

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.curvature import History, norm
 from attacker.attacks.optimisers.first_order import OptimiserState, add_prefix, remove_prefix
+from attacker.attacks.optimisers.lbfgs_memory import History, norm
 from attacker.attacks.optimisers.line_search import Lines
 
 

@@ -27,12 +27,12 @@ class CachedResponse(NamedTuple):
 class ResponseCache:
     """Cache of the newest response to each path and query.
 
-    most: size in bytes of all responses together above which the least recently used ones are dropped.
+    Above `MAX_BYTES` of all responses together, the least recently used ones are dropped.
     """
 
-    def __init__(self, most: int = MAX_BYTES) -> None:
+    def __init__(self) -> None:
         self._run = secrets.token_hex(3)
-        self._shelf: Shelf[CachedResponse] = Shelf(most, lambda reply: len(reply.content) + 500)
+        self._shelf: Shelf[CachedResponse] = Shelf(MAX_BYTES, lambda reply: len(reply.content) + 500)
 
     async def respond(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON_TYPE) -> Response:
         """Return the response to `request` from the cache, or make it if this version is not cached.

@@ -9,8 +9,8 @@ from support.splits import Images, load_images
 
 from attacker.attacks import Case
 from attacker.attacks.linking import Described
-from attacker.attacks.linking.described import measure_likeness
-from attacker.attacks.linking.link import Matching
+from attacker.attacks.linking.likeness import measure_likeness
+from attacker.attacks.linking.links import Matching
 from attacker.attacks.linking.matching import Filter, match_greedily, match_optimally
 from attacker.attacks.multi_round.agic import ComparedBy, agic
 from attacker.attacks.multi_round.descriptions import Describer

@@ -10,7 +10,7 @@ from support.single_cases import LocalClient, make_client
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, exact
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching.priors import Belief, Prior
 from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, build_smooth_spread
 from attacker.attacks.matching.warm_starts import Given

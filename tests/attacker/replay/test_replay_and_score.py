@@ -17,7 +17,7 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
 from attacker.replay.replay import Replay
-from attacker.report.undone import make_replay_command
+from attacker.report.missing import make_replay_command
 from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.oracle import compute_true_logits, read_true_labels
 from attacker.scoring.truth.originals import Use

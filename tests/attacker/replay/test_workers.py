@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compared import answers, check_equal
+from equal_results import answers, check_equal
 from federations import federate
 
 from attacker.attacks import AttackSpec

@@ -16,6 +16,7 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.service.http.app import make_app, make_parts
 from attacker.service.http.dependencies import Parts
+from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
 from fedsim.recording import Recording
 
@@ -99,3 +100,18 @@ def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Client]]:
     yield make
     for parts in made:
         parts.queue.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ServiceSettings:
+    """Settings of a service with one worker, whose root has the empty folders `photos` and `other`."""
+    for name in ("photos", "other"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    return ServiceSettings(root=tmp_path / "root", state=tmp_path / "state", workers=1)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    queue = Queue(tmp_path / "queue.sqlite")
+    yield queue
+    queue.close()

@@ -11,7 +11,8 @@ from socket import create_server
 
 import pytest
 
-from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes, is_healthy
+from fedsim.deployment.health import is_healthy
+from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 

@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from played import CONTEXT, Round, agreed
+from protocol_round import CONTEXT, Round, agreed
 
 from fedsim.secagg.protocol import participant, shamir
 from fedsim.secagg.protocol.aggregator import Aggregator, Lost

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from failing import Failing
-from secured import recorded, weights_after
+from failing_grid import Failing
+from secure_runs import recorded, weights_after
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine

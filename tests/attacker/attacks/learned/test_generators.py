@@ -18,7 +18,7 @@ from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.generator_search import match_images, measure_distance
 from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, build_network, read_prior, write_prior
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.generated import FEATURE_RADIUS, WEIGHT_UNIT, read_generator
+from attacker.attacks.matching.generator_decoders import FEATURE_RADIUS, WEIGHT_UNIT, read_generator
 from attacker.attacks.matching.names import get_decoder, get_denoiser_term
 from attacker.attacks.matching.priors import DenoiserTerm, measure_noise
 from attacker.attacks.optimisers.balls import project_onto_ball

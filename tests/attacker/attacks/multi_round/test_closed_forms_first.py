@@ -10,7 +10,7 @@ from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import Case, accumulate, exact
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.warm_starts import Held

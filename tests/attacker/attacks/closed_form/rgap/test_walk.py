@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rgap_cases import ACTIVATIONS, SHAPE, Act, Seen, gradient_of, mse, seen, strided, two_convolutions
 from torch import Tensor, nn
 from torch.nn import functional
-from walked import ACTIVATIONS, SHAPE, Act, Seen, gradient_of, mse, seen, strided, two_convolutions
 
 from attacker.attacks.closed_form.rgap.system import System
 from attacker.attacks.closed_form.rgap.walk import (

@@ -1,4 +1,4 @@
-"""Router: an attack that tries closed forms in order, checks each answer by its gradient, and may search if none is exact.
+"""The attack `ClosedForm`: it tries closed forms in order, checks each answer by its gradient, and may search if none is exact.
 
 A case is the observations that are attacked together: one round of a client, or several. A route is one of the methods that an
 attack tries in turn; here, a closed form.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.reconstruction import Reconstruction
-from attacker.report.undone import Record
+from attacker.report.missing import Record
 from attacker.scoring.counted import Superseded, find_superseded
 from fedsim.recording.selection import Rounds
 
