@@ -27,8 +27,7 @@ class Example:
 
     rounds:  the rounds of the case in which the example was used.
     batch, position: local step, from 1, and position in its batch, from 0, of the first use. index: index in the data set.
-    claimed: the rounds to which the attack assigns its reconstruction; None without a reconstruction, and for scores of older
-             versions of this project, which do not hold them.
+    claimed: the rounds to which the attack assigns its reconstruction; None without a reconstruction.
     state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction, and for table rows. failure: reason
              why there is no reconstruction, or None.
     success, label_success: whether the example, and its label, count as recovered, see `ScoreRow`. label_true, label_recovered:

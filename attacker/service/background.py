@@ -78,7 +78,7 @@ class Works:
             if run.id not in new or run.manifest is None:
                 continue
             try:
-                self._rules.follow(Recorded(run.id, run.identity), run.index.attempts, created=run.manifest.created)
+                self._rules.follow(Recorded(run.id, run.identity), run.index.attempts)
             except (Full, ValueError, OSError, sqlite3.Error) as error:
                 self._behind.add(run.id)
                 log.warning("rules on %s were not applied to all rounds: %s", run.id, error)

@@ -151,20 +151,18 @@ class Rules:
         self._queue, self._ledger = queue, Ledger(queue)
         self._turn = threading.Lock()
 
-    def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
+    def follow(self, recording: Recorded, attempts: Mapping[int, int]) -> None:
         """Submit the jobs of all rules that match a recording, for the rounds that a rule selects and has not dealt with before.
 
         A rule decides on a round only once, also if the service is restarted: it submits a job, or leaves the round out for good,
         for example because of a limit. If the round is recorded again, the rule decides on it again.
         If more of a rule's jobs on the recording wait or run than `Budget.behind` allows, waiting jobs are cancelled, those for
         the earliest rounds first, even if an earlier call submitted them.
-        attempts: dict from each recorded round to its attempt, see `Taken`. created: time at which the recording was begun, ISO
-        8601, see `Ledger.adopt`.
+        attempts: dict from each recorded round to its attempt, see `Taken`.
 
         Raises Full if too many jobs wait; a later call submits the remaining jobs.
         """
         with self._turn:
-            self._ledger.adopt(recording, created, attempts)
             for rule in self.rules:
                 if rule.is_for(recording.id):
                     self._follow(rule, recording, attempts)

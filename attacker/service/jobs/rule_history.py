@@ -1,7 +1,6 @@
 """History of rules that submit jobs for new rounds: the rounds that a rule has dealt with, and the CPU time of its jobs."""
 
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from attacker.service.jobs.job import Job, JobSpec
@@ -37,24 +36,6 @@ class Ledger:
 
     def __init__(self, queue: Queue) -> None:
         self._queue, self._store = queue, queue.store
-
-    def adopt(self, recording: Recorded, created: str, attempts: Mapping[int, int]) -> None:
-        """Assign history entries of old versions, which stored no identity of a recording but its id, to this recording.
-
-        Only entries with the recording's id are assigned, and only those made since the recording was created.
-        created: time of creation according to the recording, ISO 8601; if it is invalid, all entries with the id are assigned.
-        attempts: dict from each round of the recording to its attempt, see `Taken`, which is stored in the entries; 0 for rounds
-        that are not in it.
-        """
-        if not self._store.read("SELECT 1 FROM taken WHERE recording = ? AND identity = '' LIMIT 1", recording.id):
-            return
-        of, since = "WHERE recording = ? AND identity = '' AND created >= ?", _parse_instant(created)
-        with self._store.open_transaction() as db:
-            rounds = [row[0] for row in db.execute(f"SELECT DISTINCT round FROM taken {of}", (recording.id, since))]
-            db.executemany(
-                f"UPDATE OR IGNORE taken SET identity = ?, attempt = ? {of} AND round = ?",
-                [(recording.identity, attempts.get(round, 0), recording.id, since, round) for round in rounds],
-            )
 
     def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
         """Submit one job of a rule, store that the rule has dealt with `rounds` of a recording, and return the job.
@@ -107,12 +88,3 @@ class Ledger:
         """Return the CPU seconds of a rule's jobs on one recording. A running attempt is added when it ends."""
         query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({JOBS_OF_RULE})"
         return float(self._store.read(query, rule, *recording)[0][0])
-
-
-def _parse_instant(created: str) -> str:
-    """Convert a time in ISO 8601 to the format of `format_now`; "", which sorts before all times, if it is invalid."""
-    try:
-        at = datetime.fromisoformat(created)
-        return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError):
-        return ""

@@ -36,10 +36,10 @@ class RulesWithRounds:
         self.rules = Rules(path, queue, root)
         self.there: dict[Recorded, dict[int, int]] = {}
 
-    def arrived(self, id: str, rounds: Iterable[int], *, attempt: int = 1, identity: str = "a", created: str = "") -> None:
+    def arrived(self, id: str, rounds: Iterable[int], *, attempt: int = 1, identity: str = "a") -> None:
         attempts = self.there.setdefault(Recorded(id, identity), {})
         attempts.update(dict.fromkeys(rounds, attempt))
-        self.rules.follow(Recorded(id, identity), attempts, created=created)
+        self.rules.follow(Recorded(id, identity), attempts)
 
 
 def rules(queue: Queue, tmp_path: Path, *lines: str) -> RulesWithRounds:
@@ -237,53 +237,6 @@ def test_repeated_first_round_is_attacked_again(queue: Queue, tmp_path: Path) ->
     given.arrived("photos", [1], attempt=2)
     given.arrived("photos", [2], attempt=2)
     assert [rounds for _, rounds in submitted(queue)] == ["1", "1"]
-
-
-OLDER = """
-CREATE TABLE taken_older (
-    rule TEXT NOT NULL, recording TEXT NOT NULL, round INTEGER NOT NULL, job TEXT REFERENCES jobs (id), created TEXT NOT NULL,
-    PRIMARY KEY (rule, recording, round)
-) WITHOUT ROWID;
-INSERT INTO taken_older SELECT rule, recording, round, job, created FROM taken;
-DROP TABLE taken;
-ALTER TABLE taken_older RENAME TO taken;
-PRAGMA user_version = 1;
-"""
-
-
-@pytest.mark.parametrize(
-    ("created", "expected"),
-    [
-        ("2020-01-01T00:00:00Z", "3"),
-        ("", "3"),
-        ("yesterday", "3"),
-        ("2020-01-01T00:00:00", "3"),
-        ("2999-01-01T00:00:00Z", "1 2 3"),
-    ],
-)
-def test_history_of_version_1_counts_for_older_recordings(queue: Queue, tmp_path: Path, created: str, expected: str) -> None:
-    """A database of version 1 identifies a recording by its id only, so that the time of creation must decide."""
-    given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0 }")
-    given.arrived("photos", [1, 2], identity="of before")
-    jobs = queue.list()
-    queue.close()
-    with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as db:
-        db.executescript(OLDER)
-    updated = Queue(tmp_path / "queue.sqlite")
-    assert updated.list() == jobs
-    given = RulesWithRounds(tmp_path / "rules.toml", updated, tmp_path)
-    given.arrived("photos", [1, 2], created=created)
-    given.arrived("photos", [3], created=created)
-    assert [rounds for _, rounds in submitted(updated)[2:]] == expected.split()
-    given.arrived("photos", [1, 2, 3], identity="b", created="2999-01-01T00:00:00Z")
-    assert [rounds for _, rounds in submitted(updated)[-3:]] == ["1", "2", "3"], "they count once"
-    claim = updated.claim("me")
-    assert claim is not None
-    updated.publish(claim, Result(), cpu=11.0)
-    before = submitted(updated)
-    given.arrived("photos", [4], created=created)
-    assert submitted(updated)[len(before) :] == ([] if expected == "3" else [("photos", "4")]), "what they cost counts, too"
-    updated.close()
 
 
 def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, tmp_path: Path, federated: Path) -> None:
