@@ -1,6 +1,7 @@
 """Specifications of all registered defenses, and what each sends of an update with difficult tensors."""
 
 import torch
+from generators import seeded
 from torch import Generator, Tensor
 
 from defenses import DEFENSES, DefenseSpec, State, Update
@@ -33,10 +34,6 @@ SPECS = [*EXAMPLES.values(), *LIMITS.values(), *OTHERS]
 RANDOM = [name for name in NAMES if KINDS[name].random]
 
 
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
 def update(dtype: torch.dtype = torch.float32, seed: int = 7) -> dict[str, Tensor]:
     """Return an update with difficult tensors: 0-d, empty, all zero, not contiguous, and with unsorted names."""
     drawn = Generator().manual_seed(seed)
@@ -52,7 +49,7 @@ def update(dtype: torch.dtype = torch.float32, seed: int = 7) -> dict[str, Tenso
 def run(spec: str, given: Update, seed: int = 0, rounds: int = 1) -> tuple[Update, State]:
     """Return what is sent in the last of several rounds with the same update, and the state after it."""
     defense = DefenseSpec.parse(spec).build()
-    state, stream, sent = defense.init(given), rng(seed), given
+    state, stream, sent = defense.init(given), seeded(seed), given
     for _ in range(rounds):
         sent, state = defense.apply(given, state, stream)
     return sent, state

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from registered_defenses import EXAMPLES, KINDS, NAMES, RANDOM, SPECS, look, rng, same, send, sum_of, update
+from generators import seeded
+from registered_defenses import EXAMPLES, KINDS, NAMES, RANDOM, SPECS, look, same, send, sum_of, update
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -95,7 +96,7 @@ def test_a_channel_changes_none_of_its_arguments(spec: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_differs_from_the_expectation_by_noise_of_the_declared_power(name: str) -> None:
     """The residual has mean zero and the power that the channel states; without noise it is zero."""
-    given = {"z.weight": torch.randn(200, 200, generator=rng(5), dtype=torch.float64)}
+    given = {"z.weight": torch.randn(200, 200, generator=seeded(5), dtype=torch.float64)}
     channel = channel_of(name)
     sent = send(EXAMPLES[name], given)["z.weight"]
     residual = sent - channel.expect(given, channel.learn({"z.weight": sent}))["z.weight"]

@@ -12,7 +12,8 @@ import math
 
 import pytest
 import torch
-from registered_defenses import EXAMPLES, KINDS, LIMITS, NAMES, RANDOM, SPECS, look, rng, run, same, send, update
+from generators import seeded
+from registered_defenses import EXAMPLES, KINDS, LIMITS, NAMES, RANDOM, SPECS, look, run, same, send, update
 from torch import Tensor
 
 from defenses import Defense, DefenseSpec, chain, identity
@@ -56,7 +57,7 @@ def test_the_arguments_are_left_alone_and_share_no_memory_with_what_is_sent(spec
     before = copy.deepcopy(given)
     _, state = run(spec, given, rounds=2)
     state_before = copy.deepcopy(dict(state))
-    sent, after = defense.apply(given, state, rng())
+    sent, after = defense.apply(given, state, seeded())
     after_before = copy.deepcopy(dict(after))
     for t in sent.values() if spec else ():
         t.add_(1)
@@ -122,8 +123,8 @@ def test_only_the_listed_defenses_have_no_limit() -> None:
 
 def standard_errors(name: str) -> Tensor:
     """Return the distance of the mean of many messages from the update in standard errors, for coordinates that vary."""
-    given = {"z.weight": torch.randn(3, 4, generator=rng(5), dtype=torch.float64)}
-    defense, stream = DefenseSpec.parse(EXAMPLES[name]).build(), rng(6)
+    given = {"z.weight": torch.randn(3, 4, generator=seeded(5), dtype=torch.float64)}
+    defense, stream = DefenseSpec.parse(EXAMPLES[name]).build(), seeded(6)
     state = defense.init(given)
     sent = torch.stack([defense.apply(given, state, stream)[0]["z.weight"] for _ in range(DRAWS)])
     error = sent.std(dim=0) / math.sqrt(DRAWS)
@@ -147,7 +148,7 @@ def test_only_random_defenses_are_called_unbiased(name: str) -> None:
 def test_the_empty_chain_is_the_identity(nothing: Defense) -> None:
     given = update()
     assert nothing.init(given) == {}
-    sent, state = nothing.apply(given, {}, rng())
+    sent, state = nothing.apply(given, {}, seeded())
     assert same(sent, given)
     assert state == {}
 
@@ -157,7 +158,7 @@ def test_a_chain_keeps_the_memory_of_two_equal_defenses_apart(spec: str) -> None
     """The second defense of a chain gets the output of the first one, and not its state."""
     one = DefenseSpec.parse(spec).build()
     both = DefenseSpec.parse(" | ".join([spec, spec] if spec else [])).build()
-    given, streams = update(), (rng(1), rng(1))
+    given, streams = update(), (seeded(1), seeded(1))
     state, first, second = both.init(given), one.init(given), one.init(given)
     for _ in range(3):
         sent, state = both.apply(given, state, streams[0])
@@ -187,7 +188,7 @@ def test_docstrings_have_a_short_summary_a_source_and_all_parameters(name: str) 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_file_format_suits_the_values_of_the_message(name: str) -> None:
     spec = DefenseSpec.parse(EXAMPLES[name])
-    tensor = torch.randn(40, 50, generator=rng(5))
+    tensor = torch.randn(40, 50, generator=seeded(5))
     sent = send(EXAMPLES[name], {"z.weight": tensor})["z.weight"]
     different = len(sent.view(torch.int32).unique())
     unsent = (sent.view(torch.int32) == 0).sum().item()  # +0.0, bit for bit

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from processes import is_alive
 
 from attacker.replay.executors import process_pool, process_usage
 from attacker.replay.executors.process_pool import run_tasks
@@ -36,13 +37,6 @@ def start() -> Iterator[Start]:
     yield start
     for worker in started:
         worker.end()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_messages_arrive_in_order_and_the_end_last(start: Start) -> None:

@@ -51,10 +51,3 @@ def until(reached: Callable[[], bool], description: Callable[[], object] | str) 
 def journal(tmp_path: Path) -> list[list[str]]:
     path = tmp_path / "journal"
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

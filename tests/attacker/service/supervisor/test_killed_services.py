@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import is_alive
 from publications import list_publications
-from scripted_workers import SPEC, alive, journal, program, until
+from scripted_workers import SPEC, journal, program, until
 
 from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
@@ -92,4 +93,4 @@ def _one_life(service: int, kills: int, queue: Queue, tmp_path: Path) -> None:
             os.kill(int(last), signal.SIGKILL)
     until(lambda: queue.count_states()["running"] > 0, "no job is under way")
     os.kill(service, signal.SIGKILL)
-    until(lambda: not any(alive(int(pid)) for pid, *_ in journal(tmp_path)), "a worker ends with its service")
+    until(lambda: not any(is_alive(int(pid)) for pid, *_ in journal(tmp_path)), "a worker ends with its service")

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import is_alive
 from publications import list_publications
-from scripted_workers import SPEC, alive, journal, program, until, wait_for_end, wait_until
+from scripted_workers import SPEC, journal, program, until, wait_for_end, wait_until
 
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import ServiceSettings
@@ -57,7 +58,7 @@ def test_each_worker_serves_one_recording(queue: Queue, work: Work, tmp_path: Pa
     pids = [int(pid) for pid, *_ in journal(tmp_path)]
     assert pids[1] == pids[2]
     assert len(set(pids)) == 3
-    assert not any(map(alive, pids[:3])), "no more workers are kept than there may be"
+    assert not any(map(is_alive, pids[:3])), "no more workers are kept than there may be"
 
 
 def test_number_of_running_jobs_is_limited_by_workers(queue: Queue, work: Work, tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_cancelled_running_job_keeps_its_best_so_far(queue: Queue, work: Work, t
     assert now.result.score_note == "best so far"
     assert list_publications(queue) == {}
     pid = int(journal(tmp_path)[0][0])
-    until(lambda: not alive(pid), "the signal may still be on its way: no other job may meet it")
+    until(lambda: not is_alive(pid), "the signal may still be on its way: no other job may meet it")
 
 
 def test_job_beyond_its_time_fails_and_keeps_its_best_so_far(queue: Queue, work: Work) -> None:
@@ -188,7 +189,7 @@ def test_worker_that_ignores_the_interrupt_is_killed(
         queue.cancel(job.id)
     now = wait_for_end(queue, job)
     assert (now.state, now.attempts, now.crashes) == (reason, 1, 0)
-    until(lambda: not any(alive(int(pid)) for pid, *_ in journal(tmp_path)), "it lives on")
+    until(lambda: not any(is_alive(int(pid)) for pid, *_ in journal(tmp_path)), "it lives on")
 
 
 @pytest.mark.parametrize("whose", ["its own", "its child's"])
@@ -238,7 +239,7 @@ def test_job_of_a_stopped_service_is_queued_again(queue: Queue, work: Work, tmp_
     supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.crashes) == ("queued", 0)
-    assert not alive(int(journal(tmp_path)[0][0]))
+    assert not is_alive(int(journal(tmp_path)[0][0]))
     work("answer()")
     assert (wait_for_end(queue, job).state, list_publications(queue)) == ("done", {job.id: 2})
 
