@@ -6,17 +6,17 @@ from typing import ClassVar
 
 from defenses._registry import Choice, Registry
 from defenses.per_example import dp_sgd, fed_cdp
-from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights, plain
+from defenses.rules import Gradient, GradientProblem, GradientRule, LocalStep, TrainingFacts, Weights, plain
 from defenses.soteria import soteria
 
 __all__ = [
     "GRADIENTS",
-    "Facts",
     "Gradient",
     "GradientProblem",
     "GradientRule",
     "GradientSpec",
     "LocalStep",
+    "TrainingFacts",
     "Weights",
     "dp_sgd",
     "fed_cdp",

@@ -171,7 +171,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Sight:
+class IntermediateResult:
     """The intermediate result of a running search for one case, for live display.
 
     x, y:  examples (N, *shape) and labels (N,), on the CPU. loss: value at x and y of the objective that the search minimises.
@@ -184,7 +184,7 @@ class Sight:
     loss: float
 
 
-Look = Callable[[Sequence[Sight], int, int], None]
+Look = Callable[[Sequence[IntermediateResult], int, int], None]
 """Callback for live display, called with (intermediate results, iterations done, maximum number of iterations)."""
 
 

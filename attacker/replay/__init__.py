@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attacker.replay.attack_facts import read_facts
-    from attacker.replay.replay import Replay, Replayed
+    from attacker.replay.replay import Replay, ReplayResult
     from attacker.replay.results import is_done, make_reconstruction_path
 
-__all__ = ["Replay", "Replayed", "is_done", "make_reconstruction_path", "read_facts"]
+__all__ = ["Replay", "ReplayResult", "is_done", "make_reconstruction_path", "read_facts"]
 
 _MODULES = {
     "Replay": "replay",
-    "Replayed": "replay",
+    "ReplayResult": "replay",
     "is_done": "results",
     "make_reconstruction_path": "results",
     "read_facts": "attack_facts",

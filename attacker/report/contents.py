@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacker.report.linked_cases import Linked
+from attacker.report.linked_cases import LinkedCase
 from attacker.report.missing import Missing, Record
 from attacker.report.pairs import ExamplePair
-from attacker.report.unscored import Unscored
+from attacker.report.unscored import UnscoredResults
 from attacker.scoring import GrowthPoint, Summary
 from attacker.scoring.states import FINISHED_STATES, CaseState
 from fedsim.recording import Manifest, Row
@@ -106,8 +106,8 @@ class AttackOnRun:
     examples: tuple[Example, ...] = ()
     losses: tuple[NDArray[np.float64], ...] = ()
     lpips_reasons: tuple[str, ...] = ()
-    unscored: Unscored = field(default_factory=Unscored)
-    linked: tuple[Linked, ...] = ()
+    unscored: UnscoredResults = field(default_factory=UnscoredResults)
+    linked: tuple[LinkedCase, ...] = ()
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     summary: Summary | None = None
     null: "AttackOnRun | None" = None

@@ -28,7 +28,7 @@ from attacker.report.missing import (
     make_score_command,
 )
 from attacker.report.pairs import ExamplePair, read_pair
-from attacker.report.unscored import Unscored, collect_unscored
+from attacker.report.unscored import UnscoredResults, collect_unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded
 from attacker.scoring.states import CaseState, count_cases, read_case
@@ -232,7 +232,7 @@ def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
 
 def _collect_unscored(
     folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, missing: list[Missing]
-) -> Unscored:
+) -> UnscoredResults:
     """Return the reconstructions of an attack's cases without scores, each beside the null's reconstruction of the same case.
 
     The null is the attack without the update. A case is left out if it shares at least one round with a case of higher priority,

@@ -21,7 +21,7 @@ HEARTBEAT_SECONDS = 15.0
 KEEP_ALIVE_COMMENT = b": still here\n\n"
 
 
-class TooMany(RuntimeError):
+class TooManyListeners(RuntimeError):
     """Raised for a new listener if the maximum number of listeners is reached or the feed is closed."""
 
 
@@ -113,7 +113,7 @@ class Feed:
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:
             if self._closed or len(self._listeners) >= self._most:
-                raise TooMany(
+                raise TooManyListeners(
                     f"no further page can receive events: {len(self._listeners)} of at most {self._most} do"
                     f"{', and the service is stopping' if self._closed else ''}; close some pages, or try again later"
                 )

@@ -178,7 +178,7 @@ def measure_queues(asked: Options) -> list[ResultRow]:
 
 def _count_late_ends_of_ours() -> int:
     from attacker.service.jobs.job import JobSpec, Result
-    from attacker.service.jobs.queue import Fenced, Queue
+    from attacker.service.jobs.queue import Queue, StaleClaim
 
     with tempfile.TemporaryDirectory() as folder:
         queue, ended = Queue(Path(folder, "queue.sqlite")), 0
@@ -187,7 +187,7 @@ def _count_late_ends_of_ours() -> int:
         queue.recover("second")
         for claim in (queue.claim("second"), first):
             assert claim is not None
-            with suppress(Fenced):
+            with suppress(StaleClaim):
                 queue.publish(claim, Result(attacks=()))
                 ended += 1
         queue.close()

@@ -23,7 +23,7 @@ START_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """A client that `Native` starts as a SuperNode.
+    """A client that `NativeDeployment` starts as a SuperNode.
 
     number: the client's number, from 0.
     key:    file of its private key; not used without TLS, and then it may be None.
@@ -37,7 +37,7 @@ class Party:
     home: Path
 
 
-class Native:
+class NativeDeployment:
     """Running SuperLink, server and clients, as a context manager that starts and stops them.
 
     layout:   folders.
@@ -153,7 +153,7 @@ class Native:
     def _start(self, name: str, command: list[str], home: Path) -> None:
         self.processes.start(name, command, cwd=home, prefix=self.make_prefix(name))
 
-    def __enter__(self) -> "Native":
+    def __enter__(self) -> "NativeDeployment":
         try:
             self.start()
         except BaseException:

@@ -23,7 +23,7 @@ RUNNER_NAME = "runner"
 """Name of the process that starts a run and waits until it has finished."""
 
 
-class Ended(RuntimeError):
+class ProcessEnded(RuntimeError):
     """Error for a process that exits unexpectedly, or does not answer or exit in time; the message contains its last output."""
 
 
@@ -90,7 +90,7 @@ class Processes:
         try:
             return self._running[name].wait(timeout)
         except subprocess.TimeoutExpired:
-            raise Ended(
+            raise ProcessEnded(
                 f"the process {name} still runs after {timeout:g} seconds, in which it should have exited; look for the reason "
                 f"in the end of its log:\n{self.read_last_lines(name)}"
             ) from None
@@ -102,7 +102,7 @@ class Processes:
         """
         for name, process in self._running.items():
             if name != RUNNER_NAME and (status := process.poll()) is not None:
-                raise Ended(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
+                raise ProcessEnded(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
 
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
         """Wait until `healthy()` is True, asking it repeatedly.
@@ -112,9 +112,9 @@ class Processes:
         deadline = time.monotonic() + timeout
         while not healthy():
             if (status := self.find_status(name)) is not None:
-                raise Ended(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
+                raise ProcessEnded(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
             if time.monotonic() > deadline:
-                raise Ended(f"{name} does not answer after {timeout:g} seconds\n{self.read_last_lines(name)}")
+                raise ProcessEnded(f"{name} does not answer after {timeout:g} seconds\n{self.read_last_lines(name)}")
             time.sleep(0.2)
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsim.recording.files import write_json
 from fedsim.recording.safe_files import read_json
-from fedsim.secagg.protocol.aggregator import Lost
+from fedsim.secagg.protocol.aggregator import RoundLost
 
 
 class Cohorts:
@@ -52,7 +52,7 @@ class Cohorts:
         with self._turn:
             if round == self._round and now != self._members:
                 away = len(self._members - now)
-                raise Lost(
+                raise RoundLost(
                     f"round {round} may have been summed before with {away} more clients, and the difference of both sums "
                     "would reveal their updates: the round is lost, and training continues without it"
                 )

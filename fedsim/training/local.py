@@ -24,7 +24,7 @@ UNUSED_GENERATOR = Generator()
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """Result of local training.
 
     update:  weights after training minus weights before, by name.
@@ -47,7 +47,7 @@ def train(
     buffers: Weights = NO_BUFFERS,
     rule: GradientRule = PLAIN_RULE,
     rng: Generator | None = None,
-) -> Trained:
+) -> TrainingResult:
     """Take one optimiser step on each batch (x, y), starting from `weights`, and return the update, the loss and the buffers.
 
     No tensor in the arguments is changed, but `model` is put in training mode if `training.mode` is "train", else in evaluation
@@ -80,7 +80,7 @@ def train(
         losses, examples = losses + loss.item() * len(y), examples + len(y)
         if training.buffers == "none":
             carried = _copy_tensors(_find_buffers(model, buffers))
-    return Trained(dict(zip(weights, optimiser.update, strict=True)), losses / examples, carried)
+    return TrainingResult(dict(zip(weights, optimiser.update, strict=True)), losses / examples, carried)
 
 
 def _make_forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[Weights, Tensor], Tensor]:

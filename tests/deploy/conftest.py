@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.deployment.native import START_SECONDS, Native
+from fedsim.deployment.native import START_SECONDS, NativeDeployment
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -49,11 +49,11 @@ class Writer:
 
 
 @pytest.fixture(scope="session")
-def restart_client() -> Callable[[Native, int], None]:
+def restart_client() -> Callable[[NativeDeployment, int], None]:
     return start_again
 
 
-def start_again(native: Native, number: int) -> None:
+def start_again(native: NativeDeployment, number: int) -> None:
     """Start a client that was killed, and wait until the SuperLink accepts it.
 
     The SuperLink refuses the client's key for about a minute, until it notices that the old connection is lost; the client's

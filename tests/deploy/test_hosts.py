@@ -15,7 +15,7 @@ import pytest
 from fedsim.commands.maintenance import verify
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.native import Native, list_parties
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
@@ -65,7 +65,7 @@ def on_its_host(party: str) -> Sequence[str]:
     return ("ip", "netns", "exec", host(party if party.startswith("client-") else "server"))
 
 
-class OnHosts(Native):
+class OnHosts(NativeDeployment):
     """A deployment whose parties run in the network namespaces; the SuperLink and the server share the first one."""
 
     bind, address = "0.0.0.0", "10.77.0.1"

@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.native import Native, list_parties
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.deployment.processes import RUNNER_NAME
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
@@ -37,7 +37,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exp
     timeout = min(120.0, max(20.0, 9 * slowness))
     experiment = read(write_experiment.write(folder, rounds=ROUNDS, clients=2, timeout=timeout))
     layout = prepare(experiment, folder / "federation")
-    native = Native(layout, list_parties(layout, 2), secure=False)
+    native = NativeDeployment(layout, list_parties(layout, 2), secure=False)
 
     def rounds() -> int:
         return len(read_json_lines(layout.run / "metrics.jsonl")) - 1

@@ -19,7 +19,7 @@ from fedsim.deployment import commands
 from fedsim.deployment.certificates import make_client
 from fedsim.deployment.folders import Layout, prepare
 from fedsim.deployment.mounts import Mount, explain_missing_isolation, make_isolation_prefix
-from fedsim.deployment.native import Native, list_parties
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.deployment.processes import RUNNER_NAME, find_free_port
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -45,14 +45,14 @@ class DeployedRun:
     refused: tuple[int, str] = (0, "")
 
 
-def below(native: Native, party: str) -> list[str]:
+def below(native: NativeDeployment, party: str) -> list[str]:
     """List files and folders, two levels deep, as the party's process sees them."""
     root = native.layout.root
     there = Path(f"/proc/{native.processes._running[party].pid}/root") / root.relative_to("/")
     return sorted(str(path.relative_to(there)) for path in [*there.glob("*"), *there.glob("*/*")])
 
 
-def start_impostor(native: Native, deployed: DeployedRun) -> None:
+def start_impostor(native: NativeDeployment, deployed: DeployedRun) -> None:
     """Start a client with a key that was never enrolled, and keep its exit status and its log."""
     folder = native.layout.root / "impostor"
     make_client(folder / "key", folder / "key.pub")
@@ -70,7 +70,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any, re
     experiment = read(write_experiment.write(folder, rounds=2, clients=CLIENTS))
     layout = prepare(experiment, folder / "federation")
     found_run = DeployedRun(layout)
-    native = Native(layout, list_parties(layout, CLIENTS, seed=SEED), isolated=explain_missing_isolation() == "")
+    native = NativeDeployment(layout, list_parties(layout, CLIENTS, seed=SEED), isolated=explain_missing_isolation() == "")
 
     lost: list[str] = []
     deadline = time.monotonic() + MOST_SECONDS

@@ -5,7 +5,16 @@ epoch over the client's examples.
 """
 
 from attacker.attacks.linking.features import HeadFeatures, solve_head_features
-from attacker.attacks.linking.likeness import Described
+from attacker.attacks.linking.likeness import RoundDescription
 from attacker.attacks.linking.links import Links, build_unlinked, describe_gaps, link, repeat_links
 
-__all__ = ["Described", "HeadFeatures", "Links", "build_unlinked", "describe_gaps", "link", "repeat_links", "solve_head_features"]
+__all__ = [
+    "HeadFeatures",
+    "Links",
+    "RoundDescription",
+    "build_unlinked",
+    "describe_gaps",
+    "link",
+    "repeat_links",
+    "solve_head_features",
+]

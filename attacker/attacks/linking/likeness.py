@@ -21,7 +21,7 @@ SAMPLED_EXAMPLES = 400
 """Largest number of examples from which the cost of different pairs is estimated."""
 
 
-class Described(NamedTuple):
+class RoundDescription(NamedTuple):
     """The description of one observation of a client.
 
     round:     number of the round, 1-based. labels: inferred labels (N,), int64, of the N examples of the update.
@@ -58,7 +58,7 @@ class Likeness(NamedTuple):
     usual: Tensor
 
 
-def measure_likeness(rounds: Sequence[Described], *, rule: Filter = "own") -> Likeness:
+def measure_likeness(rounds: Sequence[RoundDescription], *, rule: Filter = "own") -> Likeness:
     """Return the costs between all pairs of places (positions in observations), at least 0 and low for similar examples.
 
     The cost of features is 1 - cosine, after `make_comparable`. The cost of images is their mean squared difference, after
@@ -89,7 +89,7 @@ def measure_likeness(rounds: Sequence[Described], *, rule: Filter = "own") -> Li
     return Likeness(cost, owner, usual)
 
 
-def _compute_costs(usable: Sequence[Described]) -> list[Tensor]:
+def _compute_costs(usable: Sequence[RoundDescription]) -> list[Tensor]:
     parts = []
     features = [one.features for one in usable if one.features is not None]
     if len(features) == len(usable):
@@ -121,7 +121,7 @@ def _sample_costs(cost: Tensor, different: Tensor) -> Tensor:
     return chosen
 
 
-def _check_rounds(rounds: Sequence[Described]) -> None:
+def _check_rounds(rounds: Sequence[RoundDescription]) -> None:
     for before, after in pairwise(rounds):
         if after.round <= before.round:
             raise ValueError(

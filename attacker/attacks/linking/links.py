@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.linking.epochs import FALSE_MATCH_RATE, Passes, find_passes
-from attacker.attacks.linking.likeness import Described, Likeness, measure_likeness
+from attacker.attacks.linking.likeness import Likeness, RoundDescription, measure_likeness
 from attacker.attacks.linking.matching import IMPOSSIBLE_COST, Filter, compute_certainty, match_greedily, match_optimally
 
 Matching = Literal["assignment", "greedy"]
@@ -82,7 +82,7 @@ def repeat_links(links: Links, epochs: int) -> Links:
 
 
 def link(
-    rounds: Sequence[Described],
+    rounds: Sequence[RoundDescription],
     *,
     batch_size: int,
     matching: Matching = "assignment",
@@ -170,7 +170,7 @@ def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
 
 
 def write_notes(
-    rounds: Sequence[Described], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
+    rounds: Sequence[RoundDescription], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
 ) -> tuple[str, ...]:
     """Return remarks on the observations, as texts: rounds left out, gaps, batch sizes, passes, and pairs that were not linked.
 
@@ -196,7 +196,7 @@ def write_notes(
 
 
 def _describe_pass(
-    rounds: Sequence[Described], places: Sequence[Tensor], number: int, start: int, stop: int, whole: int | None
+    rounds: Sequence[RoundDescription], places: Sequence[Tensor], number: int, start: int, stop: int, whole: int | None
 ) -> str:
     first, last = rounds[start].round, rounds[stop - 1].round
     here = torch.cat(list(places[start:stop]))
@@ -225,7 +225,7 @@ def describe_gaps(numbers: Sequence[int]) -> list[str]:
     return [f"there is no usable round of this client between rounds {shown}; examples that it used there are not known"]
 
 
-def _describe_batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
+def _describe_batches(rounds: Sequence[RoundDescription], batch_size: int) -> list[str]:
     """Return a list with one remark on the rounds whose number of examples is not the client's most common one; else empty.
 
     batch_size: the batch size that the server prescribes, which the remark names.

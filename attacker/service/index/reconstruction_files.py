@@ -46,7 +46,7 @@ class ReconstructionSummary(NamedTuple):
     interrupted: bool
 
 
-class Whole(NamedTuple):
+class WholeReconstruction(NamedTuple):
     """A case's reconstruction without its images.
 
     labels: one class per example. confidence: one estimated probability per example that it is recovered; None if unknown.
@@ -76,7 +76,7 @@ def read_answer(run: Path, name: str) -> ReconstructionSummary:
         return _summarise_answer(file, layout, facts)
 
 
-def read_whole(run: Path, name: str) -> Whole:
+def read_whole(run: Path, name: str) -> WholeReconstruction:
     """Read the file `name` below `run` without its images. Raises DamagedFile if it is not a reconstruction."""
     with open_file(run, name, limit=MAX_BYTES) as file:
         layout, facts = _read_header(file)
@@ -89,7 +89,7 @@ def read_whole(run: Path, name: str) -> Whole:
         labels = _read_values(file, layout, "y")
         if not np.isfinite(labels).all():
             raise ValueError(f"the labels of this reconstruction must be finite, but some are NaN or infinite; {REPLACE_ADVICE}")
-        return Whole(
+        return WholeReconstruction(
             answer=answer,
             labels=tuple(int(label) for label in labels.tolist()),
             confidence=tuple(_to_finite(value) for value in _read_values(file, layout, "confidence").tolist()),

@@ -24,7 +24,7 @@ from attacker.service.jobs.job import (
 )
 from attacker.service.jobs.queue_rows import (
     Claim,
-    Fenced,
+    StaleClaim,
     UnknownJob,
     check,
     count_change,
@@ -36,14 +36,14 @@ from attacker.service.jobs.queue_rows import (
 )
 from attacker.service.jobs.store import Store
 
-__all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "UnknownJob"]
+__all__ = ["Claim", "Limits", "Queue", "StaleClaim", "TooManyJobs", "UnknownJob", "WrongJobState"]
 
 
-class Full(RuntimeError):
+class TooManyJobs(RuntimeError):
     """Raised if a job cannot be added because the maximum number of waiting jobs, `Limits.max_queued`, is reached."""
 
 
-class NotNow(ValueError):
+class WrongJobState(ValueError):
     """Raised if a job cannot be cancelled or repeated in its present state."""
 
 
@@ -150,7 +150,7 @@ class Queue:
     def _check_room(self, db: sqlite3.Connection) -> None:
         (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
         if waiting >= self.limits.max_queued:
-            raise Full(f"{waiting} jobs wait, and the limit is {self.limits.max_queued}; try again later")
+            raise TooManyJobs(f"{waiting} jobs wait, and the limit is {self.limits.max_queued}; try again later")
 
     def cancel(self, id: str) -> Job:
         """Cancel a waiting job, or request the cancellation of a running one, and return the job.
@@ -162,7 +162,7 @@ class Queue:
         with self.store.open_transaction() as db:
             job = get_job(db, id)
             if job.state in FINAL_STATES:
-                raise NotNow(f"job {id} is {job.state}; only waiting and running jobs can be cancelled")
+                raise WrongJobState(f"job {id} is {job.state}; only waiting and running jobs can be cancelled")
             if job.state == "queued":
                 wait_again(db, id, cancelled=True)
             else:
@@ -188,7 +188,7 @@ class Queue:
         with self.store.open_transaction() as db:
             job = get_job(db, id)
             if job.state not in ("failed", "cancelled", "set_aside"):
-                raise NotNow(f"job {id} is {job.state}; only jobs in state failed, cancelled or set_aside can be repeated")
+                raise WrongJobState(f"job {id} is {job.state}; only jobs in state failed, cancelled or set_aside can be repeated")
             self._check_room(db)
             db.execute(
                 "UPDATE jobs SET state = 'queued', crashes = 0, share = 0, words = '', error = NULL, result = NULL, "

@@ -18,7 +18,7 @@ class UnknownJob(KeyError):
         return str(self.args[0])
 
 
-class Fenced(RuntimeError):
+class StaleClaim(RuntimeError):
     """Raised if a claim is no longer valid: its job has left the state "running", or another attempt has claimed it."""
 
 
@@ -40,7 +40,7 @@ def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
     query = "SELECT * FROM jobs WHERE id = ? AND attempts = ? AND owner = ? AND state = 'running'"
     row: sqlite3.Row | None = db.execute(query, (claim.id, claim.attempt, claim.owner)).fetchone()
     if row is None:
-        raise Fenced(
+        raise StaleClaim(
             f"the results of attempt {claim.attempt} of job {claim.id} are dropped, since it has ended or a newer one has begun"
         )
     return row

@@ -11,14 +11,14 @@ JOBS_OF_RULE = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND ident
 """The jobs of a rule on one recording."""
 
 
-class Recorded(NamedTuple):
+class RecordingIdentity(NamedTuple):
     """One recording. identity: digest of its manifest, which differs for an earlier recording with the same id."""
 
     id: str
     identity: str
 
 
-class Taken(NamedTuple):
+class TakenRound(NamedTuple):
     """A round of a recording that a rule has dealt with. A rule deals with it again if a later attempt records the round again.
 
     attempt: how often the federation had been started when the round was recorded; above 1 after a resume.
@@ -28,7 +28,7 @@ class Taken(NamedTuple):
     attempt: int
 
 
-class Ledger:
+class RuleHistory:
     """The history of the rules that submit jobs to one queue, stored in the queue's SQLite file.
 
     It tells which rounds of each recording a rule has dealt with, and which jobs it submitted for them.
@@ -37,7 +37,7 @@ class Ledger:
     def __init__(self, queue: Queue) -> None:
         self._queue, self._store = queue, queue.store
 
-    def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
+    def take(self, rule: str, recording: RecordingIdentity, rounds: Iterable[TakenRound], spec: JobSpec | None) -> Job | None:
         """Submit one job of a rule, store that the rule has dealt with `rounds` of a recording, and return the job.
 
         If the rule has dealt with all of `rounds` before, nothing is submitted or stored. Otherwise only the rounds among them
@@ -48,7 +48,7 @@ class Ledger:
         """
         with self._store.open_transaction() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
-            known = {Taken(*row) for row in db.execute(query, (rule, *recording))}
+            known = {TakenRound(*row) for row in db.execute(query, (rule, *recording))}
             new = [one for one in rounds if one not in known]
             if not new:
                 return None
@@ -59,12 +59,12 @@ class Ledger:
             )
             return job
 
-    def list_taken(self, rule: str, recording: Recorded) -> set[Taken]:
+    def list_taken(self, rule: str, recording: RecordingIdentity) -> set[TakenRound]:
         """Return the rounds, each with its attempt, for which a rule has submitted a job or decided to submit none."""
         query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
-        return {Taken(*row) for row in self._store.read(query, rule, *recording)}
+        return {TakenRound(*row) for row in self._store.read(query, rule, *recording)}
 
-    def list_waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
+    def list_waiting(self, rule: str, recording: RecordingIdentity) -> list[tuple[int, str]]:
         """Return a pair (round, job id) for each waiting job of a rule on a recording, in ascending order of rounds."""
         query = (
             "SELECT round, job FROM taken JOIN jobs ON job = id "
@@ -72,7 +72,7 @@ class Ledger:
         )
         return [(row[0], row[1]) for row in self._store.read(query, rule, *recording)]
 
-    def count_unfinished(self, rule: str, recording: Recorded) -> int:
+    def count_unfinished(self, rule: str, recording: RecordingIdentity) -> int:
         """Return the number of jobs of a rule on a recording that wait or run."""
         query = f"SELECT count(*) FROM jobs WHERE id IN ({JOBS_OF_RULE}) AND state IN ('queued', 'running')"
         return int(self._store.read(query, rule, *recording)[0][0])
@@ -84,7 +84,7 @@ class Ledger:
         """
         return int(self._store.read("SELECT count(*) FROM jobs WHERE origin = ? AND created >= ?", f"rule {rule}", instant)[0][0])
 
-    def sum_cpu_seconds(self, rule: str, recording: Recorded) -> float:
+    def sum_cpu_seconds(self, rule: str, recording: RecordingIdentity) -> float:
         """Return the CPU seconds of a rule's jobs on one recording. A running attempt is added when it ends."""
         query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({JOBS_OF_RULE})"
         return float(self._store.read(query, rule, *recording)[0][0])

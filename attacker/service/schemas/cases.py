@@ -31,7 +31,7 @@ class CaseOutcome(TypedDict):
     null: bool
 
 
-class CaseTold(CaseOutcome):
+class CaseSummary(CaseOutcome):
     """One case of an attack. loss: the attack's own final loss.
 
     examples: number of reconstructed examples or, without a reconstruction, the number of examples behind the case's updates,
@@ -43,11 +43,11 @@ class CaseTold(CaseOutcome):
 
 
 class Cases(TypedDict):
-    items: list[CaseTold]
+    items: list[CaseSummary]
     next: str | None
 
 
-class ValueTold(TypedDict):
+class TableValue(TypedDict):
     """One variable of a table row, in its own unit, as text.
 
     original: the true value; null if it is not known, as without truth. right: whether the reconstructed value counts as correct:
@@ -60,7 +60,7 @@ class ValueTold(TypedDict):
     right: bool | None
 
 
-class NullTold(TypedDict):
+class NullExample(TypedDict):
     """What the attack's null, the same attack without the client's update, reconstructed for comparison with an example.
 
     If the case is scored, it is the null's reconstruction of the same example; otherwise it is the null's example with the same
@@ -76,7 +76,7 @@ class NullTold(TypedDict):
     psnr: float | None
 
 
-class ExampleTold(TypedDict):
+class CaseExample(TypedDict):
     """One example of a case: a reconstruction or, if the case is scored, a true example with the reconstruction assigned to it.
 
     n: index in the list of the case's true examples or, if the case is not scored, of its reconstructed examples; from 0.
@@ -88,9 +88,9 @@ class ExampleTold(TypedDict):
     rounds: rounds of the case in which the example was used; if the case is not scored, the rounds to which the attack assigns
     it.
     failure: why there is no reconstruction of a true example; else null.
-    null: what the attack's null reconstructed for comparison, see `NullTold`; null if there is no null to compare with, or if it
-    has no entry for this example. The entry of a scored case has neither an image nor values if the null has no reconstruction of
-    the example.
+    null: what the attack's null reconstructed for comparison, see `NullExample`; null if there is no null to compare with, or if
+    it has no entry for this example. The entry of a scored case has neither an image nor values if the null has no reconstruction
+    of the example.
     """
 
     n: int
@@ -100,7 +100,7 @@ class ExampleTold(TypedDict):
     label: str | None
     confidence: float | None
     image: str | None
-    values: list[ValueTold] | None
+    values: list[TableValue] | None
     original: str | None
     label_true: str | None
     success: bool | None
@@ -108,13 +108,13 @@ class ExampleTold(TypedDict):
     ssim: float | None
     lpips: float | None
     failure: str | None
-    null: NullTold | None
+    null: NullExample | None
 
 
-class CaseWhole(CaseOutcome):
+class CaseDetails(CaseOutcome):
     """A case with its examples. loss: curve of the attack's own loss, at most 200 pairs of iteration, from 1, and loss."""
 
-    examples: list[ExampleTold]
+    examples: list[CaseExample]
     loss: list[tuple[int, float]]
     oracles: list[str]
     notes: list[str]
@@ -128,7 +128,7 @@ class ShownExample(TypedDict):
     case: str
     client: str
     rounds: list[int]
-    example: ExampleTold
+    example: CaseExample
 
 
 class Headline(TypedDict):

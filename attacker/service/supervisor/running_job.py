@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from attacker.service.jobs.job import JobProgress, Result
-from attacker.service.jobs.queue import Claim, Fenced, Queue
+from attacker.service.jobs.queue import Claim, Queue, StaleClaim
 from attacker.service.supervisor.job_worker import JobWorker
 from attacker.service.worker.messages import JobOutcome
 
@@ -110,7 +110,7 @@ class RunningJob:
             return False
         try:
             self.end()
-        except Fenced as error:
+        except StaleClaim as error:
             log.warning("%s", error)
         return True
 

@@ -17,7 +17,7 @@ from PIL import Image
 from attacker.attacks import AttackSpec
 from attacker.attacks.learned.perceptual import load
 from attacker.reconstruction import Reconstruction
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from attacker.replay.results import write_failure
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.comparison import match_labels
@@ -33,7 +33,7 @@ def federate_here(tmp_path: Path) -> Federate:
     return partial(federate, tmp_path / "run", model="lenet_dlg", batch_size=2)
 
 
-def attack(run: Path, **arguments: Any) -> Replayed:
+def attack(run: Path, **arguments: Any) -> ReplayResult:
     spec = AttackSpec(name="cpl", arguments=arguments or {"steps": 2})
     return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
 

@@ -15,7 +15,7 @@ from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.service.http.app import make_app, make_parts
-from attacker.service.http.dependencies import Parts
+from attacker.service.http.dependencies import ServiceComponents
 from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
 from fedsim.recording import Recording
@@ -48,8 +48,8 @@ class Client:
         self.app, self.base = app, base
 
     @property
-    def parts(self) -> Parts:
-        parts: Parts = self.app.state.parts
+    def parts(self) -> ServiceComponents:
+        parts: ServiceComponents = self.app.state.parts
         return parts
 
     def scan(self) -> None:
@@ -88,7 +88,7 @@ def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Client]]:
 
     All clients use the configuration of the last call.
     """
-    made: list[Parts] = []
+    made: list[ServiceComponents] = []
 
     def make(**settings: Any) -> Client:
         made.append(make_parts(ServiceSettings(root=root, workers=0, **{"token": False, **settings})))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from attacker.service import rules as module
-from attacker.service.background import Works
+from attacker.service.background import BackgroundWork
 from attacker.service.http.app import make_parts
 from attacker.service.jobs.job import Result
-from attacker.service.jobs.queue import Full, Limits, Queue
-from attacker.service.jobs.rule_history import Recorded
+from attacker.service.jobs.queue import Limits, Queue, TooManyJobs
+from attacker.service.jobs.rule_history import RecordingIdentity
 from attacker.service.rules import Rules, read
 from attacker.service.settings import ServiceSettings
 
@@ -34,12 +34,12 @@ class RulesWithRounds:
 
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules = Rules(path, queue, root)
-        self.there: dict[Recorded, dict[int, int]] = {}
+        self.there: dict[RecordingIdentity, dict[int, int]] = {}
 
     def arrived(self, id: str, rounds: Iterable[int], *, attempt: int = 1, identity: str = "a") -> None:
-        attempts = self.there.setdefault(Recorded(id, identity), {})
+        attempts = self.there.setdefault(RecordingIdentity(id, identity), {})
         attempts.update(dict.fromkeys(rounds, attempt))
-        self.rules.follow(Recorded(id, identity), attempts)
+        self.rules.follow(RecordingIdentity(id, identity), attempts)
 
 
 def rules(queue: Queue, tmp_path: Path, *lines: str) -> RulesWithRounds:
@@ -177,7 +177,7 @@ def test_cpu_seconds_are_limited_per_recording(queue: Queue, tmp_path: Path) -> 
 def test_rounds_refused_by_a_full_queue_are_submitted_later(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     given = rules(queue, tmp_path)
-    with pytest.raises(Full):
+    with pytest.raises(TooManyJobs):
         given.arrived("photos", [1, 2, 3])
     assert queue.claim("me") is not None
     assert queue.claim("me") is not None
@@ -243,7 +243,7 @@ def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, 
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n')
     parts = make_parts(ServiceSettings(root=root, workers=0, rules=path))
-    works = Works(parts)
+    works = BackgroundWork(parts)
     for _ in range(2):
         works.apply_rules(parts.catalogue.scan().arrived)
     assert submitted(parts.queue) == [("digits", "1"), ("digits", "2")]

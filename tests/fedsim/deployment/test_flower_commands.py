@@ -15,7 +15,7 @@ from flwr.common.config import parse_config_args
 
 from fedsim.deployment import commands
 from fedsim.deployment.commands import Link
-from fedsim.deployment.flower_commands import APP_PROJECT, NotReached, RunFailed, Submitted, enrol
+from fedsim.deployment.flower_commands import APP_PROJECT, NotReached, RunFailed, SubmittedRun, enrol
 from fedsim.deployment.processes import Processes
 from fedsim.deployment.runner import Config, run_to_end
 
@@ -24,17 +24,17 @@ LOG = "Successfully started run 17\\nTraceback (most recent call last):\\n  File
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[[str, str], Submitted]:
+def play(tmp_path: Path) -> Callable[[str, str], SubmittedRun]:
     """A function that submits a run to a fake `flwr`, given the shell code of its commands `run` and `list`."""
 
-    def submit(run: str, listed: str) -> Submitted:
+    def submit(run: str, listed: str) -> SubmittedRun:
         script = tmp_path / "bin" / "flwr"
         script.parent.mkdir(exist_ok=True)
         script.write_text(f"#!/bin/sh\nif [ $1 = run ]; then\n{run}\nelse\n{listed}\nfi\n")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         processes = Processes(tmp_path / "logs")
         processes.environment["PATH"] = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
-        return Submitted.start(LINK, {"out": "/out"}, home=tmp_path / "home", processes=processes)
+        return SubmittedRun.start(LINK, {"out": "/out"}, home=tmp_path / "home", processes=processes)
 
     return submit
 
@@ -50,7 +50,7 @@ def status(words: str) -> str:
 
 
 def test_failed_runs_are_recognised_although_flwr_run_exits_with_0(
-    play: Callable[[str, str], Submitted],
+    play: Callable[[str, str], SubmittedRun],
 ) -> None:
     watched: list[int] = []
     play("echo 'Successfully started run 17'", status("finished:completed")).wait(lambda: watched.append(1))
@@ -66,7 +66,7 @@ def listed(status: str, details: str) -> str:
 
 
 def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(
-    play: Callable[[str, str], Submitted],
+    play: Callable[[str, str], SubmittedRun],
 ) -> None:
     said = listed("finished:failed", "ServerApp failed with exception: no client\never answered")
     with pytest.raises(RunFailed, match=r"^the run ended as finished:failed: no client ever answered$"):
@@ -75,20 +75,20 @@ def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(
 
 @pytest.mark.parametrize("details", ["No heartbeat received from the task", "Task failed with unknown error.", "N/A"])
 def test_a_server_that_died_without_a_message_is_reported_with_advice(
-    details: str, play: Callable[[str, str], Submitted]
+    details: str, play: Callable[[str, str], SubmittedRun]
 ) -> None:
     words = "the server's process exited without a message; see its log, start it again and continue with --resume"
     with pytest.raises(RunFailed, match=f"^the run ended as finished:failed: {words}$"):
         play("echo 'Successfully started run 17'", listed("finished:failed", details)).wait(lambda: None)
 
 
-def test_a_stopped_run_is_reported_as_stopped(play: Callable[[str, str], Submitted]) -> None:
+def test_a_stopped_run_is_reported_as_stopped(play: Callable[[str, str], SubmittedRun]) -> None:
     with pytest.raises(RunFailed, match=r"^the run ended as finished:stopped$"):
         play("echo 'Successfully started run 17'", listed("finished:stopped", "N/A")).wait(lambda: None)
 
 
 def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
-    play: Callable[[str, str], Submitted], tmp_path: Path
+    play: Callable[[str, str], SubmittedRun], tmp_path: Path
 ) -> None:
     """The project's server code logs them through Flower's formatter, between warnings of Flower, and the runner finds them."""
     log = tmp_path / "said.log"
@@ -117,7 +117,7 @@ def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
 
 
 def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
-    play: Callable[[str, str], Submitted], tmp_path: Path
+    play: Callable[[str, str], SubmittedRun], tmp_path: Path
 ) -> None:
     first, last = "2 of 3 clients are connected; start the others", "not everything succeeded: 1 reply is missing"
     ended = tmp_path / "ended"
@@ -131,21 +131,21 @@ def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
     assert heard == [first, last]
 
 
-def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], Submitted]) -> None:
+def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], SubmittedRun]) -> None:
     with pytest.raises(NotReached, match=r"did not start the run; .*Connection to the SuperLink is unavailable"):
         play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
     with pytest.raises(NotReached, match=r"did not report the status of the run.* output: gone$"):
         play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
 
 
-def test_errors_of_flower_in_json_are_reported_as_text(play: Callable[[str, str], Submitted]) -> None:
+def test_errors_of_flower_in_json_are_reported_as_text(play: Callable[[str, str], SubmittedRun]) -> None:
     refused = json.dumps({"success": False, "error-message": "The SuperLink\nis unavailable.\n\n1"})
     with pytest.raises(NotReached, match=r"status of the run.* output: The SuperLink is unavailable\. 1$"):
         play("echo 'Successfully started run 17'", f"cat <<'END'\n{refused}\nEND\nexit 1").wait(lambda: None)
 
 
 def test_a_superlink_that_never_answers_is_given_up_on(
-    play: Callable[[str, str], Submitted], monkeypatch: pytest.MonkeyPatch
+    play: Callable[[str, str], SubmittedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.deployment.flower_commands.COMMAND_SECONDS", 0.2)
     submitted = play("echo 'Successfully started run 17'", "exec sleep 20")

@@ -12,7 +12,7 @@ from socket import create_server
 import pytest
 
 from fedsim.deployment.health import is_healthy
-from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes
+from fedsim.deployment.processes import RUNNER_NAME, ProcessEnded, Processes
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 
@@ -115,9 +115,9 @@ def test_a_party_that_exits_is_reported_with_its_output_and_a_runner_may_exit(tm
         processes.check()
         processes.start("client-0", ["sh", "-c", "echo no key; exit 3"], cwd=tmp_path)
         processes.wait("client-0", 30)
-        with pytest.raises(Ended, match=r"client-0 has exited with status 3\nno key"):
+        with pytest.raises(ProcessEnded, match=r"client-0 has exited with status 3\nno key"):
             processes.check()
-        with pytest.raises(Ended, match="client-0 has exited with status 3"):
+        with pytest.raises(ProcessEnded, match="client-0 has exited with status 3"):
             processes.wait_for("client-0", lambda: False, timeout=30)
 
 

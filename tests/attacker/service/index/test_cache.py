@@ -6,11 +6,11 @@ from contextlib import suppress
 
 import pytest
 
-from attacker.service.index.cache import Shelf
+from attacker.service.index.cache import LRUCache
 
 
 def test_shelf_is_bounded_and_keeps_the_last_used() -> None:
-    shelf: Shelf[bytes] = Shelf(100, len)
+    shelf: LRUCache[bytes] = LRUCache(100, len)
     for number in range(20):
         shelf.get(number, 0, lambda before: b"x" * 30)
         shelf.get(0, 0, lambda before: b"y" * 30)
@@ -21,7 +21,7 @@ def test_shelf_is_bounded_and_keeps_the_last_used() -> None:
 
 
 def test_weight_of_a_shelf_is_the_sum_of_its_values() -> None:
-    draw, shelf = random.Random(0), Shelf[bytes](100, len)
+    draw, shelf = random.Random(0), LRUCache[bytes](100, len)
 
     def refuse(before: bytes | None) -> bytes:
         raise ValueError
@@ -38,7 +38,7 @@ def test_weight_of_a_shelf_is_the_sum_of_its_values() -> None:
 
 
 def test_shelf_stores_nothing_for_a_failed_call() -> None:
-    shelf: Shelf[int] = Shelf(10)
+    shelf: LRUCache[int] = LRUCache(10)
 
     def fail(before: int | None) -> int:
         raise ValueError("no")
@@ -50,7 +50,7 @@ def test_shelf_stores_nothing_for_a_failed_call() -> None:
 
 
 def test_shelf_computes_a_value_once_for_concurrent_calls() -> None:
-    shelf: Shelf[int] = Shelf(10)
+    shelf: LRUCache[int] = LRUCache(10)
     made, begun, go = [], threading.Event(), threading.Event()
 
     def make(before: int | None) -> int:

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from attacker.service.jobs.job import Attacked, JobSpec, Result
+from attacker.service.jobs.job import JobSpec, ReplaySummary, Result
 
-RESULT = Result(attacks=(Attacked(source="cpl-0011aabb", null=False, done=2, skipped=0, routes={"optimisation": 2}),))
+RESULT = Result(attacks=(ReplaySummary(source="cpl-0011aabb", null=False, done=2, skipped=0, routes={"optimisation": 2}),))
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from publications import list_publications
 
-from attacker.service.jobs.job import JOB_STATES, Attacked, JobProgress, JobSpec, Result
-from attacker.service.jobs.queue import Claim, Fenced, Full, Limits, NotNow, Queue, UnknownJob
-from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
+from attacker.service.jobs.job import JOB_STATES, JobProgress, JobSpec, ReplaySummary, Result
+from attacker.service.jobs.queue import Claim, Limits, Queue, StaleClaim, TooManyJobs, UnknownJob, WrongJobState
+from attacker.service.jobs.rule_history import RecordingIdentity, RuleHistory, TakenRound
 
 SPEC = JobSpec(recording="photos", attack="cpl")
-RESULT = Result(attacks=(Attacked(source="cpl-0011aabb", null=False, done=2, skipped=0, routes={"optimisation": 2}),))
+RESULT = Result(attacks=(ReplaySummary(source="cpl-0011aabb", null=False, done=2, skipped=0, routes={"optimisation": 2}),))
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def test_jobs_are_claimed_by_priority_and_age(queue: Queue) -> None:
 def test_number_of_queued_jobs_is_limited(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     first, _ = queue.submit(SPEC), queue.submit(SPEC)
-    with pytest.raises(Full, match="2 jobs wait"):
+    with pytest.raises(TooManyJobs, match="2 jobs wait"):
         queue.submit(SPEC)
     claim_job(queue)
     queue.submit(SPEC)
     queue.cancel(first.id)
     queue.release(Claim(id=first.id, attempt=1, owner="me", spec=SPEC))
-    with pytest.raises(Full):
+    with pytest.raises(TooManyJobs):
         queue.retry(first.id)
     queue.close()
 
@@ -87,7 +87,7 @@ def test_messages_of_an_older_attempt_are_refused(queue: Queue) -> None:
         lambda: queue.end_crashed(old, "late"),
         lambda: queue.release(old),
     ):
-        with pytest.raises(Fenced, match="attempt 1"):
+        with pytest.raises(StaleClaim, match="attempt 1"):
             say()
     now = queue.get(job.id)
     assert (now.state, now.progress.share, now.crashes, now.error) == ("running", 0.0, 0, None)
@@ -99,7 +99,7 @@ def test_messages_of_another_owner_are_refused(queue: Queue) -> None:
     queue.submit(SPEC)
     claim = claim_job(queue, "me")
     stranger = Claim(id=claim.id, attempt=claim.attempt, owner="stranger", spec=SPEC)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleClaim):
         queue.publish(stranger, RESULT)
 
 
@@ -109,10 +109,10 @@ def test_finished_job_cannot_be_changed(queue: Queue) -> None:
     queue.publish(claim, RESULT)
     before = queue.get(job.id)
     for say in (lambda: queue.publish(claim, RESULT), lambda: queue.end_failed(claim, "no"), lambda: queue.release(claim)):
-        with pytest.raises(Fenced):
+        with pytest.raises(StaleClaim):
             say()
     for do in (queue.cancel, queue.retry):
-        with pytest.raises(NotNow, match="is done"):
+        with pytest.raises(WrongJobState, match="is done"):
             do(job.id)
     assert queue.get(job.id) == before
 
@@ -248,33 +248,33 @@ def test_queue_is_persistent_private_and_versioned(tmp_path: Path) -> None:
         Queue(tmp_path / "q.sqlite")
 
 
-PHOTOS, DIGITS = Recorded("photos", "a"), Recorded("digits", "a")
+PHOTOS, DIGITS = RecordingIdentity("photos", "a"), RecordingIdentity("digits", "a")
 
 
 def test_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
-    ledger = Ledger(queue)
-    job = ledger.take("live", PHOTOS, [Taken(3, 1)], SPEC)
+    ledger = RuleHistory(queue)
+    job = ledger.take("live", PHOTOS, [TakenRound(3, 1)], SPEC)
     assert job is not None
     assert job.origin == "rule live"
-    assert ledger.take("live", PHOTOS, [Taken(4, 1)], None) is None
+    assert ledger.take("live", PHOTOS, [TakenRound(4, 1)], None) is None
     queue.close()
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
-    ledger = Ledger(queue)
-    assert ledger.take("live", PHOTOS, [Taken(3, 1), Taken(4, 1)], SPEC) is None
-    assert ledger.list_taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}
-    assert ledger.take("other", PHOTOS, [Taken(3, 1)], SPEC) is not None
-    with pytest.raises(Full):
-        ledger.take("live", PHOTOS, [Taken(5, 1)], SPEC)
-    assert ledger.list_taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}, "a job that was refused has taken no round"
+    ledger = RuleHistory(queue)
+    assert ledger.take("live", PHOTOS, [TakenRound(3, 1), TakenRound(4, 1)], SPEC) is None
+    assert ledger.list_taken("live", PHOTOS) == {TakenRound(3, 1), TakenRound(4, 1)}
+    assert ledger.take("other", PHOTOS, [TakenRound(3, 1)], SPEC) is not None
+    with pytest.raises(TooManyJobs):
+        ledger.take("live", PHOTOS, [TakenRound(5, 1)], SPEC)
+    assert ledger.list_taken("live", PHOTOS) == {TakenRound(3, 1), TakenRound(4, 1)}, "a job that was refused has taken no round"
     assert queue.count_states()["queued"] == 2
     queue.close()
 
 
 def test_ledger_sums_the_cost_of_a_rule(queue: Queue) -> None:
-    ledger = Ledger(queue)
+    ledger = RuleHistory(queue)
     for round in (1, 2, 3):
-        ledger.take("live", PHOTOS, [Taken(round, 1)], SPEC)
+        ledger.take("live", PHOTOS, [TakenRound(round, 1)], SPEC)
     queue.submit(SPEC)
     before = queue.get(queue.list()[-1].id).created
     queue.end_crashed(claim_job(queue), "x", cpu=2.0)

@@ -251,11 +251,11 @@ def test_only_one_service_uses_a_state_folder(work: Work) -> None:
 
 
 def test_the_processor_time_of_a_job_is_counted(queue: Queue, work: Work) -> None:
-    from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
+    from attacker.service.jobs.rule_history import RecordingIdentity, RuleHistory, TakenRound
 
-    ledger, photos = Ledger(queue), Recorded("photos", "a")
-    first = ledger.take("busy", photos, [Taken(1, 1)], SPEC.model_copy(update={"seed": 1}))
-    second = ledger.take("lazy", photos, [Taken(1, 1)], SPEC)
+    ledger, photos = RuleHistory(queue), RecordingIdentity("photos", "a")
+    first = ledger.take("busy", photos, [TakenRound(1, 1)], SPEC.model_copy(update={"seed": 1}))
+    second = ledger.take("lazy", photos, [TakenRound(1, 1)], SPEC)
     assert first is not None
     assert second is not None
     work("until = time.process_time() + task['spec']['seed']\nwhile time.process_time() < until: pass\nanswer()")
