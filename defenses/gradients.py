@@ -6,23 +6,8 @@ from typing import ClassVar
 
 from defenses._registry import Choice, Registry
 from defenses.per_example import dp_sgd, fed_cdp
-from defenses.rules import Gradient, GradientProblem, GradientRule, LocalStep, TrainingFacts, Weights, plain
+from defenses.rules import GradientRule, plain
 from defenses.soteria import soteria
-
-__all__ = [
-    "GRADIENTS",
-    "Gradient",
-    "GradientProblem",
-    "GradientRule",
-    "GradientSpec",
-    "LocalStep",
-    "TrainingFacts",
-    "Weights",
-    "dp_sgd",
-    "fed_cdp",
-    "plain",
-    "soteria",
-]
 
 GRADIENTS: Registry[Callable[..., GradientRule]] = Registry(
     "defenses.gradients", {"plain": plain, "dp_sgd": dp_sgd, "fed_cdp": fed_cdp, "soteria": soteria}

@@ -178,7 +178,8 @@ def measure_queues(asked: Options) -> list[ResultRow]:
 
 def _count_late_ends_of_ours() -> int:
     from attacker.service.jobs.job import JobSpec, Result
-    from attacker.service.jobs.queue import Queue, StaleClaim
+    from attacker.service.jobs.queue import Queue
+    from attacker.service.jobs.queue_rows import StaleClaim
 
     with tempfile.TemporaryDirectory() as folder:
         queue, ended = Queue(Path(folder, "queue.sqlite")), 0

@@ -20,7 +20,8 @@ from fedsim.config.experiment import ExperimentError, NamedSetting, describe_err
 from fedsim.recording.array_archives import check_sizes, open_regular, read_arrays, read_toml
 from fedsim.recording.codec import Payload, encode
 from fedsim.recording.manifest import Manifest, make_name
-from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.observation import DataSpec, ModelSpec
+from fedsim.recording.training import Training
 from fedsim.recording.writer import Recorder, Reply
 
 IMPORTED_CLIENT = "imported"

@@ -14,8 +14,8 @@ from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording.array_archives import read_toml
-from fedsim.recording.observation import Training
 from fedsim.recording.selection import parse_clients, parse_rounds
+from fedsim.recording.training import Training
 from fedsim.secagg.protocol.terms import Agreement, SecureAggregationTable
 
 DATASETS_WITH_PATH = ("npz", "imagefolder", "csv", "part")

@@ -29,11 +29,12 @@ from fedsim.engine.locations import SIMULATION_PLACES, PartyLocations
 from fedsim.recording.files import make_private, write_bytes, write_json
 from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.masked_vectors import MASKED_CODEC
-from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.observation import DataSpec, ModelSpec
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import read_json
 from fedsim.recording.selection import RecordSelection
+from fedsim.recording.training import Training
 from fedsim.server.checkpoint import count_rounds
 from fedsim.strategies import names as strategies
 from fedsim.training.local import train

@@ -25,8 +25,6 @@ from fedsim.recording.selection import Rounds
 from fedsim.recording.tensor_files import TensorEntries, read_tensors
 from fedsim.recording.writer import BUFFER_PREFIX
 
-__all__ = ["DamagedFile", "Recording", "ReplyCounts", "Row", "Sent"]
-
 OnDamage = Callable[[DamagedFile], None]
 MAX_QUERIED_ROUNDS = 10_000
 """Largest number of selected rounds that a query lists one by one."""

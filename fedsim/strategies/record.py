@@ -16,8 +16,9 @@ from torch import nn
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.recording.manifest import Manifest
-from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.observation import DataSpec, ModelSpec
 from fedsim.recording.selection import RecordSelection
+from fedsim.recording.training import Training
 from fedsim.recording.writer import Recorder
 from fedsim.strategies.older_strategy import SentMessages, is_older, watch_older
 from fedsim.strategies.recording_strategy import RecordingStrategy

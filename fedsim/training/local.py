@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from defenses.networks import start_drawing
 from defenses.rules import GradientProblem, GradientRule, Weights, plain
 from fedsim.models import find_loss, list_buffers, predict_classes
-from fedsim.recording.observation import DataSpec, Training
+from fedsim.recording.observation import DataSpec
+from fedsim.recording.training import Training
 
 Batch = tuple[Tensor, Tensor]
 

@@ -8,17 +8,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from defenses.gradients import (
-    GRADIENTS,
-    GradientProblem,
-    GradientRule,
-    GradientSpec,
-    LocalStep,
-    TrainingFacts,
-    dp_sgd,
-    fed_cdp,
-    plain,
-)
+from defenses.gradients import GRADIENTS, GradientSpec
+from defenses.per_example import dp_sgd, fed_cdp
+from defenses.rules import GradientProblem, GradientRule, LocalStep, TrainingFacts, plain
 
 LINEAR = {"weight": torch.tensor([[1.0, -2.0]]), "bias": torch.tensor([0.5])}
 X = torch.tensor([[3.0, 4.0], [0.3, 0.4]])

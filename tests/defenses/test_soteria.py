@@ -6,8 +6,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from defenses.gradients import GradientProblem, LocalStep, TrainingFacts, plain, soteria
-from defenses.soteria import choose_kept, compute_scores
+from defenses.rules import GradientProblem, LocalStep, TrainingFacts, plain
+from defenses.soteria import choose_kept, compute_scores, soteria
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.base import Case
-from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
+from attacker.attacks.networks.chain import Chain, read_chain
 from attacker.attacks.networks.input_layer import is_input_random
+from attacker.attacks.networks.traced import NotAChain
 from attacker.attacks.simulation.client import (
-    Gradients,
     build_channel,
-    build_gradient,
     build_network,
     compute_total_step,
     convert_to_gradient,
@@ -22,9 +21,11 @@ from attacker.attacks.simulation.client import (
     get_buffers,
     simulate_channel,
 )
+from attacker.attacks.simulation.gradients import Gradients, build_gradient
 from defenses.channel import Channel, transparent
 from fedsim import models
-from fedsim.recording.observation import DataSpec, Training
+from fedsim.recording.observation import DataSpec
+from fedsim.recording.training import Training
 
 FLOAT32_ROUNDING = 2.0**-24
 """Largest relative error of rounding to float32, the dtype of updates."""

@@ -6,32 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
-from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradients, build_gradient
 from defenses.channel import Channel, ChannelFacts, ChannelState, compose_channels, transparent
 from defenses.networks import find_hidden
 from defenses.rules import Gradient, LocalStep, TrainingFacts, Weights
 from fedsim import models
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.observation import Observation, Training
-
-__all__ = [
-    "NO_BUFFERS",
-    "Gradient",
-    "Gradients",
-    "Weights",
-    "build_channel",
-    "build_facts",
-    "build_gradient",
-    "build_network",
-    "compute_shares",
-    "compute_total_step",
-    "convert_to_gradient",
-    "find_omitted",
-    "find_schedule",
-    "follow_channel",
-    "get_buffers",
-    "simulate_channel",
-]  # fmt: skip
+from fedsim.recording.observation import Observation
+from fedsim.recording.training import Training
 
 
 def build_network(observation: Observation) -> nn.Module:

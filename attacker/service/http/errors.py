@@ -18,7 +18,7 @@ from attacker.service.index import UnknownName as UnknownRecording
 from attacker.service.index.images import NoImage
 from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import TooManyJobs, WrongJobState
-from attacker.service.jobs.queue import UnknownJob as UnknownJob
+from attacker.service.jobs.queue_rows import UnknownJob
 
 ERROR_MESSAGES = {"extra_forbidden": "there is no such field", "missing": "is needed"}
 RETRY_LATER = {"Retry-After": "10"}

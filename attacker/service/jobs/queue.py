@@ -24,7 +24,6 @@ from attacker.service.jobs.job import (
 )
 from attacker.service.jobs.queue_rows import (
     Claim,
-    StaleClaim,
     UnknownJob,
     check,
     count_change,
@@ -35,8 +34,6 @@ from attacker.service.jobs.queue_rows import (
     wait_again,
 )
 from attacker.service.jobs.store import Store
-
-__all__ = ["Claim", "Limits", "Queue", "StaleClaim", "TooManyJobs", "UnknownJob", "WrongJobState"]
 
 
 class TooManyJobs(RuntimeError):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from attacker.service.jobs.job import JobProgress, Result
-from attacker.service.jobs.queue import Claim, Queue, StaleClaim
+from attacker.service.jobs.queue import Queue
+from attacker.service.jobs.queue_rows import Claim, StaleClaim
 from attacker.service.supervisor.job_worker import JobWorker
 from attacker.service.worker.messages import JobOutcome
 

@@ -12,7 +12,8 @@ from queue import Empty, SimpleQueue
 
 from attacker.replay.executors.process_usage import count_cores, is_measurable, read_memory_limit
 from attacker.service.audit_files import make_audit_base
-from attacker.service.jobs.queue import Claim, Queue, StaleClaim
+from attacker.service.jobs.queue import Queue
+from attacker.service.jobs.queue_rows import Claim, StaleClaim
 from attacker.service.jobs.run_names import make_run_path
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder

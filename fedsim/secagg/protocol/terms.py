@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from defenses._registry import suggest_name
-from fedsim.recording.observation import Training
+from fedsim.recording.training import Training
 from fedsim.secagg.protocol.quantisation import MAX_SUM, Quantiser
 
 AVERAGING_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")

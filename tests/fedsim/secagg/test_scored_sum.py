@@ -9,7 +9,7 @@ import torch
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.simulation.client import build_gradient
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.scoring.oracle import read_true_labels

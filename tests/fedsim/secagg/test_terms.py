@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.config.experiment import ExperimentError, read
 from fedsim.engine.run import FederationRun
-from fedsim.recording.observation import Training
+from fedsim.recording.training import Training
 from fedsim.secagg.protocol.quantisation import MAX_SUM
 from fedsim.secagg.protocol.terms import Agreement, SecureAggregationTable
 

@@ -16,7 +16,8 @@ from attacker.attacks.closed_form.rank.counting import EquationCount, compute_po
 from attacker.attacks.closed_form.rank.generic import compute_generic_ranks
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_footprint, build_pooling_matrix, find_used_values
 from attacker.attacks.networks.activations import IDENTITY, RELU
-from attacker.attacks.networks.chain import Chain, Layer, are_reshapes
+from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.traced import are_reshapes
 
 MAX_PROVED_UNKNOWNS = 3000
 """Largest number of unknowns, after the gradient constraints are used, for which `attacker rank` proves the rank of a layer by

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from attacker.attacks.closed_form.rgap.system import LayerSystem, fold, unfold
-from attacker.attacks.networks.chain import Layer, are_reshapes
+from attacker.attacks.networks.chain import Layer
+from attacker.attacks.networks.traced import are_reshapes
 
 Inverse = Callable[[Tensor], Tensor]
 """A symmetric positive definite linear map of a layer's inputs (N, *inputs)."""

@@ -12,7 +12,8 @@ import pytest
 from publications import list_publications
 
 from attacker.service.jobs.job import JOB_STATES, JobProgress, JobSpec, ReplaySummary, Result
-from attacker.service.jobs.queue import Claim, Limits, Queue, StaleClaim, TooManyJobs, UnknownJob, WrongJobState
+from attacker.service.jobs.queue import Limits, Queue, TooManyJobs, WrongJobState
+from attacker.service.jobs.queue_rows import Claim, StaleClaim, UnknownJob
 from attacker.service.jobs.rule_history import RecordingIdentity, RuleHistory, TakenRound
 
 SPEC = JobSpec(recording="photos", attack="cpl")
