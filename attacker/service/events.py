@@ -107,8 +107,8 @@ class Feed:
         last:   id of the last event that the listener received on an earlier connection, if any; see `make_id`.
         wanted: selects events; None takes all of them.
 
-        Stops when the feed is closed, and when more than `MAX_WAITING_EVENTS` events wait for the listener. Raises TooMany when
-        the first event is requested, if the maximum number of listeners is reached or the feed is closed.
+        Stops when the feed is closed, and when more than `MAX_WAITING_EVENTS` events wait for the listener. Raises
+        TooManyListeners when the first event is requested, if the maximum number of listeners is reached or the feed is closed.
         """
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:

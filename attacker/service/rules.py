@@ -160,7 +160,7 @@ class Rules:
         the earliest rounds first, even if an earlier call submitted them.
         attempts: dict from each recorded round to its attempt, see `TakenRound`.
 
-        Raises Full if too many jobs wait; a later call submits the remaining jobs.
+        Raises TooManyJobs if too many jobs wait; a later call submits the remaining jobs.
         """
         with self._turn:
             for rule in self.rules:

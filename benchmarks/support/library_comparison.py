@@ -243,10 +243,10 @@ OWN_POOL_PROGRAM = """
 import sys, threading
 from pathlib import Path
 from attacker.replay.executors import process_pool
-from attacker.replay.tasks import ReplayJob, Task, Member
+from attacker.replay.tasks import ReplayJob, Task, TaskCase
 process_pool.WORKER_PROGRAM = Path(sys.argv[1], "worker.py").read_text()
 job = ReplayJob(recording="", folder=sys.argv[1], attack="cpl", arguments={}, null=False, seed=0, device="cpu", threads=1)
-tasks = [Task(members=(Member(key=str(n), rows=()),)) for n in range(int(sys.argv[2]))]
+tasks = [Task(members=(TaskCase(key=str(n), rows=()),)) for n in range(int(sys.argv[2]))]
 print(sum(bool(outcome.done) for _, outcome in process_pool.run_tasks(job, tasks, 2, lambda *_: None)))
 """
 OWN_WORKER_PROGRAM = """

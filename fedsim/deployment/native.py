@@ -73,7 +73,7 @@ class NativeDeployment:
     def start_superlink(self) -> None:
         """Start the SuperLink, with the runs and clients that its database holds, if any, and wait until it answers.
 
-        Raises Ended if it exits or does not answer within `START_SECONDS`.
+        Raises ProcessEnded if it exits or does not answer within `START_SECONDS`.
         """
         make_private(self.layout.database.parent)
         identity = self.layout.find_identity() if self.secure else None
@@ -106,8 +106,8 @@ class NativeDeployment:
     def start(self) -> None:
         """Start the SuperLink, register the clients' keys if `secure` is set, then start the server and all clients.
 
-        Raises Ended, with the last output of the SuperLink, if it does not answer in time or exits, and NotReached if it does not
-        register the keys.
+        Raises ProcessEnded, with the last output of the SuperLink, if it does not answer in time or exits, and NotReached if it
+        does not register the keys.
         """
         self.start_superlink()
         if self.secure:
@@ -124,7 +124,7 @@ class NativeDeployment:
         """Run the prepared federation until it finishes; return the exit status of `fedsim run`, which waits for it.
 
         watch: called several times a second.
-        Raises Ended if the process of the SuperLink, the server or a client exits, unless `watch` stopped it.
+        Raises ProcessEnded if the process of the SuperLink, the server or a client exits, unless `watch` stopped it.
         """
         layout = self.layout
         where = {"out": str(layout.run), "public": str(layout.public)}

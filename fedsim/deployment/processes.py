@@ -86,7 +86,7 @@ class Processes:
         return self._running[name].poll()
 
     def wait(self, name: str, timeout: float) -> int:
-        """Wait until a process exits and return its exit status. Raises Ended if it still runs after `timeout` seconds."""
+        """Wait until a process exits and return its exit status. Raises ProcessEnded if it still runs after `timeout` seconds."""
         try:
             return self._running[name].wait(timeout)
         except subprocess.TimeoutExpired:
@@ -96,7 +96,7 @@ class Processes:
             ) from None
 
     def check(self) -> None:
-        """Raise Ended if a process has exited that `end` did not stop.
+        """Raise ProcessEnded if a process has exited that `end` did not stop.
 
         `RUNNER_NAME`, the command that exits when the run has finished, is left out.
         """
@@ -107,7 +107,7 @@ class Processes:
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
         """Wait until `healthy()` is True, asking it repeatedly.
 
-        Raises Ended if the process `name` exits before, or if `healthy()` is still False after `timeout` seconds.
+        Raises ProcessEnded if the process `name` exits before, or if `healthy()` is still False after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while not healthy():

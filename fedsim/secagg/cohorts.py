@@ -46,7 +46,7 @@ class Cohorts:
     def store(self, round: int, members: Iterable[str]) -> None:
         """Store the clients whose sum is about to be unmasked.
 
-        Raises Lost if other clients were stored for this round before, since their sum may have been unmasked.
+        Raises RoundLost if other clients were stored for this round before, since their sum may have been unmasked.
         """
         now = frozenset(members)
         with self._turn:

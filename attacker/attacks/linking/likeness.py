@@ -138,6 +138,6 @@ def _check_rounds(rounds: Sequence[RoundDescription]) -> None:
                 )
             if not bool(values.isfinite().all()):
                 raise ValueError(
-                    f"{name} of round {one.round} contain NaN or infinite values; set Described.problem of this round to a text "
-                    "that says so, and it is not compared"
+                    f"{name} of round {one.round} contain NaN or infinite values; set RoundDescription.problem of this round "
+                    "to a text that says so, and it is not compared"
                 )

@@ -39,9 +39,9 @@ API_DESCRIPTION = (
 def create_app(settings: ServiceSettings) -> FastAPI:
     """Return the application with its parts, the objects that its routes use, in `app.state.parts`.
 
-    The state folder and the token file are created if they are missing. No thread is started; `background.Works` does that.
-    Raises ValueError if the state folder or the token file may be under the control of another user, if the state folder cannot
-    be written, or if the token file or the file of the queue is not valid.
+    The state folder and the token file are created if they are missing. No thread is started; `background.BackgroundWork` does
+    that. Raises ValueError if the state folder or the token file may be under the control of another user, if the state folder
+    cannot be written, or if the token file or the file of the queue is not valid.
     """
     app = make_app()
     app.state.parts = make_parts(settings)

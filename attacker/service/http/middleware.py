@@ -113,8 +113,8 @@ def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], 
     """Check whether a request is allowed; return a function that returns whether its response may still be sent.
 
     The method, the length of the address, the host, and the token or session are checked; for a request that changes something
-    also what `_check_change` checks. Raises Refused if the request is not allowed. The returned function returns False once the
-    session has ended; for requests with a token, or without need of one, it always returns True.
+    also what `_check_change` checks. Raises RefusedRequest if the request is not allowed. The returned function returns False
+    once the session has ended; for requests with a token, or without need of one, it always returns True.
     """
     method, path = scope["method"], scope["path"]
     if method not in KNOWN_METHODS:
@@ -145,7 +145,7 @@ def _check_host(headers: Headers, settings: ServiceSettings) -> None:
 
 
 def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
-    """Raise Refused for a changing request that may come from another site's page, or that declares too large a body.
+    """Raise RefusedRequest for a changing request that may come from another site's page, or that declares too large a body.
 
     The header Origin, if given, must name the service's host and port. Sec-Fetch-Site, if given, must be "same-origin" or "none".
     The content type must be JSON (a DELETE may have none). Without permission by CORS, browsers let other sites' pages send forms
@@ -200,8 +200,8 @@ def make_cookie_name(known: ServiceParts) -> str:
 def _read_headers(scope: Scope) -> Headers:
     """Return headers by lower-case name; values of a repeated header are joined by "; ".
 
-    Raises Refused if the headers are too long together, or if Host, Origin, Authorization, Content-Type or Content-Length is
-    repeated.
+    Raises RefusedRequest if the headers are too long together, or if Host, Origin, Authorization, Content-Type or Content-Length
+    is repeated.
     """
     found: dict[str, str] = {}
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
@@ -225,8 +225,8 @@ def _read_cookie(header: str, name: str) -> str:
 async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
     """Return the body of a request.
 
-    Raises Refused if it has more than `most` bytes, whatever its headers claim, or is not complete after `patience` seconds, and
-    Disconnected if the client disconnects.
+    Raises RefusedRequest if it has more than `most` bytes, whatever its headers claim, or is not complete after `patience`
+    seconds, and Disconnected if the client disconnects.
     """
     body = bytearray()
 

@@ -44,7 +44,7 @@ class RuleHistory:
         that are new to the rule are stored.
         spec: request for the job, whose field `spec.rounds` selects the rounds that it attacks; for an attack that combines
         rounds, `spec.rounds` holds more rounds than `rounds`. None submits no job, and stores `rounds` as left out.
-        Returns None if no job was submitted. Raises Full if too many jobs wait in the queue.
+        Returns None if no job was submitted. Raises TooManyJobs if too many jobs wait in the queue.
         """
         with self._store.open_transaction() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"

@@ -47,7 +47,7 @@ class RunningJob:
     def save_progress(self, told: JobProgress) -> None:
         """Store the job's progress in the queue, unless it was stored less than `PROGRESS_SECONDS` ago.
 
-        Raises Fenced if the claim is no longer valid: the job does not run any more, or another attempt has claimed it.
+        Raises StaleClaim if the claim is no longer valid: the job does not run any more, or another attempt has claimed it.
         """
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS:

@@ -43,8 +43,8 @@ class Aggregator:
     context: name of the round and of the attempt at it, such as "round 3, attempt 1". rng: generator that draws the graph.
     Call the methods `draw_rosters`, `route_shares`, `ask_shares` and `unmask` once each, in this order. Each takes a dict from
     member number to that member's answer to one exchange. The first three return what each member is sent in the next exchange,
-    the last one returns the sum. A member without an answer has dropped out for the rest of the round. The methods raise Lost if
-    the sum cannot be computed, such as with too few answers.
+    the last one returns the sum. A member without an answer has dropped out for the rest of the round. The methods raise
+    RoundLost if the sum cannot be computed, such as with too few answers.
     """
 
     def __init__(self, agreement: Agreement, context: str, rng: Random) -> None:
@@ -156,7 +156,7 @@ class Aggregator:
             )
 
     def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
-        """Raise Lost if a member in `left`, counted with its neighbours in `left`, makes a group smaller than the threshold.
+        """Raise RoundLost if a member in `left`, counted with its neighbours in `left`, makes a group smaller than the threshold.
 
         left: members that answered the exchange `stage`. A member in too small a group would refuse the next exchange.
         """
