@@ -124,7 +124,7 @@ def _describe_search(
     return SearchAnswer(
         x=x,
         examples=examples,
-        compared=tuple(_build_comparison(batch, view, i, y, best.z) for view in batch.views),
+        compared=tuple(_build_comparison(view, i, y, best.z) for view in batch.views),
         data=batch.data,
         model=batch.model,
         evaluations=best.evaluations,
@@ -136,7 +136,7 @@ def _describe_search(
     )
 
 
-def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
+def _build_comparison(view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
     """Return the observed gradient of one observation of case i, with a function that simulates it for examples x.
 
     The factors by which the objective weighs layers are divided out of both gradients. view: the observation. y, z: labels and

@@ -18,7 +18,7 @@ from attacker.attacks.closed_form.cocktail.features import (
 )
 from attacker.attacks.closed_form.cocktail.labels import find_labels
 from attacker.attacks.closed_form.cocktail.mixtures import Mixtures, differentiate_images, read_mixtures, scale_images
-from attacker.attacks.closed_form.cocktail.published import PublishedLoss, search_published
+from attacker.attacks.closed_form.cocktail.published_loss import PublishedLoss, search_published
 from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range
 from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions

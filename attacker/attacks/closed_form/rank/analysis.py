@@ -12,8 +12,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rank.counting import EquationCount, compute_pooled_rank, count_dead_values, count_equations
-from attacker.attacks.closed_form.rank.generic import compute_generic_ranks
+from attacker.attacks.closed_form.rank.equation_counts import (
+    EquationCount,
+    compute_pooled_rank,
+    count_dead_values,
+    count_equations,
+)
+from attacker.attacks.closed_form.rank.generic_rank import compute_generic_ranks
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_footprint, build_pooling_matrix, find_used_values
 from attacker.attacks.networks.activations import IDENTITY, RELU
 from attacker.attacks.networks.chain import Chain, Layer

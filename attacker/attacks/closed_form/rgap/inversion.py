@@ -141,7 +141,7 @@ def build_answers(
     if second is None:
         labels = readings.first.head.y
         return [ClosedFormAnswer(x[i : i + 1], labels[i : i + 1], route, doubts=readings.doubts[i]) for i in range(len(x))]
-    return _choose_twins(observed, readings, x, observed.data.denormalise(second), route)
+    return _choose_twins(readings, x, observed.data.denormalise(second), route)
 
 
 def run_rgap(observed: StackedObservations, walk: WalkSettings = DEFAULT_WALK) -> list[ClosedFormAnswer]:
@@ -156,9 +156,7 @@ def run_rgap(observed: StackedObservations, walk: WalkSettings = DEFAULT_WALK) -
     return build_answers(observed, readings, first.f, second, "layers")
 
 
-def _choose_twins(
-    observed: StackedObservations, readings: Readings, x: Tensor, other: Tensor, route: str
-) -> list[ClosedFormAnswer]:
+def _choose_twins(readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
     """Return one answer per problem, with x or, where there is a twin (`readings.twins`), the better one of x and `other`.
 
     If both are in [0, 1], the better one has the larger variance of its values. If not, the better one is nearer to [0, 1]. The
