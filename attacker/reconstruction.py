@@ -113,25 +113,17 @@ class Reconstruction:
 
     @classmethod
     def read(cls, path: Path) -> "Reconstruction":
-        """Read a file that `write` wrote. Raises ValueError, naming the file, if it cannot be read as a reconstruction.
-
-        Files of old versions lack `explained` and hold its values as `confidence`; they are returned as `explained`, and
-        `confidence` as NaN.
-        """
+        """Read a file that `write` wrote. Raises ValueError, naming the file, if it cannot be read as a reconstruction."""
         try:
             with open_tensors(path, limit=MAX_BYTES) as file:
                 facts = parse_json(file.metadata()["facts"], finite=False)
-                tensors = {name: file.get_tensor(name) for name in ("x", "y", "confidence", "loss")}
-                old = "explained" not in file.keys()  # noqa: SIM118
-                tensors["explained"] = tensors["confidence"] if old else file.get_tensor("explained")
+                tensors = {name: file.get_tensor(name) for name in ("x", "y", "confidence", "explained", "loss")}
             _check_tensors(tensors)
             facts = _check_metadata(facts, len(tensors["x"]))
         except DamagedFile as error:
             raise ValueError(f"{path}: not a reconstruction: {error.reason}; replay the attack again") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a reconstruction: {error}; replay the attack again") from None
-        if old:
-            tensors["confidence"] = torch.full_like(tensors["confidence"], torch.nan)
         return cls(**tensors, **facts)
 
 

@@ -27,7 +27,7 @@ from support.single_cases import make_client
 from support.splits import Images, hash_example, load_images, record_tuned
 
 from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching import smooth_images
 from attacker.scoring.metrics import is_recovered, mse
 

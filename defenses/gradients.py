@@ -6,23 +6,8 @@ from typing import ClassVar
 
 from defenses._registry import Choice, Registry
 from defenses.per_example import dp_sgd, fed_cdp
-from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights, plain
+from defenses.rules import GradientRule, plain
 from defenses.soteria import soteria
-
-__all__ = [
-    "GRADIENTS",
-    "Facts",
-    "Gradient",
-    "GradientProblem",
-    "GradientRule",
-    "GradientSpec",
-    "LocalStep",
-    "Weights",
-    "dp_sgd",
-    "fed_cdp",
-    "plain",
-    "soteria",
-]
 
 GRADIENTS: Registry[Callable[..., GradientRule]] = Registry(
     "defenses.gradients", {"plain": plain, "dp_sgd": dp_sgd, "fed_cdp": fed_cdp, "soteria": soteria}

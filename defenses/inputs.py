@@ -21,7 +21,7 @@ class PublicPool(Protocol):
     def __getitem__(self, indices: Tensor, /) -> Tensor: ...
 
 
-class Mixing(NamedTuple):
+class BatchTransform(NamedTuple):
     """A transformation of a batch before training.
 
     mix:    maps x (N, *shape) in [0, 1], soft labels y (N, K), a generator, and public examples or None to the x and y to train
@@ -43,10 +43,10 @@ MIN_PRIVATE = 0.3
 """Smallest sum of the coefficients of private images in a mixture with public ones, c2 in the paper."""
 
 
-def mixup(alpha: float = 0.4) -> Mixing:
+def mixup(alpha: float = 0.4) -> BatchTransform:
     """Mix each example of a batch with a random one of the batch, and their labels in the same way.
 
-    Returns this transformation, a `Mixing`.
+    Returns this transformation, a `BatchTransform`.
     alpha: the mixing coefficient is drawn from Beta(alpha, alpha) once per batch; positive and finite. The partners are a random
            permutation of the batch, in which an example can be its own partner.
     Source: Zhang et al. 2018, "mixup: beyond empirical risk minimization".
@@ -59,13 +59,13 @@ def mixup(alpha: float = 0.4) -> Mixing:
         partner = torch.randperm(len(x), generator=rng, device=rng.device).to(x.device)
         return share * x + (1 - share) * x[partner], share * y + (1 - share) * y[partner]
 
-    return Mixing(mix, least=2)
+    return BatchTransform(mix, least=2)
 
 
-def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
+def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> BatchTransform:
     """Mix k images with random coefficients, and invert random values of the result.
 
-    Returns this transformation, a `Mixing`.
+    Returns this transformation, a `BatchTransform`.
     k:      number of images in a mixture, with the image itself: 1 to 1000, and at least 3 with public images.
     public: name of a data set. k - 2 images of a mixture come from it and two from the batch; only the labels of these two are
             mixed, so that label weights sum to less than 1, as published. Without public images, all k come from the batch. The
@@ -103,20 +103,20 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
         mirrored = (torch.rand(x.shape, generator=rng, device=at) < flips).to(x.device)
         return torch.where(mirrored, 1 - mixed, mixed), labels
 
-    return Mixing(mix, least=2 if k > 1 and not public else 1, public=public)
+    return BatchTransform(mix, least=2 if k > 1 and not public else 1, public=public)
 
 
-INPUTS: Registry[Callable[..., Mixing]] = Registry("defenses.inputs", {"mixup": mixup, "instahide": instahide})
+INPUTS: Registry[Callable[..., BatchTransform]] = Registry("defenses.inputs", {"mixup": mixup, "instahide": instahide})
 
 
 @dataclass(frozen=True)
 class InputsSpec(Choice):
     """Specification of a transformation of the training examples, such as `mixup(alpha=0.4)`; empty for none."""
 
-    registry: ClassVar[Registry[Callable[..., Mixing]]] = INPUTS
+    registry: ClassVar[Registry[Callable[..., BatchTransform]]] = INPUTS
     what: ClassVar[str] = "inputs"
 
-    def build(self) -> Mixing | None:
+    def build(self) -> BatchTransform | None:
         """Return the transformation, or None if there is none."""
         return None if self.step is None else self.make()
 

@@ -18,7 +18,7 @@ MAX_BOTTLENECK = 2**16
 """Largest number of random values in a variational bottleneck."""
 
 
-class Stochastic(nn.Module):
+class StochasticModule(nn.Module):
     """Base class of modules that draw random numbers during training.
 
     `start_drawing` puts these modules in training mode while a client trains, even if the rest of the network is in evaluation
@@ -33,7 +33,7 @@ class Stochastic(nn.Module):
     hides: ClassVar[bool] = False
 
 
-class Bottleneck(Stochastic):
+class Bottleneck(StochasticModule):
     """A variational bottleneck: maps features (N, ..., F) to features of the same shape through K random values (PRECODE).
 
     encoder: F -> 2K, the mean mu and softplus^-1 of the standard deviation sigma of a normal distribution.
@@ -61,7 +61,7 @@ class Bottleneck(Stochastic):
         return out
 
 
-class Dropout(Stochastic):
+class Dropout(StochasticModule):
     """Dropout: features become 0 with probability p, the others are scaled by 1 / (1 - p); the identity in evaluation mode."""
 
     def __init__(self, p: float) -> None:
@@ -132,7 +132,7 @@ class NetworkSpec(Choice):
 def start_drawing(model: nn.Module) -> None:
     """Put the random blocks of `model`, such as a bottleneck, in training mode, and leave all other modules as they are."""
     for module in model.modules():
-        if isinstance(module, Stochastic):
+        if isinstance(module, StochasticModule):
             module.train()
 
 
@@ -144,18 +144,18 @@ def take_penalty(model: nn.Module) -> Tensor | None:
     """
     total = None
     for module in model.modules():
-        if isinstance(module, Stochastic) and module.penalty is not None:
+        if isinstance(module, StochasticModule) and module.penalty is not None:
             total = module.penalty if total is None else total + module.penalty
             module.penalty = None
     return total
 
 
 def find_hidden(model: nn.Module) -> frozenset[str]:
-    """Return the names of the parameters of all blocks that declare `Stochastic.hides`, such as variational bottlenecks.
+    """Return the names of the parameters of all blocks that declare `StochasticModule.hides`, such as variational bottlenecks.
 
     The gradients of these parameters depend more on the client's random draws than on its data.
     """
-    blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, Stochastic) and m.hides]
+    blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, StochasticModule) and m.hides]
     return frozenset(f"{name}.{own}" if name else own for name, block in blocks for own, _ in block.named_parameters())
 
 

@@ -14,7 +14,7 @@ from defenses.channel import Channel, compute_no_noise
 from defenses.clipped_mean import compute_clipped_mean
 from defenses.clipping import scale_each_to, scale_to
 from defenses.noise import draw_normal
-from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights
+from defenses.rules import Gradient, GradientProblem, GradientRule, LocalStep, TrainingFacts, Weights
 
 
 def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
@@ -108,7 +108,7 @@ def _make_rule(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) ->
         _check_separable(problem.model)
         return compute_clipped_mean(clip, problem, weights, x, y)[0]
 
-    def make_channel(facts: Facts) -> Channel:
+    def make_channel(facts: TrainingFacts) -> Channel:
         return Channel(lambda update, known: update, noise=lambda seen: noise.compute_power(seen, facts.steps))
 
     return GradientRule(compute_gradient, expect_gradient, make_channel, separate=True)

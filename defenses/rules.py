@@ -49,7 +49,7 @@ class LocalStep(NamedTuple):
     share: float
 
 
-class Facts(NamedTuple):
+class TrainingFacts(NamedTuple):
     """What the server knows about the training behind an update; input of `GradientRule.channel` and `GradientRule.omitted`.
 
     model: the network. steps: one `LocalStep` for each local step of the client.
@@ -62,11 +62,11 @@ class Facts(NamedTuple):
     exact: bool
 
 
-def _make_transparent(facts: Facts) -> Channel:
+def _make_transparent(facts: TrainingFacts) -> Channel:
     return transparent
 
 
-def _omit_nothing(facts: Facts) -> frozenset[str]:
+def _omit_nothing(facts: TrainingFacts) -> frozenset[str]:
     return frozenset()
 
 
@@ -83,16 +83,17 @@ class GradientRule(NamedTuple):
     expected: maps (problem, weights, x, y) to the gradient that an attacker simulates, by parameter name: without noise, and
               without effects that only the received update shows, such as which columns Soteria zeroed. Differentiable
               under `vmap`.
-    channel:  maps `Facts` to the channel (the attacker's model of a defense) with the effects on an update that `expected` lacks.
-    omitted:  maps `Facts` to the names of parameters that the attacker leaves out when it compares simulated and observed
+    channel:  maps `TrainingFacts` to the channel (the attacker's model of a defense) with the effects on an update that
+              `expected` lacks.
+    omitted:  maps `TrainingFacts` to the names of parameters that the attacker leaves out when it compares simulated and observed
               gradients.
     separate: whether the client computes the gradient of each example separately.
     """
 
     gradient: Callable[[GradientProblem, Weights, Tensor, Tensor, Generator], tuple[Gradient, Tensor]]
     expected: Callable[[GradientProblem, Weights, Tensor, Tensor], Gradient] = _expect_plain
-    channel: Callable[[Facts], Channel] = _make_transparent
-    omitted: Callable[[Facts], frozenset[str]] = _omit_nothing
+    channel: Callable[[TrainingFacts], Channel] = _make_transparent
+    omitted: Callable[[TrainingFacts], frozenset[str]] = _omit_nothing
     separate: bool = False
 
 

@@ -22,7 +22,7 @@ CANARIES_SUFFIX = ".canaries.json"
 
 
 @dataclass(frozen=True)
-class Used:
+class RoundUsage:
     """The examples that one client used in one attempt at a round.
 
     steps: for each optimiser step, the data set indices of its examples in order of use.
@@ -111,7 +111,7 @@ class TruthReader:
             words = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
             raise DamagedFile(self.folder / "dataset.json", words)
 
-    def read_used(self, round: int, attempt: int, client: str) -> Used:
+    def read_used(self, round: int, attempt: int, client: str) -> RoundUsage:
         """Return the examples that a client used in one attempt at a round.
 
         Raises KeyError if none are written, and DamagedFile if the client's file is invalid.
@@ -119,7 +119,7 @@ class TruthReader:
         steps = self._steps(client).get((round, attempt))
         if not steps:
             raise KeyError(f"{self.folder}: no truth of client {client} in round {round}, attempt {attempt}")
-        return Used(tuple(steps[step] for step in sorted(steps)))
+        return RoundUsage(tuple(steps[step] for step in sorted(steps)))
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
         """Return a client's canary pairs: data set indices of two examples each, of which it used one. Empty if it has none.

@@ -94,13 +94,13 @@ def test_a_plugin_works_in_run_replay_score_report_and_the_service(plugged: None
 
 def run_job(root: Path) -> object:
     """Run a job of the service on the same recording in a worker process, and return its final state."""
-    from attacker.service.background import Works
+    from attacker.service.background import BackgroundWork
     from attacker.service.http.app import make_parts
     from attacker.service.jobs.job import FINAL_STATES, JobSpec
     from attacker.service.settings import ServiceSettings
 
     parts = make_parts(ServiceSettings(root=root, truth="own", workers=1, stand_by=False))
-    works = Works(parts)
+    works = BackgroundWork(parts)
     works.start()
     try:
         job = parts.queue.submit(JobSpec(recording="discs", attack="first_layer", arguments={"row": "largest"}))

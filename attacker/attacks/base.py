@@ -16,7 +16,7 @@ from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
-from fedsim.models.imprints import find_imprint
+from fedsim.models.imprint_layers import find_imprint
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 
@@ -171,7 +171,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Sight:
+class IntermediateResult:
     """The intermediate result of a running search for one case, for live display.
 
     x, y:  examples (N, *shape) and labels (N,), on the CPU. loss: value at x and y of the objective that the search minimises.
@@ -184,7 +184,7 @@ class Sight:
     loss: float
 
 
-Look = Callable[[Sequence[Sight], int, int], None]
+Look = Callable[[Sequence[IntermediateResult], int, int], None]
 """Callback for live display, called with (intermediate results, iterations done, maximum number of iterations)."""
 
 

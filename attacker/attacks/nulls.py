@@ -27,7 +27,7 @@ def blind_cases(cases: Sequence[Case]) -> list[Case]:
 
 
 @dataclass
-class Blinded:
+class BlindedNull:
     """A wrapper of an attack's null that applies `blind_cases` to the cases before it calls the null."""
 
     attack: Attack
@@ -48,7 +48,7 @@ class Blinded:
     def device(self, device: str) -> None:
         self.attack.device = device
 
-    def null(self) -> "Blinded":
+    def null(self) -> "BlindedNull":
         return self
 
     def __call__(

@@ -14,7 +14,7 @@ from attacker.attacks.multi_round.accumulate import accumulate
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
-from attacker.attacks.nulls import Blinded
+from attacker.attacks.nulls import BlindedNull
 from attacker.attacks.papers.closed_form import cocktail_party, exact, hgap, rgap, robbing_the_fed
 from attacker.attacks.papers.feature_reconstruction import feature_reconstruction
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
@@ -98,7 +98,7 @@ class AttackSpec:
         """
         attack = ATTACKS[self.name](**self.arguments)
         attack.device = device
-        return Blinded(attack.null()) if self.null else attack
+        return BlindedNull(attack.null()) if self.null else attack
 
 
 def _check_value(what: str, value: Any, default: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked
 from attacker.audit.plan import ATTACK_RULE, JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
-from attacker.replay.cases import Planned
+from attacker.replay.cases import PlannedCase
 from attacker.replay.results import make_reconstruction_path
 from attacker.scoring import ScoreRow, Summary
 from fedsim.recording import Row
@@ -130,7 +130,7 @@ def count_confidences(folder: Path, cases: Sequence[str]) -> tuple[int, int]:
     return sum(int((one >= MIN_CONFIDENCE).sum()) for one in values), sum(int(one.isnan().sum()) for one in values)
 
 
-def describe_failures(rows: Sequence[Row], cases: Sequence[Planned], failed: Mapping[str, str]) -> tuple[int, str]:
+def describe_failures(rows: Sequence[Row], cases: Sequence[PlannedCase], failed: Mapping[str, str]) -> tuple[int, str]:
     """Return on how many updates an attack failed, and why it failed on the first; 0 and "" if it failed on none.
 
     The reason is that of the first failed case in `cases`, cut after `MAX_REASON` characters.

@@ -28,7 +28,7 @@ from attacker.audit.token_checks import check_tokens
 from attacker.audit.training_checks import check_training
 from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from attacker.scoring import Scorer, summarise
 from fedsim.recording import DamagedFile, Observation, Recording
 from fedsim.recording.round_metrics import read_metrics
@@ -38,7 +38,7 @@ BOUND_SECONDS = 30.0
 """Largest time in seconds for bounds on the errors of the attacks."""
 MAX_CHECKED = 64
 """Largest number of updates that the checks read."""
-Run = Callable[[Replay], Replayed]
+Run = Callable[[Replay], ReplayResult]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.simulation.client import build_facts, build_gradient, build_network, find_omitted, get_buffers
+from attacker.attacks.simulation.client import build_facts, build_network, find_omitted, get_buffers
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.attacks.simulation.local_steps import LocalOptimiser
 from attacker.bounds.information import NoisyMessage
 from defenses._registry.calls import Step

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from attacker.attacks import AttackSpec
 from attacker.replay.forecast import Forecast, describe_routes
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from fedsim.commands.console import err, show_progress_bar
 from fedsim.recording import Recording
 
@@ -16,7 +16,7 @@ MAX_REASONS = 3
 """Largest number of failed cases, and of omitted rounds, whose reasons are printed; the replay's files hold all of them."""
 
 
-def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> Replayed:
+def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> ReplayResult:
     """Run a replay, show its progress and a summary on stderr, and return its result. `options` are passed to `Replay`."""
     replay = Replay(recording=recording, spec=spec, out=out, **options)
     observations, megabytes = replay.measure_extent()
@@ -58,7 +58,7 @@ def describe_cost(forecast: Forecast) -> str:
     )
 
 
-def _print_result(result: Replayed, spec: AttackSpec) -> None:
+def _print_result(result: ReplayResult, spec: AttackSpec) -> None:
     if not spec.null and result.routes:
         ways = (f"{count} by {route}" for route, count in sorted(result.routes.items(), key=lambda item: -item[1]))
         err.print(f"  {escape(', '.join(ways))}")

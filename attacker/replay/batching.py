@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from attacker.replay.cases import Planned
+from attacker.replay.cases import PlannedCase
 from fedsim import models
 from fedsim.recording import Manifest
 
@@ -39,9 +39,9 @@ only the overhead of each layer's call, which matters if layers are small."""
 
 
 def split_into_chunks(
-    cases: Sequence[Planned], footprint: "CaseFootprint", chunk: int | None = None
-) -> list[tuple[Planned, ...]]:
-    """Return the cases that can be attacked, grouped into chunks. All cases of a chunk have the same `Planned.sizes`.
+    cases: Sequence[PlannedCase], footprint: "CaseFootprint", chunk: int | None = None
+) -> list[tuple[PlannedCase, ...]]:
+    """Return the cases that can be attacked, grouped into chunks. All cases of a chunk have the same `PlannedCase.sizes`.
 
     chunk: largest number of cases per chunk; None lets `CaseFootprint.choose_chunk_size` decide.
     """
@@ -52,7 +52,7 @@ def split_into_chunks(
     ]
 
 
-def _split_group(cases: list[Planned], footprint: "CaseFootprint", chunk: int | None) -> Iterator[tuple[Planned, ...]]:
+def _split_group(cases: list[PlannedCase], footprint: "CaseFootprint", chunk: int | None) -> Iterator[tuple[PlannedCase, ...]]:
     size = chunk or footprint.choose_chunk_size(cases[0].sizes, len(cases))
     return (tuple(cases[i : i + size]) for i in range(0, len(cases), size))
 

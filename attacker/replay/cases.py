@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacker.attacks import Attack, Case
 from attacker.attacks.base import UNNAMED_CLIENT, Need, build_case_key, explain_refusal
-from attacker.attacks.nulls import Blinded
+from attacker.attacks.nulls import BlindedNull
 from attacker.replay.example_counts import add_estimate
 from fedsim.recording import Observation, Recording, Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -18,7 +18,7 @@ from fedsim.recording.safe_files import shorten
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedCase:
     """A case of a replay: observations to be attacked together, or the reason why they cannot be.
 
     rows:     rows of its observations in the order of rounds; never empty.
@@ -49,7 +49,7 @@ class Plan:
            False, each case is one row.
     """
 
-    cases: tuple[Planned, ...]
+    cases: tuple[PlannedCase, ...]
     idle: tuple[Row, ...] = ()
     whole: bool = False
 
@@ -75,13 +75,13 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     files, NaN, infinite or huge values (`find_bad_numbers`), or a condition of the attack that is not met. Numbers of examples
     that clients did not report are estimated where possible.
     """
-    reads_update = not isinstance(attack, Blinded)
+    reads_update = not isinstance(attack, BlindedNull)
     complete = [_estimate_count(recording, row, reads_update) for row in rows if row.status == "complete"]
     idle = tuple(row for row in rows if row.status != "complete")
     if Need.UNNAMED in attack.needs:
         return Plan(cases=_plan_unnamed(recording, complete, attack), idle=idle, whole=True)
     if Need.SAME_CLIENT not in attack.needs:
-        return Plan(cases=tuple(Planned(key=row.key, rows=(row,)) for row in complete), idle=idle)
+        return Plan(cases=tuple(PlannedCase(key=row.key, rows=(row,)) for row in complete), idle=idle)
     clients: dict[str, _Client] = {row.client: _Client() for row in complete}
     counted = {row.key: row for row in complete}
     for row in sorted(rows, key=lambda row: (row.round, row.client)):
@@ -99,7 +99,7 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     return Plan(cases=tuple(_plan_client(name, client) for name, client in sorted(clients.items())), idle=idle, whole=True)
 
 
-def _plan_unnamed(recording: Recording, complete: Sequence[Row], attack: Attack) -> tuple[Planned, ...]:
+def _plan_unnamed(recording: Recording, complete: Sequence[Row], attack: Attack) -> tuple[PlannedCase, ...]:
     """Return the case of all complete rows for an attack that sees no names of clients; () if there are no rows.
 
     Within a round, rows are sorted by a hash of round and client, so that the clients' order differs from round to round.
@@ -137,10 +137,10 @@ def _estimate_count(recording: Recording, row: Row, reads_update: bool) -> Row:
         return row
 
 
-def _plan_client(name: str, client: _Client) -> Planned:
+def _plan_client(name: str, client: _Client) -> PlannedCase:
     rows = client.used or client.complete
     reasons = dict.fromkeys(reason for _, reason in client.left_out)
-    return Planned(
+    return PlannedCase(
         key=build_case_key([row.round for row in rows], name),
         rows=tuple(rows),
         left_out=tuple(client.left_out),
@@ -200,7 +200,7 @@ def _count_not_finite(tensor: Tensor) -> int:
     return int(tensor.numel() - torch.isfinite(tensor).sum())
 
 
-def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
+def make_case_entry(recording: Recording, case: PlannedCase, *, whole: bool) -> dict[str, Any]:
     """Return the entry of a case in `attack.json`.
 
     whole: whether the case holds the usable rounds of a client, or of all clients. If True, the entry has three more keys:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from attacker.attacks import Attack, Case
 from attacker.attacks.base import Planning, RoutePlan
-from attacker.replay.cases import Planned
+from attacker.replay.cases import PlannedCase
 from fedsim.recording import DamagedFile, Recording
 
 
@@ -36,7 +36,7 @@ class Forecast:
     memory: str = ""
 
 
-def plan_routes(attack: Attack, recording: Recording, case: Planned) -> RoutePlan:
+def plan_routes(attack: Attack, recording: Recording, case: PlannedCase) -> RoutePlan:
     """Return which closed forms of an attack may apply to a case, and how many gradient evaluations these need.
 
     The result is empty if the case has several observations, if the observation cannot be read, or if the attack is not

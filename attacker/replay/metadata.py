@@ -105,6 +105,6 @@ def _list_network_limits(manifest: Manifest) -> list[str]:
     return models.list_unsimulated(network, manifest.training, manifest.data)
 
 
-def join_names(names: Sequence[str], most: int = 10) -> str:
-    """Return the first `most` names as text, separated by commas, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def join_names(names: Sequence[str]) -> str:
+    """Return the first ten names as text, separated by commas, and how many more there are."""
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -16,7 +16,7 @@ from torch import Tensor
 from attacker.attacks import Attack, AttackSpec
 from attacker.attacks.base import MAX_EXAMPLES, Look, Need, RoutePlan, estimate_effort, list_oracles, list_withheld
 from attacker.replay.batching import CaseFootprint, split_into_chunks
-from attacker.replay.cases import Plan, Planned, plan_cases
+from attacker.replay.cases import Plan, PlannedCase, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
 from attacker.replay.chosen_rows import ChosenRows
 from attacker.replay.executors import process_pool, ray_cluster
@@ -26,7 +26,7 @@ from attacker.replay.metadata import write_facts
 from attacker.replay.progress import Meter, Watch
 from attacker.replay.results import is_done, make_reconstruction_path, write_failure
 from attacker.replay.task_runner import run_in_process
-from attacker.replay.tasks import Member, ReplayJob, Task, TaskOutcome
+from attacker.replay.tasks import ReplayJob, Task, TaskCase, TaskOutcome
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
 from fedsim.recording.run_check import check_run
@@ -37,7 +37,7 @@ Oracle = Callable[[Row], Tensor]
 
 
 @dataclass
-class Replayed:
+class ReplayResult:
     """The result of a replay.
 
     folder:   folder of the reconstructions.
@@ -154,7 +154,7 @@ class Replay:
         found = plan_cases(self.recording, self._chosen.rows, self._attack)
         return replace(found, cases=tuple(map(self._check_memory, found.cases)))
 
-    def _check_memory(self, case: Planned) -> Planned:
+    def _check_memory(self, case: PlannedCase) -> PlannedCase:
         """Return the case, with a reason why it cannot be attacked if it needs more memory than the device has.
 
         This is checked because a damaged manifest may claim examples of any size.
@@ -189,14 +189,14 @@ class Replay:
             memory=self._footprint.explain_risk(largest),
         )
 
-    def _list_pending(self) -> list[Planned]:
+    def _list_pending(self) -> list[PlannedCase]:
         return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
 
     def count_unfinished(self) -> tuple[int, int]:
         """Return how many cases are still to be attacked, and the number of all cases, also those that cannot be attacked."""
         return len(self._list_pending()), len(self.plan.cases)
 
-    def run(self, watch: Watch | None = None) -> Replayed:
+    def run(self, watch: Watch | None = None) -> ReplayResult:
         """Attack every case that is not done yet, write reconstructions, and return what was done. watch: callback for progress.
 
         Raises the errors of `plan`, RuntimeError if no Ray cluster can be reached at `ray`, and KeyboardInterrupt after Ctrl-C,
@@ -213,7 +213,7 @@ class Replay:
             oracles=oracles,
             withheld=list_withheld(self._attack.needs),
         )
-        replayed = Replayed(self.folder, failed=_group_errors(self._chosen.damage), left_out=plan.left_out)
+        replayed = ReplayResult(self.folder, failed=_group_errors(self._chosen.damage), left_out=plan.left_out)
         for case in plan.cases:
             if case.reason:
                 self._record_failure(case.key, case.reason, replayed)
@@ -247,7 +247,7 @@ class Replay:
             every=self.every,
         )
 
-    def _plan_tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
+    def _plan_tasks(self, pending: Sequence[PlannedCase], replayed: ReplayResult) -> list[Task]:
         """Return the remaining tasks: first the groups of cases of an interrupted replay's checkpoints, then other cases.
 
         A task is the cases that are attacked at once. Notes on checkpoints that cannot be used, and cases whose true labels or
@@ -270,7 +270,7 @@ class Replay:
         return CaseFootprint(self.recording.manifest, self.device, effort.vectors, effort.searches)
 
     @cached_property
-    def _chunks(self) -> list[tuple[Planned, ...]]:
+    def _chunks(self) -> list[tuple[PlannedCase, ...]]:
         """Return all cases that can be attacked, finished or not, in groups that are attacked at once."""
         return split_into_chunks(self.plan.cases, self._footprint, self.chunk)
 
@@ -290,7 +290,7 @@ class Replay:
         worth = process_pool.choose_workers(self._estimate_seconds(tasks), len(tasks), self.device, self.threads)
         return min(worth, self._footprint.count_concurrent(largest))
 
-    def _collect_members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
+    def _collect_members(self, cases: Sequence[PlannedCase], replayed: ReplayResult) -> Iterator[TaskCase]:
         """Yield cases as plain data, with the true labels or logits of the chosen oracles.
 
         A case whose labels or logits cannot be read is recorded in `replayed` as failed and not yielded.
@@ -306,7 +306,7 @@ class Replay:
                 self._record_failure(case.key, str(error), replayed)
                 continue
             rows = tuple((row.round, row.client) for row in case.rows)
-            yield Member(key=case.key, rows=rows, labels=labels, logits=logits)
+            yield TaskCase(key=case.key, rows=rows, labels=labels, logits=logits)
 
     def _run_tasks(self, tasks: Sequence[Task], meter: Meter) -> Generator[TaskOutcome]:
         """Run the tasks and yield their outcomes when they finish.
@@ -330,7 +330,7 @@ class Replay:
                 if outcome.interrupted:
                     raise KeyboardInterrupt
 
-    def _record_failure(self, key: str, reason: str, replayed: Replayed) -> None:
+    def _record_failure(self, key: str, reason: str, replayed: ReplayResult) -> None:
         replayed.failed[key] = reason
         write_failure(self.folder, key, reason)
 

@@ -55,7 +55,7 @@ class ReplayJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class TaskCase:
     """One case of a task as plain data.
 
     key:    unique name of the case. rows: round and client of its observations, in the order of rounds.
@@ -70,9 +70,9 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Cases that are attacked at once. They agree in `Planned.sizes`: the numbers of examples of their observations, in order."""
+    """Cases that are attacked at once. They agree in `PlannedCase.sizes`: the examples of each observation, in order."""
 
-    members: tuple[Member, ...]
+    members: tuple[TaskCase, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class Task:
         members = json.loads(text)["members"]
         return cls(
             members=tuple(
-                Member(
+                TaskCase(
                     key=member["key"],
                     rows=tuple((round, client) for round, client in member["rows"]),
                     labels=None if member["labels"] is None else tuple(member["labels"]),

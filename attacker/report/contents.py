@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacker.report.linked import Linked
+from attacker.report.linked_cases import LinkedCase
+from attacker.report.missing import Missing, Record
 from attacker.report.pairs import ExamplePair
-from attacker.report.undone import Missing, Record
-from attacker.report.unscored import Unscored
+from attacker.report.unscored import UnscoredResults
 from attacker.scoring import GrowthPoint, Summary
 from attacker.scoring.states import FINISHED_STATES, CaseState
 from fedsim.recording import Manifest, Row
@@ -27,8 +27,7 @@ class Example:
 
     rounds:  the rounds of the case in which the example was used.
     batch, position: local step, from 1, and position in its batch, from 0, of the first use. index: index in the data set.
-    claimed: the rounds to which the attack assigns its reconstruction; None without a reconstruction, and for scores of older
-             versions of this project, which do not hold them.
+    claimed: the rounds to which the attack assigns its reconstruction; None without a reconstruction.
     state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction, and for table rows. failure: reason
              why there is no reconstruction, or None.
     success, label_success: whether the example, and its label, count as recovered, see `ScoreRow`. label_true, label_recovered:
@@ -107,8 +106,8 @@ class AttackOnRun:
     examples: tuple[Example, ...] = ()
     losses: tuple[NDArray[np.float64], ...] = ()
     lpips_reasons: tuple[str, ...] = ()
-    unscored: Unscored = field(default_factory=Unscored)
-    linked: tuple[Linked, ...] = ()
+    unscored: UnscoredResults = field(default_factory=UnscoredResults)
+    linked: tuple[LinkedCase, ...] = ()
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     summary: Summary | None = None
     null: "AttackOnRun | None" = None

@@ -16,9 +16,8 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.growth import gather_growth
-from attacker.report.linked import read_linked_cases
-from attacker.report.pairs import ExamplePair, read_pair
-from attacker.report.undone import (
+from attacker.report.linked_cases import read_linked_cases
+from attacker.report.missing import (
     Missing,
     Record,
     describe_missing_null,
@@ -28,7 +27,8 @@ from attacker.report.undone import (
     make_replay_command,
     make_score_command,
 )
-from attacker.report.unscored import Unscored, collect_unscored
+from attacker.report.pairs import ExamplePair, read_pair
+from attacker.report.unscored import UnscoredResults, collect_unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded
 from attacker.scoring.states import CaseState, count_cases, read_case
@@ -232,7 +232,7 @@ def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
 
 def _collect_unscored(
     folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, missing: list[Missing]
-) -> Unscored:
+) -> UnscoredResults:
     """Return the reconstructions of an attack's cases without scores, each beside the null's reconstruction of the same case.
 
     The null is the attack without the update. A case is left out if it shares at least one round with a case of higher priority,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attacker.bounds import find_declared_noise
 from attacker.report.contents import AttackOnRun, GrowthLine
-from attacker.report.undone import Missing
+from attacker.report.missing import Missing
 from attacker.scoring import CaseGrowth, GrowthPoint, read_growth, summarise_growth
 from attacker.scoring.growth import GROWTH_FILE
 from defenses.privacy.accounting import compute_bound

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from attacker.reconstruction import Reconstruction
-from attacker.report.linked import list_rounds
+from attacker.report.linked_cases import list_rounds
+from attacker.report.missing import Record
 from attacker.report.pairs import ExamplePair, show_alone
-from attacker.report.undone import Record
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
 
@@ -32,7 +32,7 @@ class UnscoredExample:
     loss:       the attack's own loss at the end of the case; None if it is not finite or there is none. confidence: the attack's
                 estimate of the probability that the example is recovered; None if there is none.
     route:      method that found the reconstruction. notes: the attack's notes on the case, at its first example; empty for cases
-                of several rounds, whose notes are in `attacker.report.linked.Linked`.
+                of several rounds, whose notes are in `attacker.report.linked_cases.LinkedCase`.
     shown:      the reconstruction as an image or table row, or why it cannot be shown.
     null:       the example with the same number that the null, the attack without the update, returns for the case, or None.
     """
@@ -51,7 +51,7 @@ class UnscoredExample:
 
 
 @dataclass(frozen=True)
-class Unscored:
+class UnscoredResults:
     """The reconstructed examples of one attack in cases without scores.
 
     found:    the first of these examples, in the order of attack.json. total: number of all of them. likely: number of those
@@ -67,11 +67,13 @@ class Unscored:
     problems: tuple[str, ...] = ()
 
 
-def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int) -> Unscored:
+def collect_unscored(
+    folder: Path, told: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int
+) -> UnscoredResults:
     """Return the reconstructions of an attack for its cases without scores.
 
     folder: folder of its reconstructions. told: content of its attack.json. scored: keys of the cases to leave out, such as those
-    with scores. null: folder of its null's reconstructions, or None. most: maximum number of examples in `Unscored.found`.
+    with scores. null: folder of its null's reconstructions, or None. most: maximum number of examples in `UnscoredResults.found`.
     """
     found: list[UnscoredExample] = []
     problems: list[str] = []
@@ -94,7 +96,7 @@ def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpe
         if len(found) < most:
             beside = _read_null_examples(null, case, data)
             found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), most - len(found)))]
-    return Unscored(tuple(found), total, likely, tuple(failures.most_common()), tuple(problems))
+    return UnscoredResults(tuple(found), total, likely, tuple(failures.most_common()), tuple(problems))
 
 
 def _read_failure(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from attacker.scoring.score import Scorer
 from fedsim import models
 from fedsim.recording import Recording
-from fedsim.recording.reader import Row
+from fedsim.recording.index import Row
 from fedsim.truth import compute_digest
 
 

@@ -4,10 +4,10 @@ import logging
 import sqlite3
 from collections.abc import Sequence
 
-from attacker.service.http.dependencies import Parts
-from attacker.service.index import Arrived
-from attacker.service.jobs.queue import Full
-from attacker.service.jobs.rule_history import Recorded
+from attacker.service.http.dependencies import ServiceComponents
+from attacker.service.index import ArrivedRound
+from attacker.service.jobs.queue import TooManyJobs
+from attacker.service.jobs.rule_history import RecordingIdentity
 from attacker.service.rules import Rules
 from attacker.service.settings import UNMEASURED_REASON
 from attacker.service.supervisor.supervisor import Supervisor
@@ -16,14 +16,14 @@ from attacker.service.watcher import Watcher
 log = logging.getLogger("attacker.service")
 
 
-class Works:
+class BackgroundWork:
     """The background work of one service: the watcher of recordings, the supervisor of jobs, and the rules that submit jobs.
 
     Raises ValueError if the file of rules cannot be read or is invalid, or if a rule limits the processor time of jobs although
     they run on a Ray cluster, where it cannot be measured.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ServiceComponents) -> None:
         settings = parts.settings
         self._parts = parts
         self._rules = Rules(settings.rules, parts.queue, settings.folder) if settings.rules else None
@@ -63,7 +63,7 @@ class Works:
         self._supervisor.stop()
         self._parts.queue.close()
 
-    def apply_rules(self, rounds: Sequence[Arrived]) -> None:
+    def apply_rules(self, rounds: Sequence[ArrivedRound]) -> None:
         """Count the new rounds `rounds` in the metrics, and submit the jobs that the rules require for their recordings.
 
         Recordings whose jobs could not all be submitted at the previous call, for example because the queue was full, are tried
@@ -78,7 +78,7 @@ class Works:
             if run.id not in new or run.manifest is None:
                 continue
             try:
-                self._rules.follow(Recorded(run.id, run.identity), run.index.attempts, created=run.manifest.created)
-            except (Full, ValueError, OSError, sqlite3.Error) as error:
+                self._rules.follow(RecordingIdentity(run.id, run.identity), run.index.attempts)
+            except (TooManyJobs, ValueError, OSError, sqlite3.Error) as error:
                 self._behind.add(run.id)
                 log.warning("rules on %s were not applied to all rounds: %s", run.id, error)

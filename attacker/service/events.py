@@ -21,7 +21,7 @@ HEARTBEAT_SECONDS = 15.0
 KEEP_ALIVE_COMMENT = b": still here\n\n"
 
 
-class TooMany(RuntimeError):
+class TooManyListeners(RuntimeError):
     """Raised for a new listener if the maximum number of listeners is reached or the feed is closed."""
 
 
@@ -107,13 +107,13 @@ class Feed:
         last:   id of the last event that the listener received on an earlier connection, if any; see `make_id`.
         wanted: selects events; None takes all of them.
 
-        Stops when the feed is closed, and when more than `MAX_WAITING_EVENTS` events wait for the listener. Raises TooMany when
-        the first event is requested, if the maximum number of listeners is reached or the feed is closed.
+        Stops when the feed is closed, and when more than `MAX_WAITING_EVENTS` events wait for the listener. Raises
+        TooManyListeners when the first event is requested, if the maximum number of listeners is reached or the feed is closed.
         """
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:
             if self._closed or len(self._listeners) >= self._most:
-                raise TooMany(
+                raise TooManyListeners(
                     f"no further page can receive events: {len(self._listeners)} of at most {self._most} do"
                     f"{', and the service is stopping' if self._closed else ''}; close some pages, or try again later"
                 )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from attacker.service.jobs.job import ArgumentValue, JobSpec, Word
 from attacker.service.jobs.queue import Queue
-from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
+from attacker.service.jobs.rule_history import RecordingIdentity, RuleHistory, TakenRound
 from attacker.service.jobs.run_names import FOLDER_NAME_PATTERN, make_run_path
 from fedsim.recording.array_archives import read_toml
 from fedsim.recording.safe_files import shorten
@@ -148,32 +148,30 @@ class Rules:
 
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules, self.root = read(path), root
-        self._queue, self._ledger = queue, Ledger(queue)
+        self._queue, self._ledger = queue, RuleHistory(queue)
         self._turn = threading.Lock()
 
-    def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
+    def follow(self, recording: RecordingIdentity, attempts: Mapping[int, int]) -> None:
         """Submit the jobs of all rules that match a recording, for the rounds that a rule selects and has not dealt with before.
 
         A rule decides on a round only once, also if the service is restarted: it submits a job, or leaves the round out for good,
         for example because of a limit. If the round is recorded again, the rule decides on it again.
         If more of a rule's jobs on the recording wait or run than `Budget.behind` allows, waiting jobs are cancelled, those for
         the earliest rounds first, even if an earlier call submitted them.
-        attempts: dict from each recorded round to its attempt, see `Taken`. created: time at which the recording was begun, ISO
-        8601, see `Ledger.adopt`.
+        attempts: dict from each recorded round to its attempt, see `TakenRound`.
 
-        Raises Full if too many jobs wait; a later call submits the remaining jobs.
+        Raises TooManyJobs if too many jobs wait; a later call submits the remaining jobs.
         """
         with self._turn:
-            self._ledger.adopt(recording, created, attempts)
             for rule in self.rules:
                 if rule.is_for(recording.id):
                     self._follow(rule, recording, attempts)
 
-    def _follow(self, rule: Rule, recording: Recorded, attempts: Mapping[int, int]) -> None:
+    def _follow(self, rule: Rule, recording: RecordingIdentity, attempts: Mapping[int, int]) -> None:
         taken, chosen = self._ledger.list_taken(rule.name, recording), rule.choose_rounds(attempts)
         if rule.rounds == "first" and any(one.round not in chosen for one in taken):
             return
-        new = {Taken(*one) for one in attempts.items()} - taken
+        new = {TakenRound(*one) for one in attempts.items()} - taken
         if rule.rounds == "last":
             self._leave_out(rule, recording, [one for one in new if one.round not in chosen], "there are newer rounds")
         wanted = sorted(one for one in new if one.round in chosen)
@@ -187,7 +185,7 @@ class Rules:
                 self._submit(rule, recording, one, again=any(one.round == before.round for before in taken))
         self._catch_up(rule, recording)
 
-    def _submit(self, rule: Rule, recording: Recorded, one: Taken, *, again: bool) -> None:
+    def _submit(self, rule: Rule, recording: RecordingIdentity, one: TakenRound, *, again: bool) -> None:
         clients = self._choose_clients(rule, recording, one.round)
         if clients is None:
             self._leave_out(rule, recording, [one], "no client of this round matches the patterns of the rule")
@@ -198,7 +196,7 @@ class Rules:
             told = "submits a job for round %d again: the round was recorded again, in attempt %d of the federation"
             log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
 
-    def _choose_clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
+    def _choose_clients(self, rule: Rule, recording: RecordingIdentity, round: int) -> tuple[str, ...] | None:
         """Return the clients of a round that match the patterns of the rule.
 
         The result is () if the rule chooses all clients, and None if no client of the round matches.
@@ -213,7 +211,7 @@ class Rules:
         names = sorted({row.client for row in rows})
         return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
 
-    def _explain_limit(self, rule: Rule, recording: Recorded) -> str:
+    def _explain_limit(self, rule: Rule, recording: RecordingIdentity) -> str:
         """Return why a limit of the budget, on jobs per hour or CPU seconds, allows no further job; "" if both allow one."""
         budget = rule.budget
         hour = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
@@ -223,7 +221,7 @@ class Rules:
             return f"{budget.cpu_seconds:.0f} CPU-seconds were used on this recording"
         return ""
 
-    def _catch_up(self, rule: Rule, recording: Recorded) -> None:
+    def _catch_up(self, rule: Rule, recording: RecordingIdentity) -> None:
         """Cancel waiting jobs of a rule on a recording, earliest rounds first, until at most `Budget.behind` wait or run."""
         if rule.budget.behind is None:
             return
@@ -233,12 +231,12 @@ class Rules:
             if self._queue.leave_out(job, f"round {round} is left out: {reason}"):
                 self._tell(rule, recording, [round], reason)
 
-    def _leave_out(self, rule: Rule, recording: Recorded, rounds: Sequence[Taken], reason: str) -> None:
+    def _leave_out(self, rule: Rule, recording: RecordingIdentity, rounds: Sequence[TakenRound], reason: str) -> None:
         if rounds:
             self._ledger.take(rule.name, recording, rounds, None)
             self._tell(rule, recording, sorted(one.round for one in rounds), reason)
 
-    def _tell(self, rule: Rule, recording: Recorded, rounds: list[int], reason: str) -> None:
+    def _tell(self, rule: Rule, recording: RecordingIdentity, rounds: list[int], reason: str) -> None:
         named = f"round {rounds[0]}" if len(rounds) == 1 else f"{len(rounds)} rounds from {rounds[0]} to {rounds[-1]}"
         log.warning("rule %s, %s: leaves out %s: %s", rule.name, recording.id, named, reason)
 

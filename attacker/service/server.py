@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attacker.service.authorisation import SECURITY_HEADERS
-from attacker.service.background import Works
+from attacker.service.background import BackgroundWork
 from attacker.service.http.middleware import MAX_HEADERS, MAX_PATH
 from attacker.service.settings import ServiceSettings
 
@@ -175,7 +175,7 @@ def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.s
     Raises ValueError, with the reason, if a setting cannot be applied: for example if the TLS files or the file of rules cannot
     be used, or another service uses the same state folder (which holds token and queue).
     """
-    answering, works = make_server(app, settings), Works(app.state.parts)
+    answering, works = make_server(app, settings), BackgroundWork(app.state.parts)
     try:
         works.start()
         _freeze_objects()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from attacker.service.events import Feed
-from attacker.service.index import Arrived, Catalogue, Changes
+from attacker.service.index import ArrivedRound, Catalogue, Changes
 from attacker.service.jobs.job import Job
 from attacker.service.jobs.queue import Queue
 
@@ -32,14 +32,14 @@ class Watcher:
         feed: Feed,
         *,
         every: float,
-        arrived: Callable[[Sequence[Arrived]], None],
+        arrived: Callable[[Sequence[ArrivedRound]], None],
         changed: Callable[[Job], None],
     ) -> None:
         self.catalogue, self.queue, self.feed = catalogue, queue, feed
         self._every, self._arrived, self._changed = every, arrived, changed
         self._version = queue.get_version()
         self._telling = threading.Lock()
-        self._new: list[Arrived] = []
+        self._new: list[ArrivedRound] = []
         self._end, self._called = threading.Event(), threading.Event()
         self._threads = [
             threading.Thread(target=work, name=f"watcher of {what}", daemon=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 from attacker.attacks.matching.names import DISTANCES
 from attacker.reconstruction import Reconstruction

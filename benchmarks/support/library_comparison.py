@@ -178,7 +178,8 @@ def measure_queues(asked: Options) -> list[ResultRow]:
 
 def _count_late_ends_of_ours() -> int:
     from attacker.service.jobs.job import JobSpec, Result
-    from attacker.service.jobs.queue import Fenced, Queue
+    from attacker.service.jobs.queue import Queue
+    from attacker.service.jobs.queue_rows import StaleClaim
 
     with tempfile.TemporaryDirectory() as folder:
         queue, ended = Queue(Path(folder, "queue.sqlite")), 0
@@ -187,7 +188,7 @@ def _count_late_ends_of_ours() -> int:
         queue.recover("second")
         for claim in (queue.claim("second"), first):
             assert claim is not None
-            with suppress(Fenced):
+            with suppress(StaleClaim):
                 queue.publish(claim, Result(attacks=()))
                 ended += 1
         queue.close()
@@ -242,10 +243,10 @@ OWN_POOL_PROGRAM = """
 import sys, threading
 from pathlib import Path
 from attacker.replay.executors import process_pool
-from attacker.replay.tasks import ReplayJob, Task, Member
+from attacker.replay.tasks import ReplayJob, Task, TaskCase
 process_pool.WORKER_PROGRAM = Path(sys.argv[1], "worker.py").read_text()
 job = ReplayJob(recording="", folder=sys.argv[1], attack="cpl", arguments={}, null=False, seed=0, device="cpu", threads=1)
-tasks = [Task(members=(Member(key=str(n), rows=()),)) for n in range(int(sys.argv[2]))]
+tasks = [Task(members=(TaskCase(key=str(n), rows=()),)) for n in range(int(sys.argv[2]))]
 print(sum(bool(outcome.done) for _, outcome in process_pool.run_tasks(job, tasks, 2, lambda *_: None)))
 """
 OWN_WORKER_PROGRAM = """

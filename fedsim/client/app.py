@@ -23,7 +23,8 @@ from fedsim.client.identity import ClientIdentity, load_or_draw
 from fedsim.client.memory import make_memory_mod
 from fedsim.client.mod import put_update
 from fedsim.flower import records
-from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.observation import DataSpec, ModelSpec
+from fedsim.recording.training import Training
 from fedsim.secagg.mod import SecureParticipant, make_secure_mod
 from fedsim.secagg.protocol.terms import Agreement
 from fedsim.training.batches import Cursor, choose_versions, draw_batches

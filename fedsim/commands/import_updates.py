@@ -16,11 +16,12 @@ from torch import Tensor
 from defenses._registry import suggest_name
 from defenses.spec import DefenseSpec
 from fedsim import models
-from fedsim.config.experiment import ExperimentError, Named, describe_errors
+from fedsim.config.experiment import ExperimentError, NamedSetting, describe_errors
 from fedsim.recording.array_archives import check_sizes, open_regular, read_arrays, read_toml
 from fedsim.recording.codec import Payload, encode
 from fedsim.recording.manifest import Manifest, make_name
-from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.observation import DataSpec, ModelSpec
+from fedsim.recording.training import Training
 from fedsim.recording.writer import Recorder, Reply
 
 IMPORTED_CLIENT = "imported"
@@ -44,7 +45,7 @@ class ImportSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: Named
+    model: NamedSetting
     training: Training
     data: DataSpec
     defense: str = ""

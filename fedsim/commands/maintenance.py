@@ -21,7 +21,7 @@ MANIFEST_FILE, EXPERIMENT_FILE, RECORDING_FOLDER = "manifest.json", "experiment.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class VerificationResult:
     """The result of verifying the run or recording in `folder`.
 
     rounds: number of rounds in its index. weights: number of rounds whose global weights are intact.
@@ -50,7 +50,7 @@ class Verified:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deleted:
+class DeletionResult:
     """The number of deleted files, and their total size in bytes."""
 
     files: int
@@ -68,7 +68,7 @@ class _Damage:
         self.found.setdefault(_format_path(error.path, self.folder), error.reason)
 
 
-def verify(folder: Path) -> Verified:
+def verify(folder: Path) -> VerificationResult:
     """Check that the files of a recording, or of a run's recording, agree with its index. Nothing is changed.
 
     If there is a folder `truth` beside the recording, where clients note which examples they used, a client that sent an update
@@ -85,7 +85,7 @@ def verify(folder: Path) -> Verified:
     for foreign in find_foreign(folder):
         damage.add(foreign)
     if damage.found:  # links, pipes or devices: reading them may be unsafe
-        return Verified(folder=str(folder), damaged=tuple(damage.found.items()))
+        return VerificationResult(folder=str(folder), damaged=tuple(damage.found.items()))
     try:
         recording = Recording(at)
     except NotAdmitted as error:
@@ -95,7 +95,7 @@ def verify(folder: Path) -> Verified:
         ) from None
     except ValueError as error:
         reason = str(error).removeprefix(f"{at / MANIFEST_FILE}: ")
-        return Verified(folder=str(folder), damaged=((_format_path(at / MANIFEST_FILE, folder), reason),))
+        return VerificationResult(folder=str(folder), damaged=((_format_path(at / MANIFEST_FILE, folder), reason),))
     rows, rounds = _read_index(recording, damage)
     weights = sum(_is_intact(recording, number, damage) for number in rounds)
     complete = [row for row in rows if row.status == "complete"]
@@ -106,7 +106,7 @@ def verify(folder: Path) -> Verified:
     trained = [row for row in rows if row.status in ("complete", "masked") and row.client != SUM_CLIENT]
     _check_truth(Path(os.path.abspath(at)).parent / "truth", trained, damage)
     known = {row.file for row in rows} | {make_path(number, "global") for number in rounds}
-    return Verified(
+    return VerificationResult(
         folder=str(folder),
         rounds=len(rounds),
         weights=weights,
@@ -199,7 +199,7 @@ def _format_path(path: Path, folder: Path) -> str:
     return UNPRINTABLE_PATTERN.sub("?", Path(os.path.relpath(path, folder)).as_posix())
 
 
-def delete(folder: Path) -> Deleted:
+def delete(folder: Path) -> DeletionResult:
     """Delete a run or a recording, with everything in its folder, and return how much was deleted.
 
     The files by which the run or recording is recognised are deleted last, so that an interrupted deletion can be repeated. Links
@@ -209,7 +209,7 @@ def delete(folder: Path) -> Deleted:
     kind = identify_kind(folder)
     sizes = [path.lstat().st_size for path in _find_files(folder)]
     (_delete_run if kind == "run" else _delete_recording)(folder)
-    return Deleted(files=len(sizes), bytes=sum(sizes))
+    return DeletionResult(files=len(sizes), bytes=sum(sizes))
 
 
 def identify_kind(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """Command `fedsim run`, which runs the federation of an experiment and records it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from fedsim.commands.show import describe_run
 if TYPE_CHECKING:
     from fedsim.config.experiment import Experiment
     from fedsim.deployment.commands import Link
+    from fedsim.engine.run import FederationRun
 
 
 def run(
@@ -153,22 +155,21 @@ def federate(
     """Run a federation with a progress bar, unless the run in `folder` is already done.
 
     engine, client_cpus, client_gpus, superlink, verbose: see `fedsim.engine.engines.run`.
-    device, client_seed, threads, resume: see `FederationRun`. public: folder of public facts about the data, see `Places`.
-    Returns the failure that the server of a deployment reported, such as missing updates; "" if there was none. With the engines
-    "ray" and "local" the result is always "", since the caller can read the recording itself.
+    device, client_seed, threads, resume: see `FederationRun`. public: folder of public facts about the data, see
+    `PartyLocations`. Returns the failure that the server of a deployment reported, such as missing updates; "" if there was none.
+    With the engines "ray" and "local" the result is always "", since the caller can read the recording itself.
     Raises ValueError or FileNotFoundError if the experiment cannot be run or `folder` holds another run, DiskFull if there is not
     enough disk space at the start, EngineError if the federation fails, for example because no client answered or the disk
     became full, and EmptyRunError if the run in `folder` is already done and no client answered in it or nothing was recorded.
     """
     from fedsim.engine import engines
-    from fedsim.engine.locations import Places
+    from fedsim.engine.locations import PartyLocations
     from fedsim.engine.run import FederationRun
-    from fedsim.recording.disk_space import check_room
     from fedsim.server import outcome as ending
 
     federation = FederationRun(
         experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
-        places=Places(public=public.absolute() if public else None),
+        places=PartyLocations(public=public.absolute() if public else None),
     )  # fmt: skip
     said, reported = list[str](), list[str]()
 
@@ -189,18 +190,7 @@ def federate(
         return ""
     engines.set_verbosity(verbose)
     federation.check()
-    size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
-    megabytes = federation.count_megabytes()
-    err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
-    if agreement := experiment.settle_agreement():
-        for words in agreement.list_warnings():
-            print_warning(words)
-    check_room(
-        folder,
-        int(1e6 * megabytes),
-        "the rest of the run writes" if resume else "the run writes",
-        "resume later" if resume else "record less with --record-rounds, --record-clients",
-    )
+    _announce(federation, folder, print_warning)
     with show_progress_bar() as bar:
         task = bar.add_task(f"federation ({engine})", total=experiment.rounds, words="starting")
 
@@ -219,3 +209,21 @@ def federate(
         )
     check_end()
     return reported[-1] if reported else ""
+
+
+def _announce(federation: "FederationRun", folder: Path, print_warning: Callable[[str], None]) -> None:
+    """Print the size of a federation and warnings about its settings, and check that there is enough disk space for it."""
+    from fedsim.recording.disk_space import check_room
+
+    experiment, megabytes = federation.experiment, federation.count_megabytes()
+    size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
+    err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
+    if agreement := experiment.settle_agreement():
+        for words in agreement.list_warnings():
+            print_warning(words)
+    check_room(
+        folder,
+        int(1e6 * megabytes),
+        "the rest of the run writes" if federation.resume else "the run writes",
+        "resume later" if federation.resume else "record less with --record-rounds, --record-clients",
+    )

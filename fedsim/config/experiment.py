@@ -14,9 +14,9 @@ from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording.array_archives import read_toml
-from fedsim.recording.observation import Training
 from fedsim.recording.selection import parse_clients, parse_rounds
-from fedsim.secagg.protocol.terms import Agreement, Terms
+from fedsim.recording.training import Training
+from fedsim.secagg.protocol.terms import Agreement, SecureAggregationTable
 
 DATASETS_WITH_PATH = ("npz", "imagefolder", "csv", "part")
 """Data sets whose name may be followed by a path: `npz:train` does not name code."""
@@ -35,7 +35,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Named(_Frozen):
+class NamedSetting(_Frozen):
     """A name with arguments: `"mlp"`, or `{ name = "mlp", hidden = [256] }`."""
 
     name: str
@@ -140,8 +140,8 @@ def _rename_squeezing(training: Any) -> Any:
     return {("steps" if key == "gradient_squeezing" else key): value for key, value in training.items()}
 
 
-def _parse_terms(value: Any) -> Terms | Literal[False]:
-    return Terms.parse(value) or False
+def _parse_terms(value: Any) -> SecureAggregationTable | Literal[False]:
+    return SecureAggregationTable.parse(value) or False
 
 
 class Experiment(_Frozen):
@@ -157,17 +157,17 @@ class Experiment(_Frozen):
 
     seed: int = Field(default=0, ge=0, lt=2**32)
     rounds: int = Field(gt=0, le=10_000_000)
-    model: Named
-    data: Named
-    partition: Named = Named(name="iid")
+    model: NamedSetting
+    data: NamedSetting
+    partition: NamedSetting = NamedSetting(name="iid")
     clients: Clients
-    strategy: Named = Named(name="FedAvg")
+    strategy: NamedSetting = NamedSetting(name="FedAvg")
     training: Annotated[Training, BeforeValidator(_rename_squeezing)]
     defense: str = ""
     gradient: Annotated[str, AfterValidator(_make_validator(GradientSpec.parse))] = "plain"
     network: Annotated[str, AfterValidator(_make_validator(NetworkSpec.parse))] = ""
     inputs: Annotated[str, AfterValidator(_make_validator(InputsSpec.parse))] = ""
-    secure_aggregation: Annotated[Terms | Literal[False], BeforeValidator(_parse_terms)] = False
+    secure_aggregation: Annotated[SecureAggregationTable | Literal[False], BeforeValidator(_parse_terms)] = False
     privacy: Privacy = Privacy()
     record: RecordedParts = RecordedParts()
     timeout: float = Field(default=3600.0, gt=0)
@@ -227,7 +227,7 @@ class Experiment(_Frozen):
     def settle_agreement(self) -> Agreement | None:
         """Return the settings of secure aggregation with all defaults filled in; None without secure aggregation.
 
-        Raises ValueError for settings that secure aggregation rules out, see `Terms.settle`.
+        Raises ValueError for settings that secure aggregation rules out, see `SecureAggregationTable.settle`.
         """
         terms, strategy = self.secure_aggregation, self.strategy
         if not terms:
@@ -248,7 +248,7 @@ class Experiment(_Frozen):
     def to_toml(self) -> str:
         """Return TOML text from which `read` gives an equal experiment."""
         tables = {
-            key: value.to_toml() if isinstance(value, Named) else self.model_dump(exclude_none=True)[key]
+            key: value.to_toml() if isinstance(value, NamedSetting) else self.model_dump(exclude_none=True)[key]
             for key, value in ((key, getattr(self, key)) for key in type(self).model_fields)
         }
         if self.training.mode == "unstated":
@@ -371,7 +371,7 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     table.
     """
     *tables, last = key.split(".")
-    if tables and isinstance(default := _find_default(tables[0]), Named):
+    if tables and isinstance(default := _find_default(tables[0]), NamedSetting):
         raw.setdefault(tables[0], default.to_toml())
     for table in tables:
         inner = raw.get(table, {})

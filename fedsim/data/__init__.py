@@ -7,19 +7,16 @@ from typing import Any
 
 from defenses._registry import Registry, bind_arguments, calls, references
 from fedsim.data.archives import npz
-from fedsim.data.base import Array, Dataset, Examples
+from fedsim.data.base import Dataset, Examples
 from fedsim.data.client_parts import part, public
 from fedsim.data.faces import lfw
 from fedsim.data.image_folder import imagefolder
-from fedsim.data.shipped import MIN_CONTRAST, PHOTOGRAPHS, breast_cancer, digits, lfw_patches, photos
+from fedsim.data.shipped import breast_cancer, digits, lfw_patches, photos
 from fedsim.data.table import csv
 from fedsim.data.torchvision_sets import cifar10, cifar100, fashion_mnist, mnist
 
 __all__ = [
     "DATASETS",
-    "MIN_CONTRAST",
-    "PHOTOGRAPHS",
-    "Array",
     "Dataset",
     "Examples",
     "breast_cancer",

@@ -13,7 +13,7 @@ PUBLIC_FOLDER, EXPERIMENT_FILE = "public", "experiment.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handed:
+class SplitFolders:
     """The folders that `split` wrote.
 
     public:  folder that describes the data, for the server and all other parties.
@@ -31,7 +31,7 @@ def make_client_path(folder: Path, number: int) -> Path:
     return folder / "clients" / str(number)
 
 
-def split(experiment: Experiment, folder: Path) -> Handed:
+def split(experiment: Experiment, folder: Path) -> SplitFolders:
     """Write `public/` and `clients/NUMBER/data/` into `folder`. Each client's folder is meant for that client only.
 
     The parts are the same as in a simulation of the experiment. `public/experiment.toml` is the experiment, for all parties.
@@ -56,7 +56,7 @@ def split(experiment: Experiment, folder: Path) -> Handed:
     sizes = tuple(map(len, cuts))
     parts.write_public(public, data, sizes)
     write_bytes(public / EXPERIMENT_FILE, experiment.to_toml().encode())
-    return Handed(public=public, clients=tuple(homes), sizes=sizes)
+    return SplitFolders(public=public, clients=tuple(homes), sizes=sizes)
 
 
 def read_split(folder: Path) -> Experiment:

@@ -121,11 +121,6 @@ def format_config(config: Mapping[str, str | int]) -> str:
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items())
 
 
-def make_enrol_command(link: Link, *, keys: str) -> list[str]:
-    """Return the command that registers the clients' public keys, the files *.pub in the folder `keys`, at the SuperLink."""
-    return ["fedsim", "enrol", keys, "--superlink", link.address, *link.list_options()]
-
-
 def make_runner_command(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
     """Return the command that starts a federation on the SuperLink, or resumes an interrupted one, and waits until it finishes.
 
@@ -135,20 +130,6 @@ def make_runner_command(link: Link, *, experiment: str, out: str, public: str) -
     """
     words = ["fedsim", "run", experiment, "--engine", "deployment", "--superlink", link.address, *link.list_options()]
     return [*words, "--out", out, "--public", public, "--resume"]
-
-
-def make_attacker_command(*, root: str, host: str, port: int) -> list[str]:
-    """Return the command of the attacker's web service, at `host` and `port`, for the recordings below the folder `root`."""
-    return ["attacker", "serve", root, "--host", host, "--port", str(port)]
-
-
-def make_page_command(*, port: int, attacker: str) -> list[str]:
-    """Return the command of a TCP proxy, which forwards connections to the attacker's web service.
-
-    port:     port on which the proxy listens, on the machine that runs the command.
-    attacker: HOST:PORT of the web service.
-    """
-    return ["python", "-m", "fedsim.deployment.forward", str(port), attacker]
 
 
 def make_scorer_command(*, run: str, truth: list[str]) -> list[str]:

@@ -94,7 +94,7 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
 
 
 @dataclass
-class Submitted:
+class SubmittedRun:
     """A run on a SuperLink, submitted by the command `flwr run`.
 
     link:      connection to the SuperLink.
@@ -123,7 +123,7 @@ class Submitted:
         home: Path,
         processes: Processes,
         prefix: Sequence[str] = (),
-    ) -> "Submitted":
+    ) -> "SubmittedRun":
         """Submit the federation's Flower app to the SuperLink and return the run.
 
         config:    the app's run config, see `runner.make_run_config`.

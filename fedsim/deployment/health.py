@@ -4,9 +4,30 @@ PATH is `health` by default. CERTIFICATE is the file with the certificate of the
 checked process; without CERTIFICATE, the request does not use TLS.
 """
 
+import ssl
 import sys
+import urllib.request
+from http.client import HTTPException
 
-from fedsim.deployment.processes import is_healthy
+TIMEOUT_SECONDS = 5
+
+
+def is_healthy(address: str, authority: str | None) -> bool:
+    """Return whether an HTTP request to `address` is answered with status 200.
+
+    address:   HOST:PORT[/PATH]; the default path is /health.
+    authority: file with the certificate of the authority that must have signed the server's certificate; None for HTTP without
+               TLS.
+    """
+    address = address if "/" in address else f"{address}/health"
+    context = None if authority is None else ssl.create_default_context(cafile=authority)
+    scheme = "http" if authority is None else "https"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with opener.open(f"{scheme}://{address}", timeout=TIMEOUT_SECONDS) as answer:
+            return bool(answer.status == 200)
+    except (OSError, HTTPException):  # HTTPException: whatever answers does not use HTTP
+        return False
 
 
 def main(address: str, authority: str | None = None) -> int:

@@ -18,30 +18,24 @@ class Mount(NamedTuple):
     writable: bool = False
 
 
-def list_mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
+def list_mounts(party: str, *, secure: bool = True) -> tuple[Mount, ...]:
     """Return the files and folders of a deployment that a party sees.
 
-    party:  "superlink", "enrol", "server", "client-N", "runner", "attacker", "page" or "scorer".
-    count:  number of clients, whose folders the scorer sees.
+    party:  "superlink", "enrol", "server", "client-N" or "runner".
     secure: whether there are TLS and keys.
     Raises ValueError for any other party.
     """
     public, trust = Mount("public"), (Mount("trust"),) if secure else ()
     secret = (Mount("secret"),) if secure else ()
-    recording, reconstructions = f"attacks/{RUN_NAME}/recording", f"attacks/{RUN_NAME}/reconstructions"
     if party.startswith("client-"):
         home = f"clients/{int(party.removeprefix('client-'))}"
         key = (Mount(f"{home}/key"),) if secure else ()
         return (public, *trust, *key, Mount(f"{home}/data"), Mount(f"{home}/private", True), Mount(f"{home}/truth", True))
-    truths = [Mount(f"clients/{number}/{name}") for number in range(count) for name in ("data", "truth")]
     known = {
         "superlink": (Mount("superlink", True), *trust, *secret),
         "enrol": (Mount("keys"), *trust),
-        "server": (public, *trust, *secret, Mount("server", True), Mount(recording, True)),
+        "server": (public, *trust, *secret, Mount("server", True), Mount(f"attacks/{RUN_NAME}/recording", True)),
         "runner": (public, *trust),
-        "attacker": (Mount("attacks", True), Mount(recording)),
-        "page": (),
-        "scorer": (Mount("scores", True), Mount(reconstructions), *truths),
     }
     if party not in known:
         raise ValueError(f"unknown party {party!r}. Known: {', '.join(known)}, client-N")

@@ -4,15 +4,12 @@ import ctypes
 import os
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
 from pathlib import Path
 from socket import SO_REUSEADDR, SOL_SOCKET, socket
 from types import FrameType, TracebackType
@@ -26,7 +23,7 @@ RUNNER_NAME = "runner"
 """Name of the process that starts a run and waits until it has finished."""
 
 
-class Ended(RuntimeError):
+class ProcessEnded(RuntimeError):
     """Error for a process that exits unexpectedly, or does not answer or exit in time; the message contains its last output."""
 
 
@@ -89,35 +86,35 @@ class Processes:
         return self._running[name].poll()
 
     def wait(self, name: str, timeout: float) -> int:
-        """Wait until a process exits and return its exit status. Raises Ended if it still runs after `timeout` seconds."""
+        """Wait until a process exits and return its exit status. Raises ProcessEnded if it still runs after `timeout` seconds."""
         try:
             return self._running[name].wait(timeout)
         except subprocess.TimeoutExpired:
-            raise Ended(
+            raise ProcessEnded(
                 f"the process {name} still runs after {timeout:g} seconds, in which it should have exited; look for the reason "
                 f"in the end of its log:\n{self.read_last_lines(name)}"
             ) from None
 
     def check(self) -> None:
-        """Raise Ended if a process has exited that `end` did not stop.
+        """Raise ProcessEnded if a process has exited that `end` did not stop.
 
         `RUNNER_NAME`, the command that exits when the run has finished, is left out.
         """
         for name, process in self._running.items():
             if name != RUNNER_NAME and (status := process.poll()) is not None:
-                raise Ended(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
+                raise ProcessEnded(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
 
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
         """Wait until `healthy()` is True, asking it repeatedly.
 
-        Raises Ended if the process `name` exits before, or if `healthy()` is still False after `timeout` seconds.
+        Raises ProcessEnded if the process `name` exits before, or if `healthy()` is still False after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while not healthy():
             if (status := self.find_status(name)) is not None:
-                raise Ended(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
+                raise ProcessEnded(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
             if time.monotonic() > deadline:
-                raise Ended(f"{name} does not answer after {timeout:g} seconds\n{self.read_last_lines(name)}")
+                raise ProcessEnded(f"{name} does not answer after {timeout:g} seconds\n{self.read_last_lines(name)}")
             time.sleep(0.2)
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
@@ -176,25 +173,6 @@ def handle_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bool:
-    """Return whether an HTTP request to `address` is answered with status 200.
-
-    address:   HOST:PORT[/PATH]; the default path is /health.
-    authority: file with the certificate of the authority that must have signed the server's certificate; None for HTTP without
-               TLS.
-    timeout:   in seconds.
-    """
-    address = address if "/" in address else f"{address}/health"
-    context = None if authority is None else ssl.create_default_context(cafile=authority)
-    scheme = "http" if authority is None else "https"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-    try:
-        with opener.open(f"{scheme}://{address}", timeout=timeout) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):  # HTTPException: whatever answers does not use HTTP
-        return False
 
 
 def find_free_port() -> int:

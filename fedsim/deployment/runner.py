@@ -9,10 +9,11 @@ from typing import Any
 
 from fedsim.deployment import certificates
 from fedsim.deployment.commands import Link
-from fedsim.deployment.flower_commands import NotReached, OnWords, RunFailed, Submitted
+from fedsim.deployment.flower_commands import NotReached, OnWords, RunFailed, SubmittedRun
 from fedsim.deployment.folders import Layout
-from fedsim.deployment.native import Native, Party
-from fedsim.deployment.processes import Ended, Processes, handle_sigterm, is_healthy
+from fedsim.deployment.health import is_healthy
+from fedsim.deployment.native import NativeDeployment, Party
+from fedsim.deployment.processes import ProcessEnded, Processes, handle_sigterm
 from fedsim.recording.files import make_private
 from fedsim.recording.round_metrics import read_metrics
 
@@ -61,7 +62,7 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_wo
         with handle_sigterm(), Processes(home / "logs") as processes:
             rounds = _Rounds(Path(str(config["out"])), on_round)
             run_to_end(link, config, home, processes, rounds.report_rounds, on_words)
-    except (NotReached, RunFailed, Ended, FileNotFoundError) as error:
+    except (NotReached, RunFailed, ProcessEnded, FileNotFoundError) as error:
         raise DeploymentFailed(str(error)) from error
     finally:
         shutil.rmtree(home, ignore_errors=True)
@@ -83,7 +84,7 @@ def run_to_end(
     and FileNotFoundError if Flower's command is not installed.
     """
     for left in reversed(range(MAX_CONTINUATIONS + 1)):
-        submitted = Submitted.start(link, config, home=home, processes=processes)
+        submitted = SubmittedRun.start(link, config, home=home, processes=processes)
         try:
             submitted.wait(watch, on_words)
             return
@@ -120,7 +121,7 @@ def run_natively(
     certificates.make_server(layout.root)
     try:
         parties = [_make_party(layout, out, number, count, seed) for number in range(count)]
-        with handle_sigterm(), Native(layout, parties) as native:
+        with handle_sigterm(), NativeDeployment(layout, parties) as native:
             rounds = _Rounds(out, on_round)
 
             def watch() -> None:
@@ -128,7 +129,7 @@ def run_natively(
                 rounds.report_rounds()
 
             run_to_end(native.link, config, native.home / "runner", native.processes, watch, on_words)
-    except (NotReached, RunFailed, Ended) as error:
+    except (NotReached, RunFailed, ProcessEnded) as error:
         raise DeploymentFailed(f"{error}\nthe logs of all processes are in {layout.root / 'logs'}") from error
     except FileNotFoundError as error:  # Flower is not installed
         shutil.rmtree(layout.root, ignore_errors=True)

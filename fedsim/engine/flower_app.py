@@ -25,7 +25,7 @@ from defenses._registry import references
 from fedsim import data as datasets
 from fedsim.config.experiment import Experiment, read, validate
 from fedsim.engine.apps import make_client_app, make_server_app
-from fedsim.engine.locations import Places
+from fedsim.engine.locations import PartyLocations
 from fedsim.engine.run import FederationRun
 
 
@@ -36,7 +36,7 @@ def find_server_run(context: Context) -> FederationRun:
     """
     config = context.run_config
     public = str(config.get("public", ""))
-    return _build_run(*_read_config(config), Places(public=Path(public) if public else None), None)
+    return _build_run(*_read_config(config), PartyLocations(public=Path(public) if public else None), None)
 
 
 def find_client_run(context: Context) -> FederationRun:
@@ -62,10 +62,10 @@ def find_client_run(context: Context) -> FederationRun:
     return run
 
 
-def _read_places(own: Any) -> Places:
+def _read_places(own: Any) -> PartyLocations:
     """Return the client's data set and folders from its node config `own`. A field is None if `own` lacks its key."""
     private, truth, public = (Path(str(own[key])).absolute() if key in own else None for key in ("private", "truth", "public"))
-    return Places(data=str(own["data"]) if "data" in own else None, private=private, truth=truth, public=public)
+    return PartyLocations(data=str(own["data"]) if "data" in own else None, private=private, truth=truth, public=public)
 
 
 def _read_config(config: Any) -> tuple[str, str, str, bool, str, int]:
@@ -75,7 +75,7 @@ def _read_config(config: Any) -> tuple[str, str, str, bool, str, int]:
 
 @lru_cache(maxsize=4)
 def _build_run(
-    experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, places: Places, seed: int | None
+    experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, places: PartyLocations, seed: int | None
 ) -> FederationRun:
     run = FederationRun(
         experiment=_read_experiment(experiment, settings, own=places.private is None),

@@ -9,7 +9,7 @@ from fedsim.data import client_parts as parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class PartyLocations:
     """Data set and folders of one party: the server or a client.
 
     data:    a client's own data set, such as "part:/data", a folder with this client's part only. If it is None, the client loads
@@ -52,5 +52,5 @@ class Places:
         return datasets.describe(own, name, arguments)
 
 
-SIMULATION_PLACES = Places()
+SIMULATION_PLACES = PartyLocations()
 """Folders of a simulation: all data are available to everybody, and everything is written to the run's folder."""

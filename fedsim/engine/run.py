@@ -25,15 +25,16 @@ from fedsim.config.experiment import Experiment, read, validate
 from fedsim.data import client_parts as parts
 from fedsim.data import partition
 from fedsim.data.public_pool import load_public_images
-from fedsim.engine.locations import SIMULATION_PLACES, Places
+from fedsim.engine.locations import SIMULATION_PLACES, PartyLocations
 from fedsim.recording.files import make_private, write_bytes, write_json
 from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.masked_vectors import MASKED_CODEC
-from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.observation import DataSpec, ModelSpec
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import read_json
-from fedsim.recording.selection import Wanted
+from fedsim.recording.selection import RecordSelection
+from fedsim.recording.training import Training
 from fedsim.server.checkpoint import count_rounds
 from fedsim.strategies import names as strategies
 from fedsim.training.local import train
@@ -42,7 +43,7 @@ STATEFUL_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
 """Strategies whose state has up to three tensors per tensor of the model."""
 
 
-class Unfinished(ValueError):
+class UnfinishedRun(ValueError):
     """Error for a run that was stopped before its last round and that the user did not ask to resume."""
 
 
@@ -66,7 +67,7 @@ class FederationRun:
     client_seed: int | None = None
     threads: int | None = 1
     resume: bool = False
-    places: Places = SIMULATION_PLACES
+    places: PartyLocations = SIMULATION_PLACES
     code: tuple[str, ...] = field(default_factory=references.list_admitted)
 
     def admit_code(self) -> None:
@@ -186,8 +187,8 @@ class FederationRun:
     def is_done(self) -> bool:
         """Return whether this experiment is finished in `out`; False if it has not begun, or is unfinished and `resume` is set.
 
-        Raises ValueError if `out` holds another experiment or other files, and `Unfinished` if this experiment was stopped before
-        its last round and `resume` is not set.
+        Raises ValueError if `out` holds another experiment or other files, and `UnfinishedRun` if this experiment was stopped
+        before its last round and `resume` is not set.
         """
         if not self.out.exists() or not any(map(_has_begun, self.out.iterdir())):
             return False
@@ -202,7 +203,7 @@ class FederationRun:
             return True
         if self.resume:
             return False
-        raise Unfinished(
+        raise UnfinishedRun(
             f"{self.out} holds an unfinished run, {done or 0} of {rounds} rounds; continue it with --resume, or delete it "
             "first with `fedsim delete`"
         )
@@ -249,15 +250,15 @@ class FederationRun:
         recorded = sum(len(range(max(one.start, first), min(one.stop, stop))) for one in ranges)
         return (recorded * self._count_round_bytes() + 2 * self._count_checkpoint_bytes()) / 1e6
 
-    def parse_wanted(self) -> Wanted:
+    def parse_wanted(self) -> RecordSelection:
         """Return which rounds and clients are recorded, by the experiment's settings."""
-        return Wanted.parse(self.experiment.record.rounds, self.experiment.record.clients)
+        return RecordSelection.parse(self.experiment.record.rounds, self.experiment.record.clients)
 
     def prepare(self) -> None:
         """Create the folder `out` if it does not exist, and write the experiment with all defaults to experiment.toml there.
 
         Unless `places.public` is set, the client seed is stored too, if none is stored yet. Raises ValueError if `out` holds a
-        finished run, another experiment or other files, and `Unfinished` for an unfinished run if `resume` is not set.
+        finished run, another experiment or other files, and `UnfinishedRun` for an unfinished run if `resume` is not set.
         """
         if self.is_done():
             raise ValueError(f"{self.out} holds a finished run already; choose another folder")

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 
-class Around(Grid):
+class GridWrapper(Grid):
     """A Flower grid that forwards every call to the grid `inner`; subclasses override what they change."""
 
     def __init__(self, inner: Grid) -> None:

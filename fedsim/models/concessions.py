@@ -12,7 +12,8 @@ from fedsim.models.foreign import copy_module
 from fedsim.models.imprint import Imprint
 from fedsim.models.losses import find_loss
 from fedsim.models.wide_head import WideHead
-from fedsim.recording.observation import DataSpec, Training
+from fedsim.recording.observation import DataSpec
+from fedsim.recording.training import Training
 
 RANDOM_CLIENTS_WARNING = (
     "clients draw random numbers while they train (dropout or the like), which attacks do not know, so that no simulated "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsim.models.imprints import find_parallel_rows, have_different_thresholds
+from fedsim.models.imprint_layers import find_parallel_rows, have_different_thresholds
 from fedsim.models.inspected_layers import (
     MIN_COLUMNS,
     MIN_ROWS,

@@ -1,9 +1,12 @@
 """Recordings on disk of what the server sends and receives in each round: their format, their writer and their reader."""
 
 from fedsim.recording.codec import Payload
+from fedsim.recording.index import Row
 from fedsim.recording.manifest import Manifest
-from fedsim.recording.observation import Column, DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.reader import DamagedFile, Recording, Row
+from fedsim.recording.observation import Column, DataSpec, ModelSpec, Observation
+from fedsim.recording.reader import Recording
+from fedsim.recording.safe_files import DamagedFile
+from fedsim.recording.training import Training
 from fedsim.recording.writer import Recorder, Reply
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from defenses.base import Tensors
-from fedsim.recording.packing import sparse, tabled
+from fedsim.recording.packing import sparse, table_codecs
 from fedsim.recording.packing.parts import TensorLike, check_kind, check_names, check_shape, name_parameter
 
 
@@ -66,8 +66,10 @@ CODECS: dict[str, Codec] = {
     # whole weights, as plain FedAvg sends them; they include the rounding of the client, see `Observation.rounding`
     "weights": Codec(_refuse_update, _subtract, _check_kinds, packs=False),
     "sparse": Codec(sparse.encode, sparse.decode, sparse.check_fit, sparse.find_sent),
-    "bits": Codec(partial(tabled.encode, most=2), partial(tabled.decode, most=2), partial(tabled.check_fit, most=2)),
-    "levels": Codec(tabled.encode, tabled.decode, tabled.check_fit),
+    "bits": Codec(
+        partial(table_codecs.encode, most=2), partial(table_codecs.decode, most=2), partial(table_codecs.check_fit, most=2)
+    ),
+    "levels": Codec(table_codecs.encode, table_codecs.decode, table_codecs.check_fit),
 }
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording.codec import CODECS
-from fedsim.recording.index_database import INDEX_FILE as INDEX_FILE
-from fedsim.recording.index_database import SCHEMA, Image, open_image
+from fedsim.recording.index_database import INDEX_FILE, SCHEMA, Image, open_image
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
 from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, parse_json, shorten
 from fedsim.recording.writer import is_plain

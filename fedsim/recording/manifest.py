@@ -13,8 +13,9 @@ from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording.files import write_json
-from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.observation import DataSpec, ModelSpec
 from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, parse_json, read_bytes, shorten
+from fedsim.recording.training import Training
 
 FORMAT_VERSION = 3
 MAX_BYTES = 1_000_000

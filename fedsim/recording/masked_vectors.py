@@ -26,7 +26,7 @@ MAX_NUMBER = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked:
+class MaskedMessage:
     """What the server sees of one client in one round of secure aggregation.
 
     words:  masked vector, uint32 of shape (HEADER_WORDS + N,) for updates of N coordinates; None if the client sent none. Its
@@ -56,7 +56,7 @@ class Masked:
         return {"mask_key": self.mask_key, "share_key": self.share_key}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Masked":
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "MaskedMessage":
         """Build from the output of `to_tensors`, for which the caller has called `check_fit`.
 
         Raises ValueError if a size in bytes in `sealed`, `up` or `down` is negative or above `MAX_NUMBER`.
@@ -83,7 +83,7 @@ class Masked:
 
 
 def check_fit(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raise ValueError if names, types or shapes of a file's tensors are not those of a `Masked` for these weights.
+    """Raise ValueError if names, types or shapes of a file's tensors are not those of a `MaskedMessage` for these weights.
 
     The tensor "words" may be missing, since a client may have sent no masked vector.
     """

@@ -19,8 +19,6 @@ from defenses.spec import DefenseSpec
 from fedsim.recording import codec
 from fedsim.recording.training import Training
 
-__all__ = ["Column", "DataSpec", "ModelSpec", "Observation", "Training"]
-
 
 def _check(condition: bool, message: str) -> None:
     if not condition:

@@ -17,15 +17,13 @@ from fedsim.recording.codec import Codec, Payload, find_codec
 from fedsim.recording.index import Row, SentRow
 from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES, Manifest
-from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, Masked, check_fit
+from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, MaskedMessage, check_fit
 from fedsim.recording.observation import Observation
 from fedsim.recording.packing.parts import check_kind, check_shape, name_parameter
 from fedsim.recording.safe_files import DamagedFile, read_bytes, shorten
 from fedsim.recording.selection import Rounds
 from fedsim.recording.tensor_files import TensorEntries, read_tensors
 from fedsim.recording.writer import BUFFER_PREFIX
-
-__all__ = ["Counts", "DamagedFile", "Recording", "Row", "Sent"]
 
 OnDamage = Callable[[DamagedFile], None]
 MAX_QUERIED_ROUNDS = 10_000
@@ -35,7 +33,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class ReplyCounts:
     """Numbers of clients in the index of one round by status, and the bytes of their replies on the wire.
 
     complete: an update came; or 1 for the secure sum, if there is one. masked: clients whose update is only contained in the
@@ -131,15 +129,16 @@ class Recording:
             return asked
         return [number for number in self.list_observed_rounds() if number in asked]
 
-    def count_replies(self) -> list[Counts]:
-        """Return the numbers of replies by status: one `Counts` per round with rows in the index, in ascending order."""
+    def count_replies(self) -> list[ReplyCounts]:
+        """Return the numbers of replies by status: one `ReplyCounts` per round with rows in the index, in ascending order."""
         statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
         found = index.query_index(
             self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round"
         )
         index.check_counts(self.folder, found)
         return [
-            Counts(round=round, complete=c, masked=m, failed=f, late=late, bytes=size) for round, c, m, f, late, size in found
+            ReplyCounts(round=round, complete=c, masked=m, failed=f, late=late, bytes=size)
+            for round, c, m, f, late, size in found
         ]
 
     def list_clients(self) -> list[str]:
@@ -161,7 +160,7 @@ class Recording:
         index.check_clients(self.folder, found)
         return tuple(found)
 
-    def read_masked(self, row: Row) -> Masked:
+    def read_masked(self, row: Row) -> MaskedMessage:
         """Return what the server saw of one client under secure aggregation.
 
         Raises DamagedFile, naming the file, if the file is invalid, and ValueError if nothing of that kind is stored for the row.
@@ -175,7 +174,7 @@ class Recording:
         weights = self.read_sent(row.round).weights
         tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: check_fit(found, weights))
         try:
-            return Masked.from_tensors(tensors)
+            return MaskedMessage.from_tensors(tensors)
         except ValueError as error:
             raise DamagedFile(self.folder / row.file, str(error)) from None
 

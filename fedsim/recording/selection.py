@@ -64,7 +64,7 @@ class Rounds(Set[int]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class RecordSelection:
     """The rounds and clients to record; None means all rounds or, for `clients`, all unless `at_most` is given.
 
     at_most: record only this number of clients, the same in all recorded rounds: the first that send an update in a recorded
@@ -77,7 +77,7 @@ class Wanted:
     at_most: int | None = None
 
     @classmethod
-    def parse(cls, rounds: str, clients: str) -> "Wanted":
+    def parse(cls, rounds: str, clients: str) -> "RecordSelection":
         """Parse the user's texts, such as "1-20" and "3f2a,77b0", by `parse_rounds` and `parse_clients`.
 
         Raises ValueError if they are invalid.

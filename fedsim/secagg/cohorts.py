@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsim.recording.files import write_json
 from fedsim.recording.safe_files import read_json
-from fedsim.secagg.protocol.aggregator import Lost
+from fedsim.secagg.protocol.aggregator import RoundLost
 
 
 class Cohorts:
@@ -46,13 +46,13 @@ class Cohorts:
     def store(self, round: int, members: Iterable[str]) -> None:
         """Store the clients whose sum is about to be unmasked.
 
-        Raises Lost if other clients were stored for this round before, since their sum may have been unmasked.
+        Raises RoundLost if other clients were stored for this round before, since their sum may have been unmasked.
         """
         now = frozenset(members)
         with self._turn:
             if round == self._round and now != self._members:
                 away = len(self._members - now)
-                raise Lost(
+                raise RoundLost(
                     f"round {round} may have been summed before with {away} more clients, and the difference of both sums "
                     "would reveal their updates: the round is lost, and training continues without it"
                 )

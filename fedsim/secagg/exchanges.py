@@ -12,9 +12,9 @@ from fedsim.secagg import messages
 from fedsim.secagg.cohorts import Cohorts
 from fedsim.secagg.messages import EXCHANGE_KEY
 from fedsim.secagg.outcome import SecureClient, SecureRound
-from fedsim.secagg.protocol.aggregator import Aggregator, Lost
+from fedsim.secagg.protocol.aggregator import Aggregator, RoundLost
 from fedsim.secagg.protocol.masks import Words
-from fedsim.secagg.protocol.participant import Publics, Stage
+from fedsim.secagg.protocol.participant import PublicKeys, Stage
 from fedsim.secagg.protocol.terms import Agreement
 from fedsim.strategies.replies import read_pseudonym, to_whole
 
@@ -59,7 +59,7 @@ class Exchanges:
             total = self._compute_total()
             clients = sum(seen.words is not None for seen in self._seen.values())
             revealed = self._agreement.quantiser.decode(total, self._shapes, clients)
-        except (Lost, ValueError) as lost:
+        except (RoundLost, ValueError) as lost:
             for seen in self._seen.values():
                 seen.reason = seen.reason or f"the round is lost: {lost}"
             return SecureRound(self._seen, None, str(lost))
@@ -92,7 +92,7 @@ class Exchanges:
         )
         return aggregator.unmask(self._key_by_number(opened))
 
-    def _select_cohort(self, publics: dict[int, Publics]) -> dict[int, Publics]:
+    def _select_cohort(self, publics: dict[int, PublicKeys]) -> dict[int, PublicKeys]:
         """Return the entries of `publics` of the clients that may take part, and store in `_seen` why the others may not.
 
         publics: dict from node id to public keys.
@@ -107,7 +107,7 @@ class Exchanges:
     def _name_member(self, node: int) -> str:
         return self._seen[node].pseudonym or str(node)
 
-    def _read_publics(self, node: int, content: RecordDict) -> Publics:
+    def _read_publics(self, node: int, content: RecordDict) -> PublicKeys:
         publics = messages.read_publics(content)
         self._seen[node].publics = publics
         return publics

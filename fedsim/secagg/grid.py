@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedsim.flower import records
-from fedsim.flower.grid import Around
+from fedsim.flower.grid import GridWrapper
 from fedsim.secagg.cohorts import Cohorts
 from fedsim.secagg.exchanges import Exchanges
 from fedsim.secagg.outcome import SecureRound
@@ -19,7 +19,7 @@ FAILED_CODE = 90
 """Error code of replies for clients that failed."""
 
 
-class SecureGrid(Around):
+class SecureGrid(GridWrapper):
     """A grid that runs training messages through the exchanges of secure aggregation, and forwards all other messages.
 
     The strategy receives equal replies from all clients in the sum: the weights that it sent plus the mean of the quantised

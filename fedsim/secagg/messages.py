@@ -9,10 +9,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim.flower import records
 from fedsim.recording.safe_files import shorten
-from fedsim.secagg.protocol.aggregator import Asked, Roster
+from fedsim.secagg.protocol.aggregator import Roster, ShareRequest
 from fedsim.secagg.protocol.keys import KEY_BYTES, check_public
 from fedsim.secagg.protocol.masks import Words
-from fedsim.secagg.protocol.participant import STAGES, Opened, Participant, Publics, Shares, Stage
+from fedsim.secagg.protocol.participant import STAGES, Participant, PublicKeys, RevealedShares, Shares, Stage
 from fedsim.secagg.protocol.shamir import SHARE_BYTES
 
 EXCHANGE_KEY = "secagg"
@@ -71,14 +71,14 @@ def ask_collect(sealed: Mapping[int, bytes]) -> ConfigRecord:
     return ConfigRecord({"stage": "collect", "peers": list(sealed), "sealed": list(sealed.values())})
 
 
-def ask_unmask(asked: Asked) -> ConfigRecord:
+def ask_unmask(asked: ShareRequest) -> ConfigRecord:
     return ConfigRecord({"stage": "unmask", "summed": asked.summed, "dropped": asked.dropped})
 
 
 def read_roster(content: RecordDict) -> Roster:
     record = _find_record(content)
     masks, shares = _read_by_member(record, "peers", "mask-keys"), _read_by_member(record, "peers", "share-keys")
-    return Roster(_check_number(record["number"]), {peer: Publics(masks[peer], shares[peer]) for peer in masks})
+    return Roster(_check_number(record["number"]), {peer: PublicKeys(masks[peer], shares[peer]) for peer in masks})
 
 
 def read_sealed(content: RecordDict) -> dict[int, bytes]:
@@ -90,15 +90,15 @@ def read_sealed(content: RecordDict) -> dict[int, bytes]:
     return _read_by_member(_find_record(content), "peers", "sealed")
 
 
-def read_asked(content: RecordDict) -> Asked:
+def read_asked(content: RecordDict) -> ShareRequest:
     record = _find_record(content)
-    return Asked(_check_numbers(record["summed"], "summed"), _check_numbers(record["dropped"], "dropped"))
+    return ShareRequest(_check_numbers(record["summed"], "summed"), _check_numbers(record["dropped"], "dropped"))
 
 
 # --- what clients answer ---
 
 
-def answer_setup(publics: Publics) -> ConfigRecord:
+def answer_setup(publics: PublicKeys) -> ConfigRecord:
     return ConfigRecord({"mask-key": publics.mask, "share-key": publics.share})
 
 
@@ -110,7 +110,7 @@ def answer_collect(words: Words) -> ArrayRecord:
     return ArrayRecord({WORDS_KEY: records.pack(words)})
 
 
-def answer_unmask(opened: Opened) -> ConfigRecord:
+def answer_unmask(opened: RevealedShares) -> ConfigRecord:
     return ConfigRecord(
         {
             "summed": list(opened.seeds),
@@ -121,9 +121,9 @@ def answer_unmask(opened: Opened) -> ConfigRecord:
     )
 
 
-def read_publics(content: RecordDict) -> Publics:
+def read_publics(content: RecordDict) -> PublicKeys:
     record = _find_record(content)
-    found = Publics(_check_bytes(record["mask-key"], "mask-key"), _check_bytes(record["share-key"], "share-key"))
+    found = PublicKeys(_check_bytes(record["mask-key"], "mask-key"), _check_bytes(record["share-key"], "share-key"))
     if [len(key) for key in found] != [KEY_BYTES, KEY_BYTES]:
         raise ValueError(
             f"the client's public keys must have {KEY_BYTES} bytes each, got {len(found.mask)} and {len(found.share)}; "
@@ -167,13 +167,13 @@ def read_words(content: RecordDict, length: int) -> Words:
     return cast(Words, words)
 
 
-def read_opened(content: RecordDict, asked: Asked) -> Opened:
+def read_opened(content: RecordDict, asked: ShareRequest) -> RevealedShares:
     """Return the decrypted shares that a client reveals to the server.
 
     Raises ValueError unless there is a share of the right length for exactly the members in the server's request `asked`.
     """
     record = _find_record(content)
-    opened = Opened(_read_by_member(record, "summed", "seeds"), _read_by_member(record, "dropped", "keys"))
+    opened = RevealedShares(_read_by_member(record, "summed", "seeds"), _read_by_member(record, "dropped", "keys"))
     if sorted(opened.seeds) != asked.summed or sorted(opened.keys) != asked.dropped:
         raise ValueError(
             f"the client revealed shares of members {shorten(sorted([*opened.seeds, *opened.keys]))}, but the server requested "
@@ -204,7 +204,7 @@ def decode_state(state: RecordDict) -> Participant | None:
         return None
     record: Mapping[str, Any] = _find_record(state)
     plain = {key: record[key] for key in ("context", "threshold", "done", "mask_key", "share_key", "seed", "number")}
-    peers = zip(record["peers"], map(Publics, record["masks"], record["channels"]), strict=True)
+    peers = zip(record["peers"], map(PublicKeys, record["masks"], record["channels"]), strict=True)
     shares = zip(record["holders"], map(Shares, record["keys"], record["seeds"]), strict=True)
     return Participant(**plain, peers=dict(peers), shares=dict(shares))
 

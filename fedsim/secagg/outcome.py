@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedsim.secagg.protocol.masks import Words
-from fedsim.secagg.protocol.participant import Publics, Stage
-from fedsim.secagg.protocol.quantisation import Revealed
+from fedsim.secagg.protocol.participant import PublicKeys, Stage
+from fedsim.secagg.protocol.quantisation import RevealedSum
 
 
 @dataclass
@@ -25,7 +25,7 @@ class SecureClient:
     answered: tuple[Stage, ...] = ()
     reason: str = ""
     late: bool = False
-    publics: Publics | None = None
+    publics: PublicKeys | None = None
     sealed: tuple[int, ...] = ()
     words: Words | None = None
     up: dict[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class SecureRound:
     """
 
     seen: Mapping[int, SecureClient]
-    revealed: Revealed | None
+    revealed: RevealedSum | None
     reason: str = ""
 
     def is_summed(self, node: int) -> bool:

@@ -7,10 +7,10 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedsim.recording.codec import Payload, encode
-from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, Masked
+from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, MaskedMessage
 from fedsim.recording.writer import Reply
 from fedsim.secagg.outcome import SecureClient, SecureRound
-from fedsim.secagg.protocol.quantisation import Revealed
+from fedsim.secagg.protocol.quantisation import RevealedSum
 from fedsim.strategies.recording_strategy import RecordingStrategy, make_distinct
 
 
@@ -66,14 +66,14 @@ class SecureRecording(RecordingStrategy):
         if self._is_written(server_round):
             self._recorder.record_reply(server_round, reply if self._is_kept(reply) else replace(reply, payload=None))
 
-    def _make_sum_reply(self, revealed: Revealed) -> Reply:
+    def _make_sum_reply(self, revealed: RevealedSum) -> Reply:
         start = self._replies.start
         update = {name: torch.from_numpy(revealed.mean[name].astype(array.dtype)) for name, array in start.items()}
         metrics = {name: float(number) for name, number in count_clipped(revealed).items()}
         return Reply(client=SUM_CLIENT, node="", payload=encode(update), num_examples=revealed.num_examples, metrics=metrics)
 
 
-def count_clipped(revealed: Revealed) -> dict[str, int]:
+def count_clipped(revealed: RevealedSum) -> dict[str, int]:
     """Return two metrics of a round as a dict by name.
 
     secagg_clipped: number of clipped coordinates over all clients. secagg_clipped_clients: number of clients with clipped
@@ -87,7 +87,7 @@ def _make_reply(outcome: SecureRound, node: int) -> Reply:
     summed = outcome.is_summed(node)
     masked = None
     if seen.publics is not None:
-        masked = Masked(
+        masked = MaskedMessage(
             words=None if seen.words is None else torch.from_numpy(seen.words.copy()),
             mask_key=seen.publics.mask,
             share_key=seen.publics.share,

@@ -22,14 +22,14 @@ from fedsim.recording.files import append_json_lines, hold_lock, make_private, r
 from fedsim.recording.manifest import Manifest
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
-from fedsim.recording.selection import Wanted
+from fedsim.recording.selection import RecordSelection
 from fedsim.recording.writer import Recorder
 from fedsim.secagg.cohorts import Cohorts
 from fedsim.secagg.grid import SecureGrid
 from fedsim.secagg.protocol.terms import Agreement, check_strategy
 from fedsim.secagg.recording import SecureRecording
 from fedsim.server import checkpoint
-from fedsim.server.attendance import Attended, wait_for_all
+from fedsim.server.attendance import WaitingGrid, wait_for_all
 from fedsim.server.checkpoint import ServerCheckpoint
 from fedsim.server.outcome import FAILURE_PREFIX, check_end, explain_clearing, find_failures
 from fedsim.strategies.averaging import Averaging
@@ -65,7 +65,7 @@ class ServerSettings:
     rounds: int
     clients: int
     timeout: float
-    wanted: Wanted
+    wanted: RecordSelection
     needs: Callable[[int], int] = lambda number: 0
     privacy: Callable[[int], dict[str, Any]] | None = None
     secure: Agreement | None = None
@@ -97,7 +97,7 @@ class FederationServer:
     """
 
     def __init__(self, grid: Grid, settings: ServerSettings) -> None:
-        self.grid: Grid = Attended(grid, settings.clients, patience=settings.timeout)
+        self.grid: Grid = WaitingGrid(grid, settings.clients, patience=settings.timeout)
         self.settings, self._connected = settings, grid
         make_private(settings.folder)
         spec = settings.manifest

@@ -6,7 +6,7 @@ from time import monotonic, sleep
 
 from flwr.serverapp import Grid
 
-from fedsim.flower.grid import Around
+from fedsim.flower.grid import GridWrapper
 
 CONNECT_SECONDS = 60
 """Seconds in which clients can connect when a federation starts."""
@@ -14,7 +14,7 @@ POLL_SECONDS = 0.5
 """Seconds between two checks."""
 
 
-class Attended(Around):
+class WaitingGrid(GridWrapper):
     """A Flower grid whose `get_node_ids` waits, for at most `patience` seconds, until at least `clients` nodes are connected.
 
     It logs a warning when it begins to wait, and raises TimeoutError if clients are still missing at the end.

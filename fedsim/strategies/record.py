@@ -16,8 +16,9 @@ from torch import nn
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.recording.manifest import Manifest
-from fedsim.recording.observation import DataSpec, ModelSpec, Training
-from fedsim.recording.selection import Wanted
+from fedsim.recording.observation import DataSpec, ModelSpec
+from fedsim.recording.selection import RecordSelection
+from fedsim.recording.training import Training
 from fedsim.recording.writer import Recorder
 from fedsim.strategies.older_strategy import SentMessages, is_older, watch_older
 from fedsim.strategies.recording_strategy import RecordingStrategy
@@ -81,7 +82,7 @@ def record(
     training = models.require_mode(network, training, data)
     models.check_loss(network, training, data)
     weights = {name for name, _ in network.named_parameters(remove_duplicate=False)}
-    wanted = Wanted.parse(rounds, clients)
+    wanted = RecordSelection.parse(rounds, clients)
     chosen = DefenseSpec.parse(defense, learning_rate=training.learning_rate)
     manifest = Manifest(
         name=folder.name,

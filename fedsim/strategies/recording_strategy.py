@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.flower import records
 from fedsim.recording.contradictions import find_contradictions
-from fedsim.recording.selection import Wanted
+from fedsim.recording.selection import RecordSelection
 from fedsim.recording.training import Training
 from fedsim.recording.writer import Recorder, Reply
 from fedsim.strategies.replies import ReplyReader, is_packed, read_pseudonym
@@ -44,14 +44,14 @@ class RecordingStrategy(Wrapper):
         inner: Strategy,
         recorder: Recorder,
         *,
-        wanted: Wanted | None = None,
+        wanted: RecordSelection | None = None,
         buffers: frozenset[str] = frozenset(),
         foreign: bool = False,
         types: Mapping[str, torch.dtype] | None = None,
         stated: Training | None = None,
     ) -> None:
         super().__init__(inner)
-        self._recorder, self._wanted, self._buffers, self._foreign = recorder, wanted or Wanted(), buffers, foreign
+        self._recorder, self._wanted, self._buffers, self._foreign = recorder, wanted or RecordSelection(), buffers, foreign
         self._replies = ReplyReader(
             start=ArrayRecord(),
             buffers=buffers,

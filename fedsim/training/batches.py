@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.recording.observation import Training
+from fedsim.recording.training import Training
 
 BatchIndices = NDArray[np.int64]
 

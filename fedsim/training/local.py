@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from defenses.networks import start_drawing
 from defenses.rules import GradientProblem, GradientRule, Weights, plain
 from fedsim.models import find_loss, list_buffers, predict_classes
-from fedsim.recording.observation import DataSpec, Training
+from fedsim.recording.observation import DataSpec
+from fedsim.recording.training import Training
 
 Batch = tuple[Tensor, Tensor]
 
@@ -24,7 +25,7 @@ UNUSED_GENERATOR = Generator()
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """Result of local training.
 
     update:  weights after training minus weights before, by name.
@@ -47,7 +48,7 @@ def train(
     buffers: Weights = NO_BUFFERS,
     rule: GradientRule = PLAIN_RULE,
     rng: Generator | None = None,
-) -> Trained:
+) -> TrainingResult:
     """Take one optimiser step on each batch (x, y), starting from `weights`, and return the update, the loss and the buffers.
 
     No tensor in the arguments is changed, but `model` is put in training mode if `training.mode` is "train", else in evaluation
@@ -80,7 +81,7 @@ def train(
         losses, examples = losses + loss.item() * len(y), examples + len(y)
         if training.buffers == "none":
             carried = _copy_tensors(_find_buffers(model, buffers))
-    return Trained(dict(zip(weights, optimiser.update, strict=True)), losses / examples, carried)
+    return TrainingResult(dict(zip(weights, optimiser.update, strict=True)), losses / examples, carried)
 
 
 def _make_forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[Weights, Tensor], Tensor]:

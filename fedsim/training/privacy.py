@@ -25,7 +25,7 @@ from defenses.privacy.accounting import (
 )
 from defenses.privacy.sensitivity import NO_NOISE, Noise, find_gradient_noise, find_noise
 from fedsim.config.experiment import Experiment
-from fedsim.recording.observation import Training
+from fedsim.recording.training import Training
 
 INFINITY_TEXT = "infinity"
 """Representation of an infinite epsilon in JSON, which has no such number."""

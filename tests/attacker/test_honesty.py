@@ -47,7 +47,7 @@ def test_the_import_contracts_hold_on_a_copy(copied: Path) -> None:
         ("attacker/attacks/papers/matching.py", "from attacker.scoring.oracle import read_true_labels"),
         ("attacker/replay/replay.py", "from fedsim.truth import TruthReader"),
         ("attacker/reconstruction.py", "from fedsim.data import partition"),
-        ("fedsim/recording/observation.py", "from fedsim.truth import Used"),
+        ("fedsim/recording/observation.py", "from fedsim.truth import RoundUsage"),
         ("fedsim/strategies/recording_strategy.py", "from fedsim import data"),
         ("defenses/noise.py", "from fedsim.recording import Recording"),
         ("attacker/attacks/base.py", "import flwr"),

@@ -4,14 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from generators import seeded
 from torch import Generator, Tensor
 
 from defenses import Channel, Defense, DefenseSpec, State, Update, chain, channels, clip, clip_each, gaussian, stateless
 from defenses.channel import compose_channels, transparent
-
-
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def counting(start: float) -> Defense:
@@ -43,7 +40,7 @@ def run(defense: Defense, *rounds: float) -> list[float]:
     """Return what is sent in each round for updates of one number."""
     state, sent = defense.init({"w": torch.tensor(0.0)}), []
     for value in rounds:
-        update, state = defense.apply({"w": torch.tensor(float(value))}, state, rng())
+        update, state = defense.apply({"w": torch.tensor(float(value))}, state, seeded())
         assert list(update) == ["w"]
         sent.append(update["w"].item())
     return sent
@@ -56,17 +53,17 @@ def test_a_chain_runs_from_left_to_right() -> None:
 
 def test_clipping_then_noise_is_not_noise_then_clipping() -> None:
     update = {"w": torch.full((100,), 1.0)}
-    clipped_last, _ = chain(gaussian(1), clip(1)).apply(update, {}, rng())
-    noisy_last, _ = chain(clip(1), gaussian(1)).apply(update, {}, rng())
+    clipped_last, _ = chain(gaussian(1), clip(1)).apply(update, {}, seeded())
+    noisy_last, _ = chain(clip(1), gaussian(1)).apply(update, {}, seeded())
     assert clipped_last["w"].norm().item() == pytest.approx(1)
     assert noisy_last["w"].norm().item() > 5
-    by_hand = update["w"] / 10 + torch.randn(100, generator=rng())
+    by_hand = update["w"] / 10 + torch.randn(100, generator=seeded())
     assert torch.allclose(noisy_last["w"], by_hand)
 
 
 def test_two_noises_of_a_chain_draw_from_one_stream() -> None:
-    sent, _ = chain(gaussian(1), gaussian(1)).apply({"w": torch.zeros(50)}, {}, rng(8))
-    stream = rng(8)
+    sent, _ = chain(gaussian(1), gaussian(1)).apply({"w": torch.zeros(50)}, {}, seeded(8))
+    stream = seeded(8)
     assert torch.equal(sent["w"], torch.randn(50, generator=stream) + torch.randn(50, generator=stream))
 
 
@@ -98,7 +95,7 @@ def test_a_chain_of_more_than_ten_keeps_its_states_apart() -> None:
 
 
 def test_a_stateless_defense_returns_the_state_that_it_was_given() -> None:
-    _, state = clip(1).apply({"w": torch.ones(2)}, {"kept": torch.tensor(3.0)}, rng())
+    _, state = clip(1).apply({"w": torch.ones(2)}, {"kept": torch.tensor(3.0)}, seeded())
     assert state["kept"].item() == 3
 
 
@@ -110,8 +107,8 @@ def test_a_stateless_defense_returns_the_state_that_it_was_given() -> None:
 def test_the_channel_of_a_clip_is_the_clip(
     defense: Callable[[float], Defense], channel: Callable[[float], Channel], length: float
 ) -> None:
-    update = {"a": torch.randn(5, generator=rng(1)) * length, "b": torch.randn((), generator=rng(2)) * length}
-    sent, _ = defense(1.5).apply(update, {}, rng())
+    update = {"a": torch.randn(5, generator=seeded(1)) * length, "b": torch.randn((), generator=seeded(2)) * length}
+    sent, _ = defense(1.5).apply(update, {}, seeded())
     expected = channel(1.5).expect(update, {})
     assert all(torch.equal(sent[name], expected[name]) for name in update)
     assert channel(1.5).learn(sent) == {}

@@ -4,15 +4,11 @@ import math
 
 import pytest
 import torch
+from generators import seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator
 
 from defenses import Update, channels, clip, clip_each, gaussian, global_norm, laplace
-
-
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def flat(update: Update) -> torch.Tensor:
@@ -25,7 +21,7 @@ def test_the_global_norm_is_that_of_one_long_vector() -> None:
 
 
 def test_clip_shortens_a_hand_example() -> None:
-    sent, _ = clip(1).apply({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0], [-4.0]])}, {}, rng())
+    sent, _ = clip(1).apply({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0], [-4.0]])}, {}, seeded())
     assert sent["a"].tolist() == pytest.approx([0.6])
     assert sent["b"].flatten().tolist() == pytest.approx([0, -0.8])
 
@@ -33,9 +29,9 @@ def test_clip_shortens_a_hand_example() -> None:
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**6), size=st.floats(1e-6, 1e6), bound=st.floats(1e-4, 1e4))
 def test_clip_bounds_the_norm_and_keeps_the_direction(seed: int, size: float, bound: float) -> None:
-    drawn = rng(seed)
+    drawn = seeded(seed)
     update = {name: size * torch.randn(n, generator=drawn, dtype=torch.float64) for name, n in (("a", 3), ("b", 5))}
-    sent, _ = clip(bound).apply(update, {}, rng())
+    sent, _ = clip(bound).apply(update, {}, seeded())
     before, after = flat(update), flat(sent)
     assert after.norm().item() <= bound * (1 + 1e-14) or torch.equal(before, after)
     assert after.norm().item() == pytest.approx(min(bound, before.norm().item()), rel=1e-12)
@@ -47,8 +43,8 @@ def test_clip_bounds_the_norm_and_keeps_the_direction(seed: int, size: float, bo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clip_gives_a_shorter_update_back_bit_for_bit_at_any_bound(dtype: torch.dtype, bound: float) -> None:
     """In float32, `bound * (1 / bound)` is not 1 for one bound in ten, such as 41, 47 and 55."""
-    update = {"w": torch.randn(50, generator=rng(1), dtype=dtype) * bound / 100}
-    sent, _ = clip(bound).apply(update, {}, rng())
+    update = {"w": torch.randn(50, generator=seeded(1), dtype=dtype) * bound / 100}
+    sent, _ = clip(bound).apply(update, {}, seeded())
     assert torch.equal(sent["w"], update["w"])
 
 
@@ -60,20 +56,20 @@ def test_clip_refuses_an_invalid_bound(bound: float) -> None:
 
 def test_clip_each_bounds_every_tensor_on_its_own() -> None:
     update = {"long": torch.tensor([[3.0], [-4.0]]), "short": torch.tensor([0.6, 0.0]), "scalar": torch.tensor(-7.0)}
-    sent, _ = clip_each(1).apply(update, {}, rng())
+    sent, _ = clip_each(1).apply(update, {}, seeded())
     assert sent["long"].flatten().tolist() == pytest.approx([0.6, -0.8])
     assert torch.equal(sent["short"], update["short"])
     assert sent["scalar"].item() == -1
     for name, t in update.items():  # the same as a clip of an update that has nothing else
-        assert torch.equal(sent[name], clip(1).apply({name: t}, {}, rng())[0][name])
+        assert torch.equal(sent[name], clip(1).apply({name: t}, {}, seeded())[0][name])
 
 
 def test_clips_do_not_overflow_in_half_precision() -> None:
     """The square of 300 overflows in float16, and so does a bound of a million."""
     update = {"w": torch.tensor([300.0, -400.0], dtype=torch.float16)}
-    assert clip(5).apply(update, {}, rng())[0]["w"].tolist() == pytest.approx([3, -4], rel=1e-3)
-    assert clip_each(5).apply(update, {}, rng())[0]["w"].tolist() == pytest.approx([3, -4], rel=1e-3)
-    assert torch.equal(clip(1e6).apply(update, {}, rng())[0]["w"], update["w"])
+    assert clip(5).apply(update, {}, seeded())[0]["w"].tolist() == pytest.approx([3, -4], rel=1e-3)
+    assert clip_each(5).apply(update, {}, seeded())[0]["w"].tolist() == pytest.approx([3, -4], rel=1e-3)
+    assert torch.equal(clip(1e6).apply(update, {}, seeded())[0]["w"], update["w"])
 
 
 @pytest.mark.parametrize("bound", [0, -1, math.inf, math.nan])
@@ -91,7 +87,7 @@ def test_gaussian_refuses_an_invalid_deviation(std: float) -> None:
 def test_noise_has_the_mean_and_the_deviation_that_were_asked_for() -> None:
     std, n = 0.3, 100_000
     update = {"w": torch.full((n,), 2.0), "other": torch.full((n,), -1.0)}
-    sent, _ = gaussian(std).apply(update, {}, rng(11))
+    sent, _ = gaussian(std).apply(update, {}, seeded(11))
     noise = {name: sent[name].double() - update[name].double() for name in update}
     for values in noise.values():
         assert abs(values.mean().item()) < 4 * std / math.sqrt(n)
@@ -105,13 +101,13 @@ def test_noise_has_the_mean_and_the_deviation_that_were_asked_for() -> None:
 
 
 def test_noise_is_not_shared_between_equal_tensors_of_one_update() -> None:
-    sent, _ = gaussian(1).apply({"a": torch.zeros(8), "b": torch.zeros(8)}, {}, rng())
+    sent, _ = gaussian(1).apply({"a": torch.zeros(8), "b": torch.zeros(8)}, {}, seeded())
     assert not torch.equal(sent["a"], sent["b"])
 
 
 def test_noise_scales_with_its_deviation() -> None:
-    one, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, rng(3))
-    half, _ = gaussian(0.5).apply({"w": torch.zeros(9)}, {}, rng(3))
+    one, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, seeded(3))
+    half, _ = gaussian(0.5).apply({"w": torch.zeros(9)}, {}, seeded(3))
     assert torch.equal(half["w"], one["w"] / 2)
 
 
@@ -125,18 +121,18 @@ def test_gaussian_takes_either_a_deviation_or_a_ratio(arguments: dict[str, float
 
 @pytest.mark.parametrize("snr_db", [-20, 0, 13])
 def test_a_ratio_of_signal_to_noise_is_that_of_their_powers(snr_db: float) -> None:
-    update = {"big": 30 * torch.randn(50_000, generator=rng(1)), "small": 0.01 * torch.randn(50_000, generator=rng(2))}
+    update = {"big": 30 * torch.randn(50_000, generator=seeded(1)), "small": 0.01 * torch.randn(50_000, generator=seeded(2))}
 
     def ratio(sent: Update, *names: str) -> float:
         signal = sum(update[n].double().square().sum().item() for n in names)
         noise = sum((sent[n] - update[n]).double().square().sum().item() for n in names)
         return 10 * math.log10(signal / noise)
 
-    over_all, _ = gaussian(snr_db=snr_db).apply(update, {}, rng(3))
+    over_all, _ = gaussian(snr_db=snr_db).apply(update, {}, seeded(3))
     assert ratio(over_all, "big", "small") == pytest.approx(snr_db, abs=0.1)
     deviations = {name: (over_all[name] - update[name]).std().item() for name in update}
     assert deviations["small"] == pytest.approx(deviations["big"], rel=0.05)
-    each, _ = gaussian(snr_db=snr_db, scope="tensor").apply(update, {}, rng(3))
+    each, _ = gaussian(snr_db=snr_db, scope="tensor").apply(update, {}, seeded(3))
     assert ratio(each, "big") == pytest.approx(snr_db, abs=0.1)
     assert ratio(each, "small") == pytest.approx(snr_db, abs=0.1)
 
@@ -144,8 +140,8 @@ def test_a_ratio_of_signal_to_noise_is_that_of_their_powers(snr_db: float) -> No
 @pytest.mark.parametrize("snr_db", [-20, 0, 13])
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_the_channel_estimates_the_noise_power_from_the_received_update(snr_db: float, scope: str) -> None:
-    update = {"big": 3 * torch.randn(50_000, generator=rng(1)), "small": 0.1 * torch.randn(50_000, generator=rng(2))}
-    sent, _ = gaussian(snr_db=snr_db, scope=scope).apply(update, {}, rng(3))  # type: ignore[arg-type]
+    update = {"big": 3 * torch.randn(50_000, generator=seeded(1)), "small": 0.1 * torch.randn(50_000, generator=seeded(2))}
+    sent, _ = gaussian(snr_db=snr_db, scope=scope).apply(update, {}, seeded(3))  # type: ignore[arg-type]
     true = sum((sent[n] - update[n]).square().sum().item() for n in update)
     assert channels.gaussian(snr_db=snr_db).noise(sent).item() == pytest.approx(true, rel=0.05)
 
@@ -159,7 +155,7 @@ def test_laplace_refuses_an_invalid_scale(scale: float) -> None:
 def test_laplace_noise_has_the_distribution_that_was_asked_for() -> None:
     """Compare the distribution function at five points, since the variance alone would not be sufficient."""
     scale, n = 0.3, 100_000
-    sent, _ = laplace(scale).apply({"w": torch.full((n,), 2.0, dtype=torch.float64)}, {}, rng(11))
+    sent, _ = laplace(scale).apply({"w": torch.full((n,), 2.0, dtype=torch.float64)}, {}, seeded(11))
     noise = sent["w"] - 2
     assert noise.isfinite().all()
     for x in (-0.9, -0.2, 0.0, 0.1, 0.7):
@@ -170,7 +166,7 @@ def test_laplace_noise_has_the_distribution_that_was_asked_for() -> None:
 
 
 def test_laplace_noise_scales_and_is_not_shared_between_tensors() -> None:
-    one, _ = laplace(1).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, rng(3))
-    half, _ = laplace(0.5).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, rng(3))
+    one, _ = laplace(1).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, seeded(3))
+    half, _ = laplace(0.5).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, seeded(3))
     assert torch.equal(half["a"], one["a"] / 2)
     assert not torch.equal(one["a"], one["b"])

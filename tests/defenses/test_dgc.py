@@ -5,17 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from generators import seeded
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
 from defenses import State, Update, channels, dgc
 
 Arrays = dict[str, NDArray[np.float64]]
 SHAPES = {"conv.weight": (4, 3, 3), "fc.weight": (10, 7), "fc.bias": (10,), "scale": ()}
-
-
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 class Reference:
@@ -63,7 +60,7 @@ class Reference:
 
 
 def gradients(rounds: int) -> list[dict[str, Tensor]]:
-    drawn = rng(1)
+    drawn = seeded(1)
     return [
         {name: torch.randn(shape, generator=drawn, dtype=torch.float64) for name, shape in SHAPES.items()} for _ in range(rounds)
     ]
@@ -97,7 +94,7 @@ def test_twenty_rounds_agree_with_an_independent_implementation(options: dict[st
     given = gradients(20)
     state: State = defense.init(given[0])
     for g in given:
-        sent, state = defense.apply(g, state, rng())
+        sent, state = defense.apply(g, state, seeded())
         expected = reference.step({name: t.numpy() for name, t in g.items()})
         for name in SHAPES:
             np.testing.assert_allclose(sent[name].numpy(), expected[name], rtol=1e-12, atol=1e-13)
@@ -122,7 +119,7 @@ def test_every_option_of_the_comparison_changes_what_is_sent() -> None:
         defense, given = dgc(0.1, **options), gradients(4)
         state = defense.init(given[0])
         for g in given:
-            sent, state = defense.apply(g, state, rng())
+            sent, state = defense.apply(g, state, seeded())
         last.append(sent)
     for i, one in enumerate(last):
         assert all(any(not torch.equal(one[n], other[n]) for n in SHAPES) for other in last[:i])
@@ -133,18 +130,18 @@ def test_the_defense_is_linear_so_that_updates_are_as_good_as_gradients() -> Non
     defense, given = dgc(0.1), gradients(6)
     of_gradients, of_updates = defense.init(given[0]), defense.init(given[0])
     for g in given:
-        first, of_gradients = defense.apply(g, of_gradients, rng())
-        second, of_updates = defense.apply({name: -0.25 * t for name, t in g.items()}, of_updates, rng())
+        first, of_gradients = defense.apply(g, of_gradients, seeded())
+        second, of_updates = defense.apply({name: -0.25 * t for name, t in g.items()}, of_updates, seeded())
         assert all(torch.equal(second[name], -0.25 * first[name]) for name in SHAPES)
 
 
 def test_the_warm_up_is_that_of_the_paper_and_counts_a_clients_own_rounds() -> None:
     """The share that is sent falls in four rounds: 25, 6.25, 1.56, 0.39 and then 0.1 per cent (section 3.3 of the paper)."""
-    u = {"w": torch.randn(100, 100, generator=rng(2))}
+    u = {"w": torch.randn(100, 100, generator=seeded(2))}
     defense = dgc(0.25**5, warm_up_rounds=4)
     state, shares = defense.init(u), []
     for _ in range(7):
-        sent, state = defense.apply(u, state, rng())
+        sent, state = defense.apply(u, state, seeded())
         shares.append((sent["w"] != 0).sum().item() / 10_000)
     assert shares == [0.25, 0.0625, 0.0157, 0.004, 0.001, 0.001, 0.001]
 
@@ -153,7 +150,7 @@ def test_without_momentum_messages_and_residual_sum_to_all_gradients() -> None:
     defense, given = dgc(0.1, momentum=0), gradients(20)
     state, sent = defense.init(given[0]), []
     for g in given:
-        out, state = defense.apply(g, state, rng())
+        out, state = defense.apply(g, state, seeded())
         sent.append(out)
     for name in ("conv.weight", "fc.weight"):
         came, whole = (torch.stack([u[name] for u in each]).sum(dim=0) for each in (sent, given))
@@ -163,7 +160,7 @@ def test_without_momentum_messages_and_residual_sum_to_all_gradients() -> None:
 def test_the_channel_compares_sent_coordinates_and_all_of_dense_tensors() -> None:
     u = {"w": torch.tensor([[1.0, -5.0, 2.0, 0.0]]), "b": torch.tensor([0.0, 1.0])}
     defense = dgc(0.25)
-    sent, _ = defense.apply(u, defense.init(u), rng())
+    sent, _ = defense.apply(u, defense.init(u), seeded())
     known = channels.dgc(0.25).learn(sent)
     assert known["w"].tolist() == [[False, True, False, False]]
     assert known["b"].tolist() == [True, True]
@@ -179,7 +176,7 @@ def test_the_channel_compares_sent_coordinates_and_all_of_dense_tensors() -> Non
 def test_the_channel_clips_and_scales_as_the_defense_in_its_first_round(options: dict[str, Any]) -> None:
     u = gradients(1)[0]
     defense, channel = dgc(0.1, **options), channels.dgc(0.1, **options)
-    sent, _ = defense.apply(u, defense.init(u), rng())
+    sent, _ = defense.apply(u, defense.init(u), seeded())
     expected = channel.expect(u, channel.learn(sent))
     assert all(torch.allclose(expected[name], t) for name, t in sent.items())
 

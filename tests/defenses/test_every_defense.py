@@ -12,81 +12,14 @@ import math
 
 import pytest
 import torch
-from torch import Generator, Tensor
-from torch.func import grad, vmap
+from generators import seeded
+from registered_defenses import EXAMPLES, KINDS, LIMITS, NAMES, RANDOM, SPECS, look, run, same, send, update
+from torch import Tensor
 
-from defenses import DEFENSES, Channel, Defense, DefenseSpec, State, Update, chain, identity
-from defenses.channel import compose_channels
+from defenses import Defense, DefenseSpec, chain, identity
 from defenses.spec import CodecName
 
-NAMES = sorted(DEFENSES)
-KINDS = {name: DEFENSES[name] for name in NAMES}
-# settings that the examples leave out: other scopes, states, units, random variants, and nested defenses
-OTHERS = [
-    "gaussian(snr_db=10)",
-    "gaussian(snr_db=-5, scope='tensor')",
-    "top_k(0.3, scope='global', error_feedback=True)",
-    "random_k(0.3, scope='global', rescale=True)",
-    "random_k(0.3, error_feedback=True)",
-    "prune(threshold=0.5, error_feedback=True)",
-    "gradient_dropout(0.5, rescale=True)",
-    "gradient_dropout(0.5, error_feedback=True)",
-    "dgc(0.3, clip_norm=1, workers=4, warm_up_rounds=3, masking=False, nesterov=True, dense_vectors=False)",
-    "sign('mean', error_feedback=True)",
-    "qsgd(2, norm='linf', kappa=0.5)",
-    "uniform(2, stochastic=True)",
-    "masked(top_k(0.3, error_feedback=True) | gaussian(0.1), ['*.weight', 'scalar'])",
-    "in_gradient_units(dgc(0.3) | laplace(0.1), 0.1)",
-    "clip(0.5) | gaussian(0.25)",
-    "dgc(keep=0.25) | gaussian(0.01)",
-    "",
-]
-EXAMPLES = {name: f"{name}({KINDS[name].example})" for name in NAMES}
-LIMITS = {name: f"{name}({KINDS[name].limit})" for name in NAMES if KINDS[name].limit is not None}
-SPECS = [*EXAMPLES.values(), *LIMITS.values(), *OTHERS]
-RANDOM = [name for name in NAMES if KINDS[name].random]
 DRAWS = 10_000
-
-
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
-def update(dtype: torch.dtype = torch.float32, seed: int = 7) -> dict[str, Tensor]:
-    """Return an update with difficult tensors: 0-d, empty, all zero, not contiguous, and with unsorted names."""
-    drawn = Generator().manual_seed(seed)
-    return {
-        "z.weight": torch.randn(3, 4, generator=drawn).to(dtype),
-        "scalar": torch.randn((), generator=drawn).to(dtype),
-        "a.zero": torch.zeros(5, dtype=dtype),
-        "empty": torch.zeros(0, 2, dtype=dtype),
-        "turned": torch.randn(2, 3, generator=drawn).to(dtype).T,
-    }
-
-
-def run(spec: str, given: Update, seed: int = 0, rounds: int = 1) -> tuple[Update, State]:
-    """Return what is sent in the last of several rounds with the same update, and the state after it."""
-    defense = DefenseSpec.parse(spec).build()
-    state, stream, sent = defense.init(given), rng(seed), given
-    for _ in range(rounds):
-        sent, state = defense.apply(given, state, stream)
-    return sent, state
-
-
-def send(spec: str, given: Update, seed: int = 0) -> Update:
-    return run(spec, given, seed)[0]
-
-
-def same(a: Update, b: Update) -> bool:
-    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def look(given: Update) -> dict[str, tuple[torch.Size, torch.dtype, torch.device]]:
-    return {name: (t.shape, t.dtype, t.device) for name, t in given.items()}
-
-
-def sum_of(given: Update) -> Tensor:
-    return torch.stack([t.sum() for t in given.values()]).sum()
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -124,7 +57,7 @@ def test_the_arguments_are_left_alone_and_share_no_memory_with_what_is_sent(spec
     before = copy.deepcopy(given)
     _, state = run(spec, given, rounds=2)
     state_before = copy.deepcopy(dict(state))
-    sent, after = defense.apply(given, state, rng())
+    sent, after = defense.apply(given, state, seeded())
     after_before = copy.deepcopy(dict(after))
     for t in sent.values() if spec else ():
         t.add_(1)
@@ -190,8 +123,8 @@ def test_only_the_listed_defenses_have_no_limit() -> None:
 
 def standard_errors(name: str) -> Tensor:
     """Return the distance of the mean of many messages from the update in standard errors, for coordinates that vary."""
-    given = {"z.weight": torch.randn(3, 4, generator=rng(5), dtype=torch.float64)}
-    defense, stream = DefenseSpec.parse(EXAMPLES[name]).build(), rng(6)
+    given = {"z.weight": torch.randn(3, 4, generator=seeded(5), dtype=torch.float64)}
+    defense, stream = DefenseSpec.parse(EXAMPLES[name]).build(), seeded(6)
     state = defense.init(given)
     sent = torch.stack([defense.apply(given, state, stream)[0]["z.weight"] for _ in range(DRAWS)])
     error = sent.std(dim=0) / math.sqrt(DRAWS)
@@ -215,7 +148,7 @@ def test_only_random_defenses_are_called_unbiased(name: str) -> None:
 def test_the_empty_chain_is_the_identity(nothing: Defense) -> None:
     given = update()
     assert nothing.init(given) == {}
-    sent, state = nothing.apply(given, {}, rng())
+    sent, state = nothing.apply(given, {}, seeded())
     assert same(sent, given)
     assert state == {}
 
@@ -225,7 +158,7 @@ def test_a_chain_keeps_the_memory_of_two_equal_defenses_apart(spec: str) -> None
     """The second defense of a chain gets the output of the first one, and not its state."""
     one = DefenseSpec.parse(spec).build()
     both = DefenseSpec.parse(" | ".join([spec, spec] if spec else [])).build()
-    given, streams = update(), (rng(1), rng(1))
+    given, streams = update(), (seeded(1), seeded(1))
     state, first, second = both.init(given), one.init(given), one.init(given)
     for _ in range(3):
         sent, state = both.apply(given, state, streams[0])
@@ -252,127 +185,10 @@ def test_docstrings_have_a_short_summary_a_source_and_all_parameters(name: str) 
         assert f"{parameter}:" in text or f"{parameter}," in text, parameter
 
 
-# --- channels ---
-
-
-def channel_of(name: str) -> Channel:
-    return DefenseSpec.parse(EXAMPLES[name]).build_channel()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_channel_takes_the_arguments_of_its_defense(name: str) -> None:
-    def shape(function: object) -> list[tuple[str, object]]:
-        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]  # type: ignore[arg-type]
-
-    assert shape(KINDS[name].channel) == shape(KINDS[name].defense)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_an_attacker_expects_looks_like_the_update_and_has_a_gradient(spec: str, dtype: torch.dtype) -> None:
-    channel, given = DefenseSpec.parse(spec).build_channel(), update(dtype)
-    sent = send(spec, given)
-    known = channel.learn(sent)
-    guess = update(dtype, seed=8)  # the attacker's: not what was sent
-    expected = channel.expect(guess, known)
-    assert look(expected) == look(guess)
-    assert list(expected) == list(guess)
-    slope = grad(lambda u: sum_of(channel.expect(u, known)))(guess)
-    assert all(t.isfinite().all() for t in slope.values())
-    assert sum(t.abs().sum().item() for t in slope.values()) > 0
-    power = channel.noise(sent)
-    assert power.shape == ()
-    assert power.dtype == dtype
-    assert power.item() >= 0
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_an_all_zero_guess_has_a_finite_gradient(spec: str) -> None:
-    channel = DefenseSpec.parse(spec).build_channel()
-    nothing = {name: torch.zeros_like(t) for name, t in update().items()}
-    for seen in (send(spec, update()), send(spec, nothing), nothing):
-        known = channel.learn(seen)
-        slope = grad(lambda u, known=known: sum_of(channel.expect(u, known)))(nothing)
-        assert all(t.isfinite().all() for t in slope.values())
-        assert channel.noise(seen).isfinite()
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_vmap_over_updates_equals_a_loop(spec: str) -> None:
-    channel = DefenseSpec.parse(spec).build_channel()
-    seen = [send(spec, update(torch.float64, seed), seed) for seed in (1, 2, 3)]
-    guesses = [update(torch.float64, seed) for seed in (4, 5, 6)]
-
-    def stacked(updates: list[Update]) -> dict[str, Tensor]:
-        return {name: torch.stack([u[name] for u in updates]) for name in updates[0]}
-
-    def pull(guess: Update, received: Update) -> tuple[Update, Update, Tensor]:
-        known = channel.learn(received)
-        slope = grad(lambda u: sum_of({n: (t - received[n]).square() for n, t in channel.expect(u, known).items()}))(guess)
-        return channel.expect(guess, known), slope, channel.noise(received)
-
-    expected, slopes, powers = vmap(pull)(stacked(guesses), stacked(seen))
-    for i, (guess, received) in enumerate(zip(guesses, seen, strict=True)):
-        one, slope, power = pull(guess, received)
-        assert all(torch.allclose(expected[name][i], one[name], rtol=1e-12) for name in one)
-        assert all(torch.allclose(slopes[name][i], slope[name], rtol=1e-9) for name in slope)
-        assert torch.allclose(powers[i], power, rtol=1e-12)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_channel_changes_none_of_its_arguments(spec: str) -> None:
-    channel, guess = DefenseSpec.parse(spec).build_channel(), update()
-    seen = send(spec, guess)
-    before = copy.deepcopy((dict(guess), dict(seen)))
-    known = channel.learn(seen)
-    known_before = copy.deepcopy(dict(known))
-    channel.expect(guess, known)
-    channel.noise(seen)
-    assert same(guess, before[0])
-    assert same(seen, before[1])
-    assert same(known, known_before)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_message_differs_from_the_expectation_by_noise_of_the_declared_power(name: str) -> None:
-    """The residual has mean zero and the power that the channel states; without noise it is zero."""
-    given = {"z.weight": torch.randn(200, 200, generator=rng(5), dtype=torch.float64)}
-    channel = channel_of(name)
-    sent = send(EXAMPLES[name], given)["z.weight"]
-    residual = sent - channel.expect(given, channel.learn({"z.weight": sent}))["z.weight"]
-    power = channel.noise({"z.weight": sent}).item()
-    assert residual.square().sum().item() == pytest.approx(power, rel=0.1, abs=1e-20)
-    assert abs(residual.mean().item()) <= 4 * math.sqrt(power) / residual.numel() + 1e-15
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_knowing_a_defense_explains_no_less_than_ignoring_it(name: str) -> None:
-    """At the true update, the expectation is at least as near to the message as the update itself."""
-    given = update(torch.float64)
-    channel, sent = channel_of(name), send(EXAMPLES[name], given)
-    expected = channel.expect(given, channel.learn(sent))
-
-    def distance(a: Update) -> float:
-        return sum((sent[n] - t).square().sum().item() for n, t in a.items())
-
-    assert distance(expected) <= distance(given) + 1e-12
-    if not (KINDS[name].random and KINDS[name].unbiased):
-        assert distance(expected) < 0.75 * distance(given)
-
-
-def test_powers_of_a_chain_add_up() -> None:
-    seen = update()
-    channels = [channel_of(name) for name in RANDOM]
-    assert compose_channels(*channels).noise(seen).item() == pytest.approx(sum(c.noise(seen).item() for c in channels), rel=1e-6)
-
-
-# --- codecs ---
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_file_format_suits_the_values_of_the_message(name: str) -> None:
     spec = DefenseSpec.parse(EXAMPLES[name])
-    tensor = torch.randn(40, 50, generator=rng(5))
+    tensor = torch.randn(40, 50, generator=seeded(5))
     sent = send(EXAMPLES[name], {"z.weight": tensor})["z.weight"]
     different = len(sent.view(torch.int32).unique())
     unsent = (sent.view(torch.int32) == 0).sum().item()  # +0.0, bit for bit

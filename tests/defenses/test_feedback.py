@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from generators import seeded
+from torch import Tensor
 
 from defenses import Defense, DefenseSpec, Update, add_feedback, gaussian, sign, stateless, top_k
 
@@ -21,12 +22,8 @@ COMPRESSORS = [
 ]
 
 
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
 def updates(rounds: int) -> list[dict[str, Tensor]]:
-    drawn = rng(1)
+    drawn = seeded(1)
     return [
         {"w": torch.randn(5, 4, generator=drawn, dtype=torch.float64), "b": torch.randn((), generator=drawn, dtype=torch.float64)}
         for _ in range(rounds)
@@ -39,7 +36,7 @@ def total(each: list[Update]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("spec", COMPRESSORS)
 def test_messages_and_residual_sum_to_all_updates(spec: str) -> None:
-    defense, given, stream = DefenseSpec.parse(spec).build(), updates(30), rng(2)
+    defense, given, stream = DefenseSpec.parse(spec).build(), updates(30), seeded(2)
     state, sent = defense.init(given[0]), []
     for u in given:
         out, state = defense.apply(u, state, stream)
@@ -53,10 +50,10 @@ def test_messages_and_residual_sum_to_all_updates(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", COMPRESSORS[:1] + COMPRESSORS[2:4] + COMPRESSORS[5:7])
 def test_the_mean_message_tends_to_the_update_and_without_memory_it_does_not(spec: str) -> None:
-    u = {"w": torch.randn(5, 4, generator=rng(3), dtype=torch.float64)}
+    u = {"w": torch.randn(5, 4, generator=seeded(3), dtype=torch.float64)}
 
     def mean_message(defense: Defense) -> Tensor:
-        state, stream, sent = defense.init(u), rng(4), []
+        state, stream, sent = defense.init(u), seeded(4), []
         for _ in range(400):
             out, state = defense.apply(u, state, stream)
             sent.append(out)
@@ -75,7 +72,7 @@ def test_top_k_with_feedback_sends_a_hand_example() -> None:
     state = defense.init(given)
     sent = []
     for _ in range(3):
-        out, state = defense.apply(given, state, rng())
+        out, state = defense.apply(given, state, seeded())
         sent.append(out["w"].tolist())
     assert sent == [[3, 0], [0, -4], [6, 0]]
     assert state["residual/w"].tolist() == [0, -2]
@@ -84,10 +81,10 @@ def test_top_k_with_feedback_sends_a_hand_example() -> None:
 def test_ef_signsgd_sends_sign_and_mean_magnitude_of_update_plus_residual() -> None:
     defense = sign("mean", error_feedback=True)
     given = {"w": torch.tensor([3.0, -1.0])}
-    first, state = defense.apply(given, defense.init(given), rng())
+    first, state = defense.apply(given, defense.init(given), seeded())
     assert first["w"].tolist() == [2, -2]
     assert state["residual/w"].tolist() == [1, 1]
-    second, state = defense.apply(given, state, rng())  # update plus residual: [4, 0]; a zero counts as positive
+    second, state = defense.apply(given, state, seeded())  # update plus residual: [4, 0]; a zero counts as positive
     assert second["w"].tolist() == [2, 2]
     assert state["residual/w"].tolist() == [2, -2]
 
@@ -103,7 +100,7 @@ def test_feedback_keeps_the_state_of_the_compressor() -> None:
     defense, given = add_feedback(inner), {"w": torch.tensor([1.0])}
     state, sent = defense.init(given), []
     for _ in range(3):
-        out, state = defense.apply(given, state, rng())
+        out, state = defense.apply(given, state, seeded())
         sent.append(out["w"].item())
     assert sent == [0, 0, 3]
 
@@ -113,7 +110,7 @@ def test_a_lossless_compressor_leaves_no_residual(lossless: Callable[[], Defense
     defense, given = add_feedback(lossless()), updates(3)
     state = defense.init(given[0])
     for u in given:
-        out, state = defense.apply(u, state, rng())
+        out, state = defense.apply(u, state, seeded())
         assert all(torch.equal(out[name], u[name]) for name in u)
         assert all((t == 0).all() for t in state.values())
 
@@ -121,7 +118,7 @@ def test_a_lossless_compressor_leaves_no_residual(lossless: Callable[[], Defense
 def test_noise_with_feedback_cancels_over_rounds() -> None:
     """This is why noise has no error feedback: the sum of 50 messages has the noise of one."""
     defense, u = add_feedback(gaussian(1)), {"w": torch.zeros(1000)}
-    state, stream, sent = defense.init(u), rng(), []
+    state, stream, sent = defense.init(u), seeded(), []
     for _ in range(50):
         out, state = defense.apply(u, state, stream)
         sent.append(out)

@@ -8,7 +8,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from defenses.gradients import GradientProblem, dp_sgd
+from defenses.per_example import dp_sgd
+from defenses.rules import GradientProblem
 from fedsim import models
 from fedsim.models.losses import cross_entropy
 from fedsim.recording import DataSpec, ModelSpec

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from defenses.inputs import INPUTS, InputsSpec, Mixing, instahide, mixup, to_one_hot
+from defenses.inputs import INPUTS, BatchTransform, InputsSpec, instahide, mixup, to_one_hot
 
 K = 4
 
@@ -17,7 +17,7 @@ def batch(count: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.rand(count, 2, 3, 3, generator=rng), to_one_hot(torch.arange(count) % K, K)
 
 
-def mixed(mixing: Mixing, seed: int = 0, pool: Tensor | None = None, count: int = 6) -> tuple[Tensor, Tensor]:
+def mixed(mixing: BatchTransform, seed: int = 0, pool: Tensor | None = None, count: int = 6) -> tuple[Tensor, Tensor]:
     return mixing.mix(*batch(count), Generator().manual_seed(seed), pool)
 
 

@@ -4,18 +4,15 @@ import math
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from generators import seeded
+from torch import Tensor
 
 from defenses import DefenseSpec, Update
 
 
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
 def once(spec: str, given: Update, seed: int = 0) -> Update:
     defense = DefenseSpec.parse(spec).build()
-    return defense.apply(given, defense.init(given), rng(seed))[0]
+    return defense.apply(given, defense.init(given), seeded(seed))[0]
 
 
 def send(spec: str, values: Tensor, seed: int = 0) -> Tensor:
@@ -64,7 +61,7 @@ def test_signsgd_takes_a_step_of_the_learning_rate_against_the_sign_of_the_gradi
 
 def test_ef_signsgd_is_its_algorithm_over_rounds() -> None:
     """Each message is that of algorithm 1: p = g + e, d = ||p||_1 / n * sign(p), e = p - d; updates have the opposite sign."""
-    drawn = rng(1)
+    drawn = seeded(1)
     defense = DefenseSpec.parse("ef_signsgd").build()
     e = torch.zeros(20, dtype=torch.float64)
     state = defense.init({"w": e})
@@ -73,12 +70,12 @@ def test_ef_signsgd_is_its_algorithm_over_rounds() -> None:
         p = g + e
         d = p.abs().sum() / 20 * p.sign()
         e = p - d
-        sent, state = defense.apply({"w": -g}, state, rng())
+        sent, state = defense.apply({"w": -g}, state, seeded())
         assert torch.allclose(sent["w"], -d, atol=1e-12)
 
 
 def test_rogs_compressors_are_its_formulas_with_three_bits() -> None:
-    u = torch.randn(400, generator=rng(1), dtype=torch.float64)
+    u = torch.randn(400, generator=seeded(1), dtype=torch.float64)
     largest = u.abs().max()
     uniform = largest / 3 * u.sign() * (3 * u.abs() / largest).round()
     assert torch.allclose(send("rog_uniform", u), uniform)
@@ -92,7 +89,7 @@ def test_rogs_compressors_are_its_formulas_with_three_bits() -> None:
 
 
 def test_lius_defenses_are_in_units_of_the_gradient() -> None:
-    gradient = torch.randn(10_000, generator=rng(1), dtype=torch.float64)
+    gradient = torch.randn(10_000, generator=seeded(1), dtype=torch.float64)
     assert send("liu_clip(4, 0.1)", -0.1 * gradient).norm().item() == pytest.approx(0.4)
     noise = send("liu_noise(0.01, 0.1)", -0.1 * gradient) + 0.1 * gradient
     assert noise.std().item() == pytest.approx(0.001, rel=0.05)

@@ -5,22 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from generators import seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torch import Generator, Tensor
+from torch import Tensor
 
 from defenses import Defense, DefenseSpec, channels, qsgd, sign, uniform
 
 DRAWS = 10_000
 
 
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
 def once(defense: Defense, values: Tensor, seed: int = 0) -> Tensor:
-    return defense.apply({"w": values}, defense.init({"w": values}), rng(seed))[0]["w"]
+    return defense.apply({"w": values}, defense.init({"w": values}), seeded(seed))[0]["w"]
 
 
 def patterns(values: Tensor) -> int:
@@ -39,14 +36,14 @@ def test_signs_of_a_hand_example_zeros_of_either_sign_count_as_positive() -> Non
 
 
 def test_the_mean_magnitude_is_each_tensors_own() -> None:
-    sent, _ = sign("mean").apply({"a": torch.tensor([1.0, -3.0]), "b": torch.tensor(-10.0)}, {}, rng())
+    sent, _ = sign("mean").apply({"a": torch.tensor([1.0, -3.0]), "b": torch.tensor(-10.0)}, {}, seeded())
     assert sent["a"].tolist() == [2, -2]
     assert sent["b"].item() == -10
 
 
 def test_scaled_signs_contract() -> None:
     """||u - C(u)||^2 = ||u||^2 - ||u||_1^2 / n, the condition for error feedback (Karimireddy et al., lemma 8)."""
-    u = torch.randn(500, generator=rng(1), dtype=torch.float64)
+    u = torch.randn(500, generator=seeded(1), dtype=torch.float64)
     left = (u - once(sign("mean"), u)).square().sum()
     assert left.item() == pytest.approx((u.square().sum() - u.abs().sum() ** 2 / 500).item())
 
@@ -59,9 +56,9 @@ def test_scaled_signs_contract() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_qsgd_is_unbiased_in_every_coordinate(levels: int, norm: str, dtype: torch.dtype) -> None:
     """Means over 10,000 draws are within 4 standard errors, computed from each coordinate's probability to be rounded up."""
-    u = torch.randn(24, generator=rng(1), dtype=dtype)
+    u = torch.randn(24, generator=seeded(1), dtype=dtype)
     u[:2] = torch.tensor([0.0, 1e-4])
-    stream, defense = rng(2), qsgd(levels, norm=norm)  # type: ignore[arg-type]
+    stream, defense = seeded(2), qsgd(levels, norm=norm)  # type: ignore[arg-type]
     sent = torch.stack([defense.apply({"w": u}, {}, stream)[0]["w"] for _ in range(DRAWS)]).double()
     size = (u.norm() if norm == "l2" else u.abs().max()).double()
     step = size / levels
@@ -75,7 +72,7 @@ def test_qsgd_is_unbiased_in_every_coordinate(levels: int, norm: str, dtype: tor
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("kappa", [1.0, 0.3])
 def test_what_qsgd_sends_is_next_to_the_update_and_on_the_grid(norm: str, kappa: float) -> None:
-    u = torch.randn(1000, generator=rng(1), dtype=torch.float64)
+    u = torch.randn(1000, generator=seeded(1), dtype=torch.float64)
     size = kappa * (u.norm() if norm == "l2" else u.abs().max()).item()
     sent = once(qsgd(4, norm=norm, kappa=kappa), u)  # type: ignore[arg-type]
     steps = sent / (size / 4)
@@ -89,7 +86,7 @@ def test_what_qsgd_sends_is_next_to_the_update_and_on_the_grid(norm: str, kappa:
 
 def test_qsgd_with_a_small_kappa_is_biased_towards_zero_by_what_it_cuts_off() -> None:
     u = torch.tensor([1.0, -0.2, 0.05], dtype=torch.float64)
-    stream, defense = rng(1), qsgd(2, norm="linf", kappa=0.5)
+    stream, defense = seeded(1), qsgd(2, norm="linf", kappa=0.5)
     mean = torch.stack([defense.apply({"w": u}, {}, stream)[0]["w"] for _ in range(DRAWS)]).mean(dim=0)
     expected = channels.qsgd(2, norm="linf", kappa=0.5).expect({"w": u}, {})["w"]
     assert expected.tolist() == [0.5, -0.2, 0.05]
@@ -98,7 +95,7 @@ def test_qsgd_with_a_small_kappa_is_biased_towards_zero_by_what_it_cuts_off() ->
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_equal_coordinates_are_rounded_independently(norm: str) -> None:
-    sent, _ = qsgd(1, norm=norm).apply({"a": torch.ones(200), "b": torch.ones(200)}, {}, rng(1))  # type: ignore[arg-type]
+    sent, _ = qsgd(1, norm=norm).apply({"a": torch.ones(200), "b": torch.ones(200)}, {}, seeded(1))  # type: ignore[arg-type]
     if norm == "linf":
         assert (sent["a"] == 1).all()  # the largest magnitude is on the grid: nothing is left to chance
         return
@@ -109,7 +106,7 @@ def test_equal_coordinates_are_rounded_independently(norm: str) -> None:
 
 def test_the_expected_number_of_non_zeros_is_bounded_as_in_the_paper() -> None:
     """For n values and s levels it is at most s (s + sqrt(n)) (Alistarh et al., theorem 3.2)."""
-    u = torch.randn(10_000, generator=rng(1))
+    u = torch.randn(10_000, generator=seeded(1))
     for s in (1, 3, 10):
         assert (once(qsgd(s), u) != 0).sum() <= s * (s + 100)
 
@@ -140,13 +137,13 @@ def test_the_uniform_quantiser_is_nearest_and_of_few_values(values: np.ndarray, 
 
 
 def test_stochastic_rounding_is_qsgd_with_the_largest_magnitude() -> None:
-    u = torch.randn(50, generator=rng(1))
+    u = torch.randn(50, generator=seeded(1))
     assert torch.equal(once(uniform(4, stochastic=True), u, 5), once(qsgd(7, norm="linf"), u, 5))
     assert not torch.equal(once(uniform(4, stochastic=True), u, 5), once(uniform(4), u, 5))
 
 
 def test_stochastic_rounding_is_unbiased_and_rounding_to_the_nearest_is_not() -> None:
-    u, stream = torch.randn(24, generator=rng(1), dtype=torch.float64), rng(2)
+    u, stream = torch.randn(24, generator=seeded(1), dtype=torch.float64), seeded(2)
     sent = torch.stack([uniform(2, stochastic=True).apply({"w": u}, {}, stream)[0]["w"] for _ in range(DRAWS)])
     step = u.abs().max()
     chance = u.abs() / step
@@ -164,13 +161,13 @@ def test_stochastic_rounding_is_unbiased_and_rounding_to_the_nearest_is_not() ->
     ("spec", "most"), [("qsgd(3)", 7), ("qsgd(3, norm='linf')", 7), ("uniform(4)", 15), ("sign", 2), ("sign('mean')", 2)]
 )
 def test_the_number_of_bitwise_distinct_values_is_bounded(spec: str, most: int, scale: float, dtype: torch.dtype) -> None:
-    u = (scale * torch.randn(2000, generator=rng(1))).to(dtype)
+    u = (scale * torch.randn(2000, generator=seeded(1))).to(dtype)
     assert 2 <= patterns(once(DefenseSpec.parse(spec).build(), u)) <= most
 
 
 @pytest.mark.parametrize("spec", ["qsgd(3)", "uniform(3)", "in_gradient_units(uniform(3), 0.1)", "top_k(0.1) | qsgd(3)"])
 def test_a_zero_is_plus_zero(spec: str) -> None:
-    sent = once(DefenseSpec.parse(spec).build(), torch.randn(500, generator=rng(1)))
+    sent = once(DefenseSpec.parse(spec).build(), torch.randn(500, generator=seeded(1)))
     assert (sent == 0).any()
     assert not torch.signbit(sent[sent == 0]).any()
 
@@ -185,7 +182,7 @@ def test_extreme_values_stay_finite(spec: str, value: float) -> None:
 
 
 def test_the_channel_measures_the_distance_from_the_quantisation_interval() -> None:
-    u = torch.randn(200, generator=rng(1), dtype=torch.float64)
+    u = torch.randn(200, generator=seeded(1), dtype=torch.float64)
     sent = once(uniform(3), u)
     channel = channels.uniform(3)
     known = channel.learn({"w": sent})
@@ -198,7 +195,7 @@ def test_the_channel_measures_the_distance_from_the_quantisation_interval() -> N
 
 def test_the_channel_of_sign_is_exact_for_right_signs_and_soft_for_wrong_ones() -> None:
     u = {"a": torch.tensor([1.0, -3.0, 0.0]), "b": torch.tensor([1e-6, -3e-6, 0.0])}
-    sent, _ = sign().apply(u, {}, rng())
+    sent, _ = sign().apply(u, {}, seeded())
     known = channels.sign().learn(sent)
     assert channels.sign().expect(u, known)["a"].tolist() == [1, -1, 1]
     for name, size in (("a", 1.0), ("b", 1e-6)):  # the mean magnitude is 2 * size; the first two have the wrong sign
@@ -208,7 +205,7 @@ def test_the_channel_of_sign_is_exact_for_right_signs_and_soft_for_wrong_ones() 
 
 def test_the_channel_scales_by_the_guess_or_with_feedback_by_the_message() -> None:
     u, guess = {"a": torch.tensor([1.0, -3.0])}, {"a": torch.tensor([5.0, -7.0])}
-    sent, _ = sign("mean").apply(u, {}, rng())
+    sent, _ = sign("mean").apply(u, {}, seeded())
     for feedback, size in ((False, 6.0), (True, 2.0)):
         channel = channels.sign("mean", error_feedback=feedback)
         assert channel.expect(guess, channel.learn(sent))["a"].tolist() == [size, -size]
@@ -220,7 +217,7 @@ def test_the_channel_scales_by_the_guess_or_with_feedback_by_the_message() -> No
 @pytest.mark.parametrize("heavy", [False, True])
 def test_the_channel_estimates_the_power_of_rounding_from_the_message(spec: str, heavy: bool) -> None:
     """The estimate is within 10 % for normal values, and within 45 % for a heavy-tailed distribution."""
-    u = torch.randn(40_000, generator=rng(1), dtype=torch.float64)
+    u = torch.randn(40_000, generator=seeded(1), dtype=torch.float64)
     u = u.sign() * u.abs() ** 3 if heavy else u
     sent = once(DefenseSpec.parse(spec).build(), u, 3)
     true = (sent - u).square().sum().item()

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from generators import seeded
+from torch import Tensor
 
 from defenses import (
     Defense,
@@ -21,18 +22,14 @@ from defenses import (
 )
 
 
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
 def update() -> dict[str, Tensor]:
-    drawn = rng(1)
+    drawn = seeded(1)
     shapes = {"0.weight": (3, 2), "0.bias": (3,), "6.weight": (2, 3), "6.bias": (2,), "16.weight": (4,)}
     return {name: torch.randn(shape, generator=drawn, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 def once(defense: Defense, given: Update, seed: int = 0) -> Update:
-    return defense.apply(given, defense.init(given), rng(seed))[0]
+    return defense.apply(given, defense.init(given), seeded(seed))[0]
 
 
 def touched(defense: Defense) -> set[str]:
@@ -111,8 +108,8 @@ def test_a_masked_defense_keeps_its_memory() -> None:
     defense = masked(top_k(0.5, error_feedback=True), "w")
     given = {"w": torch.tensor([3.0, -2.0]), "b": torch.tensor([1.0])}
     state = defense.init(given)
-    first, state = defense.apply(given, state, rng())
-    second, state = defense.apply(given, state, rng())
+    first, state = defense.apply(given, state, seeded())
+    second, state = defense.apply(given, state, seeded())
     assert first["w"].tolist() == [3, 0]
     assert second["w"].tolist() == [0, -4]
     assert second["b"].tolist() == [1]
@@ -152,7 +149,7 @@ def test_an_attacker_expects_nothing_of_what_is_withheld() -> None:
 def test_noise_on_the_gradient_is_the_learning_rate_times_as_large_on_the_update(learning_rate: float) -> None:
     given = {"w": torch.zeros(1000, dtype=torch.float64)}
     sent = once(in_gradient_units(gaussian(0.5), learning_rate), given, 3)["w"]
-    expected = -learning_rate * 0.5 * torch.randn(1000, generator=rng(3), dtype=torch.float64)
+    expected = -learning_rate * 0.5 * torch.randn(1000, generator=seeded(3), dtype=torch.float64)
     assert torch.allclose(sent, expected, rtol=1e-12)
     power = channels.in_gradient_units(channels.gaussian(0.5), learning_rate).noise(given).item()
     assert power == pytest.approx(1000 * (0.5 * learning_rate) ** 2)
@@ -173,8 +170,8 @@ def test_the_sign_that_counts_is_that_of_the_gradient() -> None:
 @pytest.mark.parametrize("spec", ["uniform(3)", "top_k(0.5)"])
 def test_a_channel_learns_in_units_of_the_gradient(spec: str) -> None:
     """A quantisation interval of the gradient is wider than that of the update, but the expectation is the same."""
-    given = {"w": torch.randn(50, generator=rng(1), dtype=torch.float64)}
-    guess = {"w": torch.randn(50, generator=rng(2), dtype=torch.float64)}
+    given = {"w": torch.randn(50, generator=seeded(1), dtype=torch.float64)}
+    guess = {"w": torch.randn(50, generator=seeded(2), dtype=torch.float64)}
     plain, converted = DefenseSpec.parse(spec), DefenseSpec.parse(f"in_gradient_units({spec}, 0.01)")
     expected = []
     for one in (plain, converted):
@@ -187,9 +184,9 @@ def test_a_defense_that_remembers_does_so_in_units_of_the_gradient() -> None:
     defense = in_gradient_units(top_k(0.5, error_feedback=True), 0.5)
     given = {"w": torch.tensor([3.0, -2.0])}
     state = defense.init(given)
-    _, state = defense.apply(given, state, rng())
+    _, state = defense.apply(given, state, seeded())
     assert [t.tolist() for t in state.values()] == [[0, 4]]
-    sent, _ = defense.apply(given, state, rng())
+    sent, _ = defense.apply(given, state, seeded())
     assert sent["w"].tolist() == [0, -4]
 
 

@@ -6,20 +6,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from generators import seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator, Tensor
+from torch import Tensor
 
 from defenses import Defense, DefenseSpec, Update, channels, gradient_dropout, prune, random_k, top_k
 from defenses.sparsification import count_kept, find_largest
 
 
-def rng(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
 def once(defense: Defense, update: Update, seed: int = 0) -> Update:
-    return defense.apply(update, defense.init(update), rng(seed))[0]
+    return defense.apply(update, defense.init(update), seeded(seed))[0]
 
 
 def of(defense: Defense, *values: float) -> list[float]:
@@ -61,7 +58,7 @@ def test_the_share_is_rounded_up_from_the_number_that_was_written(thousandths: i
 
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_top_k_counts_in_each_tensor_or_in_all_together(scope: str) -> None:
-    update = {"small": 0.01 * torch.randn(10, generator=rng(1)), "big": torch.randn(3, 10, generator=rng(2))}
+    update = {"small": 0.01 * torch.randn(10, generator=seeded(1)), "big": torch.randn(3, 10, generator=seeded(2))}
     sent = once(top_k(0.5, scope=scope), update)  # type: ignore[arg-type]
     counts = {name: int((t != 0).sum()) for name, t in sent.items()}
     assert counts == ({"small": 5, "big": 15} if scope == "tensor" else {"small": 0, "big": 20})
@@ -85,7 +82,7 @@ def test_what_is_not_sent_is_plus_zero_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_random_k_sends_exactly_its_share_every_coordinate_as_often_as_another(scope: str) -> None:
-    defense, draws, stream = random_k(0.3, scope=scope), 4000, rng(3)  # type: ignore[arg-type]
+    defense, draws, stream = random_k(0.3, scope=scope), 4000, seeded(3)  # type: ignore[arg-type]
     update = {"a": torch.ones(4), "b": torch.ones(2, 3)}
     sent = [defense.apply(update, {}, stream)[0] for _ in range(draws)]
     for s in sent:
@@ -98,7 +95,7 @@ def test_random_k_sends_exactly_its_share_every_coordinate_as_often_as_another(s
 
 
 def assert_unbiased(defense: Defense, update: Update, draws: int = 10_000) -> None:
-    stream = rng(5)
+    stream = seeded(5)
     sent = [defense.apply(update, {}, stream)[0] for _ in range(draws)]
     for name, t in update.items():
         values = torch.stack([s[name] for s in sent])
@@ -109,8 +106,8 @@ def assert_unbiased(defense: Defense, update: Update, draws: int = 10_000) -> No
 def test_random_k_rescaled_by_the_true_share_is_unbiased(scope: str) -> None:
     """The true share of the first tensor is ceil(0.3 * 4) / 4, so that dividing by 0.3 would be biased."""
     update = {
-        "a": torch.randn(4, generator=rng(1), dtype=torch.float64),
-        "b": torch.randn(7, generator=rng(2), dtype=torch.float64),
+        "a": torch.randn(4, generator=seeded(1), dtype=torch.float64),
+        "b": torch.randn(7, generator=seeded(2), dtype=torch.float64),
     }
     assert_unbiased(random_k(0.3, scope=scope, rescale=True), update)  # type: ignore[arg-type]
 
@@ -129,7 +126,7 @@ def test_prune_has_one_threshold_for_all_tensors() -> None:
 
 @pytest.mark.parametrize(("ratio", "left_out"), [(0, 0), (0.09, 0), (0.1, 1), (0.3, 3), (0.99, 9)])
 def test_prune_leaves_out_the_whole_part_of_its_share(ratio: float, left_out: int) -> None:
-    values = torch.randperm(10, generator=rng(1)) + 1.0
+    values = torch.randperm(10, generator=seeded(1)) + 1.0
     sent = once(prune(ratio), {"w": values})["w"]
     assert (sent == 0).sum() == left_out
     assert sent[sent != 0].tolist() == values[values > left_out].tolist()
@@ -166,7 +163,7 @@ def test_gradient_dropout_leaves_out_independently_with_its_probability(p: float
 
 
 def test_gradient_dropout_rescaled_is_unbiased() -> None:
-    assert_unbiased(gradient_dropout(0.7, rescale=True), {"w": torch.randn(9, generator=rng(1), dtype=torch.float64)})
+    assert_unbiased(gradient_dropout(0.7, rescale=True), {"w": torch.randn(9, generator=seeded(1), dtype=torch.float64)})
 
 
 def test_equal_tensors_are_sent_with_different_coordinates() -> None:
@@ -195,7 +192,11 @@ def test_equal_tensors_are_sent_with_different_coordinates() -> None:
 def test_the_expectation_at_the_true_update_equals_the_message(spec: str) -> None:
     """This also holds if sent coordinates are zero, and if ties are left out."""
     channel = DefenseSpec.parse(spec).build_channel()
-    update = {"a": torch.randn(40, generator=rng(1)), "b": torch.tensor([0.0, 2.0, 2.0, -2.0, 0.0, 2.0]), "c": torch.zeros(3, 2)}
+    update = {
+        "a": torch.randn(40, generator=seeded(1)),
+        "b": torch.tensor([0.0, 2.0, 2.0, -2.0, 0.0, 2.0]),
+        "c": torch.zeros(3, 2),
+    }
     sent = once(DefenseSpec.parse(spec).build(), update)
     expected = channel.expect(update, channel.learn(sent))
     assert all(torch.allclose(expected[name], sent[name], rtol=1e-6) for name in update)
@@ -215,9 +216,9 @@ def test_with_fewer_than_k_nonzero_entries_the_attacker_knows_the_zeros_as_well(
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 @pytest.mark.parametrize("channel", [channels.top_k, channels.random_k])
 def test_in_a_noisy_message_the_largest_entries_are_taken_as_sent(channel, scope: str) -> None:
-    update = {"a": torch.randn(100, generator=rng(1)), "b": torch.randn(40, generator=rng(2))}
+    update = {"a": torch.randn(100, generator=seeded(1)), "b": torch.randn(40, generator=seeded(2))}
     sent = once(top_k(0.1, scope=scope), update)  # type: ignore[arg-type]
-    noisy = {name: t + 0.01 * torch.randn(t.shape, generator=rng(3)) for name, t in sent.items()}
+    noisy = {name: t + 0.01 * torch.randn(t.shape, generator=seeded(3)) for name, t in sent.items()}
     known = channel(0.1, scope=scope).learn(noisy)
     assert all(torch.equal(known[name], sent[name] != 0) for name in update)
 
@@ -251,7 +252,7 @@ def test_wrong_arguments_are_refused_with_the_range_that_is_allowed(build, words
 
 
 def test_the_largest_of_many_values_are_found() -> None:
-    values = torch.randn(200_000, generator=rng(1))
+    values = torch.randn(200_000, generator=seeded(1))
     chosen: Tensor = find_largest(values, 2000)
     assert chosen.sum() == 2000
     assert values[chosen].abs().min() >= values[~chosen].abs().max()

@@ -4,9 +4,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from fedsim.deployment.native import START_SECONDS, NativeDeployment
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -43,3 +46,31 @@ class Writer:
         path = folder / "e.toml"
         path.write_text(EXPERIMENT.format(rounds=rounds, clients=clients, timeout=timeout))
         return path
+
+
+@pytest.fixture(scope="session")
+def restart_client() -> Callable[[NativeDeployment, int], None]:
+    return start_again
+
+
+def start_again(native: NativeDeployment, number: int) -> None:
+    """Start a client that was killed, and wait until the SuperLink accepts it.
+
+    The SuperLink refuses the client's key for about a minute, until it notices that the old connection is lost; the client's
+    process then exits and is started again.
+    """
+    name, deadline = f"client-{number}", time.monotonic() + 2 * START_SECONDS
+
+    def count_joins() -> int:
+        return native.processes.find_log(name).read_text(errors="replace").count("SuperNode ID:")
+
+    before = count_joins()
+    while True:
+        native.start_client(native.parties[number])
+        while native.processes.find_status(name) is None:
+            if count_joins() > before:
+                return
+            assert time.monotonic() < deadline, native.processes.read_last_lines(name)
+            time.sleep(0.2)
+        assert time.monotonic() < deadline, native.processes.read_last_lines(name)
+        time.sleep(3)

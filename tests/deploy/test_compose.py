@@ -24,10 +24,20 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 FOLDER = re.compile(r"^\$\{FEDERATION:-\./federation\}/(\S+?):/federation/(\S+?)(:ro)?$")
 SECURE = [*(name for name in SERVICES if not name.startswith("insecure-"))]
+WITHOUT_NATIVE = {
+    "attacker": {Mount("attacks", True), Mount("attacks/federation/recording")},
+    "page": set[Mount](),
+    "scorer": {
+        Mount("scores", True),
+        Mount("attacks/federation/reconstructions"),
+        *(Mount(f"clients/{number}/{name}") for number in range(CLIENTS) for name in ("data", "truth")),
+    },
+}
+"""Mounts of the services that the native deployment does not start."""
 
 
 def expected(name: str) -> list[str]:
-    """Return the command of a service, made by the functions that the native deployment uses."""
+    """Return the command of a service, from the functions that the native deployment uses if it starts this party."""
     secure, party = not name.startswith("insecure-"), name.removeprefix("insecure-")
     link = LAYOUT.make_link(f"{'' if secure else 'insecure-'}superlink:8000", secure=secure)
     if party == "superlink":
@@ -38,7 +48,7 @@ def expected(name: str) -> list[str]:
             host="0.0.0.0", port=8000, database=database, identity=identity, control_from=[network]
         )
     if party == "enrol":
-        return commands.make_enrol_command(link, keys=str(LAYOUT.keys))
+        return ["fedsim", "enrol", str(LAYOUT.keys), "--superlink", link.address, *link.list_options()]
     if party == "server":
         return commands.make_server_command(link, secret=str(LAYOUT.certificates.secret) if secure else None)
     if party.startswith("client-"):
@@ -52,8 +62,8 @@ def expected(name: str) -> list[str]:
     if party == "scorer":
         return commands.make_scorer_command(run=str(LAYOUT.scored), truth=LAYOUT.list_truths(CLIENTS))
     if party in ("page", "page-gpu"):
-        return commands.make_page_command(port=8600, attacker=f"{party.replace('page', 'attacker')}:8600")
-    return commands.make_attacker_command(root=str(LAYOUT.attacked.parent), host="0.0.0.0", port=8600)
+        return ["python", "-m", "fedsim.deployment.forward", "8600", f"{party.replace('page', 'attacker')}:8600"]
+    return ["attacker", "serve", str(LAYOUT.attacked.parent), "--host", "0.0.0.0", "--port", "8600"]
 
 
 def mounted(name: str) -> set[Mount]:
@@ -86,7 +96,10 @@ def test_every_command_is_the_one_that_the_native_run_executes(name: str) -> Non
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_mounts_what_its_native_process_sees(name: str) -> None:
     party = name.removeprefix("insecure-").removesuffix("-gpu")
-    assert mounted(name) == set(list_mounts(party, CLIENTS, secure=not name.startswith("insecure-")))
+    if party not in WITHOUT_NATIVE:
+        assert mounted(name) == set(list_mounts(party, secure=not name.startswith("insecure-")))
+    else:
+        assert mounted(name) == WITHOUT_NATIVE[party]
 
 
 @pytest.mark.parametrize("name", SERVICES)

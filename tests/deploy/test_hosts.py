@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from fedsim.commands.maintenance import verify
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.native import Hosts, Native, list_parties
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
@@ -64,6 +65,19 @@ def on_its_host(party: str) -> Sequence[str]:
     return ("ip", "netns", "exec", host(party if party.startswith("client-") else "server"))
 
 
+class OnHosts(NativeDeployment):
+    """A deployment whose parties run in the network namespaces; the SuperLink and the server share the first one."""
+
+    bind, address = "0.0.0.0", "10.77.0.1"
+
+    def make_prefix(self, party: str) -> tuple[str, ...]:
+        return (*on_its_host(party), *super().make_prefix(party))
+
+    def is_answering(self) -> bool:
+        check = [sys.executable, "-m", "fedsim.deployment.health", self.link.address]
+        return subprocess.run([*on_its_host("server"), *check]).returncode == 0
+
+
 @pytest.mark.usefixtures("network")
 def test_a_host_that_is_cut_off_for_a_round_is_missing_in_that_round_only(
     tmp_path: Path, slowness: float, write_experiment: Any
@@ -72,8 +86,7 @@ def test_a_host_that_is_cut_off_for_a_round_is_missing_in_that_round_only(
     deadline = time.monotonic() + 10 * timeout
     experiment = read(write_experiment.write(tmp_path, rounds=3, clients=2, timeout=timeout))
     layout = prepare(experiment, tmp_path / "federation", hosts=["10.77.0.1"])
-    hosts = Hosts(bind="0.0.0.0", address="10.77.0.1", prefix=on_its_host)
-    native = Native(layout, list_parties(layout, 2), secure=False, hosts=hosts, port=8000)
+    native = OnHosts(layout, list_parties(layout, 2), secure=False)
 
     def cut_off_for_the_second_round() -> None:
         assert time.monotonic() < deadline, "the run hangs"

@@ -1,5 +1,6 @@
 """Tests of a server or a client that is lost and not restarted. The run fails with a message that says how to fix it."""
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import pytest
 
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.native import Native, list_parties
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.deployment.processes import RUNNER_NAME
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
@@ -31,12 +32,12 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_experiment: Any) -> Outcome:
+def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_experiment: Any, restart_client: Any) -> Outcome:
     folder, found = tmp_path_factory.mktemp("lost"), Outcome()
     timeout = min(120.0, max(20.0, 9 * slowness))
     experiment = read(write_experiment.write(folder, rounds=ROUNDS, clients=2, timeout=timeout))
     layout = prepare(experiment, folder / "federation")
-    native = Native(layout, list_parties(layout, 2), secure=False)
+    native = NativeDeployment(layout, list_parties(layout, 2), secure=False)
 
     def rounds() -> int:
         return len(read_json_lines(layout.run / "metrics.jsonl")) - 1
@@ -48,7 +49,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exp
             assert time.monotonic() < deadline, "the run hangs"
             if party and not killed and rounds() >= after:
                 killed.append(party)
-                native.kill(party)
+                native.processes.end(party, signal.SIGKILL)
 
         return watch
 
@@ -60,7 +61,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exp
         run(killing("server", after=1))
         native.start_server()
         run(killing("client-1", after=rounds() + 1))
-        native.restart_client(native.parties[1])
+        restart_client(native, 1)
         run(killing("", after=0))
     found.metrics = [row for row in read_json_lines(layout.run / "metrics.jsonl") if row["round"]]
     found.recorded = [row.status for row in Recording(layout.run / "recording").read_rows(rounds={ROUNDS})]

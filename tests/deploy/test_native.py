@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,8 +18,8 @@ from fedsim.config.experiment import read
 from fedsim.deployment import commands
 from fedsim.deployment.certificates import make_client
 from fedsim.deployment.folders import Layout, prepare
-from fedsim.deployment.mounts import explain_missing_isolation, list_mounts, make_isolation_prefix
-from fedsim.deployment.native import Native, list_parties
+from fedsim.deployment.mounts import Mount, explain_missing_isolation, make_isolation_prefix
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.deployment.processes import RUNNER_NAME, find_free_port
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -44,14 +45,14 @@ class DeployedRun:
     refused: tuple[int, str] = (0, "")
 
 
-def below(native: Native, party: str) -> list[str]:
+def below(native: NativeDeployment, party: str) -> list[str]:
     """List files and folders, two levels deep, as the party's process sees them."""
     root = native.layout.root
     there = Path(f"/proc/{native.processes._running[party].pid}/root") / root.relative_to("/")
     return sorted(str(path.relative_to(there)) for path in [*there.glob("*"), *there.glob("*/*")])
 
 
-def start_impostor(native: Native, deployed: DeployedRun) -> None:
+def start_impostor(native: NativeDeployment, deployed: DeployedRun) -> None:
     """Start a client with a key that was never enrolled, and keep its exit status and its log."""
     folder = native.layout.root / "impostor"
     make_client(folder / "key", folder / "key.pub")
@@ -64,12 +65,12 @@ def start_impostor(native: Native, deployed: DeployedRun) -> None:
 
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) -> DeployedRun:
+def deployed(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any, restart_client: Any) -> DeployedRun:
     folder = tmp_path_factory.mktemp("deployed")
     experiment = read(write_experiment.write(folder, rounds=2, clients=CLIENTS))
     layout = prepare(experiment, folder / "federation")
     found_run = DeployedRun(layout)
-    native = Native(layout, list_parties(layout, CLIENTS, seed=SEED), isolated=explain_missing_isolation() == "")
+    native = NativeDeployment(layout, list_parties(layout, CLIENTS, seed=SEED), isolated=explain_missing_isolation() == "")
 
     lost: list[str] = []
     deadline = time.monotonic() + MOST_SECONDS
@@ -80,11 +81,11 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) ->
         begun = len(read_json_lines(layout.run / "metrics.jsonl"))
         if begun == 1 and not lost:
             lost.append("client-1")
-            native.kill("client-1")
-            native.restart_client(native.parties[1])
+            native.processes.end("client-1", signal.SIGKILL)
+            restart_client(native, 1)
         if begun == 2 and "superlink" not in lost:
             lost.append("superlink")
-            native.kill("superlink")
+            native.processes.end("superlink", signal.SIGKILL)
             native.start_superlink()
 
     with native:
@@ -93,8 +94,10 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) ->
         found_run.status = native.run(kill_and_restart)
         found_run.lost = lost
         native.processes.end(RUNNER_NAME)
-        again = native.run(more=["--set", "rounds=3"])
-        found_run.refused = again, native.processes.find_log(RUNNER_NAME).read_text()
+        agreed = layout.experiment.read_text()
+        layout.experiment.write_text(agreed.replace("rounds = 2", "rounds = 3"))
+        found_run.refused = native.run(), native.processes.find_log(RUNNER_NAME).read_text()
+        layout.experiment.write_text(agreed)
     return found_run
 
 
@@ -147,9 +150,17 @@ def test_each_party_sees_its_own_folders_and_no_other(deployed: DeployedRun) -> 
     assert {name.split("/")[0] for names in deployed.seen.values() for name in names} <= both
 
 
+SEEN = {
+    "attacker": [Mount("attacks", True), Mount("attacks/federation/recording")],
+    "scorer": [Mount("scores", True), Mount("attacks/federation/reconstructions")]
+    + [Mount(f"clients/{number}/{name}") for number in range(CLIENTS) for name in ("data", "truth")],
+}
+"""Folders that the attacker and the scorer see, as in docker-compose.yml."""
+
+
 def call(layout: Layout, party: str, command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a command as a party would, which sees only its own folders if this system can isolate processes."""
-    prefix = make_isolation_prefix(layout.root, list_mounts(party, CLIENTS)) if not explain_missing_isolation() else ()
+    prefix = make_isolation_prefix(layout.root, SEEN[party]) if not explain_missing_isolation() else ()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run([*prefix, *command], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300)
 

@@ -97,7 +97,8 @@ def batch() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_simulating_the_client_of_an_observation_gives_its_gradient(batch: tuple[Tensor, Tensor], mode: str) -> None:
-    from attacker.attacks.simulation.client import build_gradient, build_network, get_buffers
+    from attacker.attacks.simulation.client import build_network, get_buffers
+    from attacker.attacks.simulation.gradients import build_gradient
 
     torch.manual_seed(0)
     model = Odd().train(mode == "train")

@@ -63,10 +63,7 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
             "MAX_PARAMETERS MODELS ModuleSpec admit build build_layout check_loss find_head find_loss has_head "
             "identify_network list_buffers list_concessions list_unsimulated predict_classes predict_probabilities require_mode",
         ),
-        ("fedsim.config", "Experiment ExperimentError read validate"),
-        ("fedsim.training", "Batch Trained evaluate train"),
         ("attacker.report", "build"),
-        ("attacker.replay", "Replay Replayed is_done make_reconstruction_path read_facts"),
     ],
 )
 def test_packages_export_exactly_these_names(module: str, names: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.truth import TruthReader, TruthWriter, Used, describe_dataset
+from fedsim.truth import RoundUsage, TruthReader, TruthWriter, describe_dataset
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def test_used_examples_are_read_in_order_of_use(folder: Path) -> None:
     writer.write(2, 1, [np.array([7, 1]), np.array([2])])
     TruthWriter(folder, "bert").write(1, 1, [[8]])
     reader = TruthReader(folder)
-    assert reader.read_used(1, 1, "anna") == Used(((5, 3), (9,)))
-    assert reader.read_used(2, 1, "anna") == Used(((7, 1), (2,)))
-    assert reader.read_used(1, 1, "bert") == Used(((8,),))
+    assert reader.read_used(1, 1, "anna") == RoundUsage(((5, 3), (9,)))
+    assert reader.read_used(2, 1, "anna") == RoundUsage(((7, 1), (2,)))
+    assert reader.read_used(1, 1, "bert") == RoundUsage(((8,),))
     assert reader.dataset == {"name": "digits", "content_hash": "abc"}
 
 
 def test_examples_count_batches_from_one_and_positions_from_zero() -> None:
-    assert Used(((5, 3), (9,))).examples == ((1, 0, 5), (1, 1, 3), (2, 0, 9))
+    assert RoundUsage(((5, 3), (9,))).examples == ((1, 0, 5), (1, 1, 3), (2, 0, 9))
 
 
 def test_attempts_at_one_round_are_kept_apart(folder: Path) -> None:

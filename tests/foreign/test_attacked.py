@@ -12,7 +12,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.simulation.client import build_gradient, build_network, convert_to_gradient, get_buffers
+from attacker.attacks.simulation.client import build_network, convert_to_gradient, get_buffers
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.cli import app as attacker_app
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay

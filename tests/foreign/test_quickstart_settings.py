@@ -9,7 +9,8 @@ import torch
 from flwr.serverapp.strategy import FedAvg
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.simulation.client import build_gradient, build_network, convert_to_gradient, find_schedule
+from attacker.attacks.simulation.client import build_network, convert_to_gradient, find_schedule
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.attacks.simulation.local_steps import build_stepped_gradient
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay

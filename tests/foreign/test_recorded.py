@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message
 from flwr.server import strategy as older
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
@@ -16,8 +15,7 @@ from torch import Tensor
 
 from fedsim.client import update_mod
 from fedsim.engine import engines as engine
-from fedsim.engine.engines import EngineError
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording import ModelSpec, Observation, Training
 
 TRAINING = Training(learning_rate=0.05, batch_size=1, steps=1)
 CLIPPED: dict[str, Callable[[], Strategy]] = {
@@ -200,215 +198,12 @@ def test_only_the_chosen_rounds_and_clients_are_recorded(app: Any) -> None:
     assert app.recording.list_rounds() == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            {"net": "NormedNet"},
-            "the server sends no 'bn1.bias', and the model task:NormedNet has 'bn1.bias' of shape (6,); give record()",
-        ),
-        ({"model": "lenet_cpl"}, "give record() the network that is trained"),
-    ],
-)
-def test_another_network_is_refused_before_anything_is_sent_or_written(app: Any, given: Any, words: str) -> None:
-    from fedsim.server import record
-
-    trained: list[int] = []
-
-    def watch(message: Message, context: Any, call_next: Any) -> Message:
-        trained.append(1)
-        answer: Message = call_next(message, context)
-        return answer
-
-    if "model" in given:
-        strategy = record(
-            FedAvg(), app.folder, model="lenet_cpl", training=TRAINING, data=DataSpec(shape=(3, 32, 32), num_classes=10)
-        )
-    else:
-        strategy = app.record(FedAvg(), **given)
-    with pytest.raises(EngineError) as error:
-        app.run(strategy, mods=[watch])
-    assert words in str(error.value)
-    assert not trained
-    assert not app.folder.exists()
-    app.run(app.record(), rounds=1)  # the correct network can be recorded in the same folder
-
-
-def test_a_strategy_that_sends_each_client_other_weights_is_refused(app: Any) -> None:
-    """Otherwise updates would be computed from weights that a client never had."""
-
-    class Personal(FedAvg):
-        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
-            messages = list(super().configure_train(server_round, arrays, config, grid))
-            other = ArrayRecord({name: Array(array.numpy() * 0.5) for name, array in arrays.items()})
-            messages[1].content = RecordDict({"arrays": other, "config": config})
-            return messages
-
-    with pytest.raises(EngineError, match="is sent arrays other than the global weights"):
-        app.run(app.record(Personal(fraction_evaluate=0.0)))
-
-
-def test_a_strategy_that_is_started_again_is_refused(app: Any) -> None:
-    strategy = app.record()
-    app.run(strategy)
-    with pytest.raises(EngineError, match="round 1 is recorded already; record"):
-        app.run(strategy)
-    assert len(app.recording.read_rows()) == 6
-
-
-def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:
-    app.run(app.record(), rounds=1)
-    before = {path: path.read_bytes() for path in app.folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="holds a recording already; choose another folder, or remove it with"):
-        app.record()
-    assert {path: path.read_bytes() for path in app.folder.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.usefixtures("app")
-def test_a_relative_folder_is_explained_at_the_start_and_if_it_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from fedsim.server import record
-
-    facts: Any = {"model": "task:Net", "training": TRAINING, "data": DataSpec(shape=(3, 32, 32), num_classes=10)}
-    monkeypatch.chdir(tmp_path)
-    with caplog.at_level(logging.INFO, logger="flwr"):
-        record(FedAvg(), "mine", **facts)
-        record(FedAvg(), tmp_path / "absolute", **facts)
-    logged = [record.getMessage() for record in caplog.records if "will record" in record.getMessage()]
-    assert logged[0].startswith(f"fedleak: will record in {tmp_path / 'mine'} ('mine' is relative and starts in the folder of")
-    assert logged[1] == f"fedleak: will record in {tmp_path / 'absolute'}"
-    (tmp_path / "mine" / "recording").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"'mine' is relative and .*SuperLink was started.* holds a recording already"):
-        record(FedAvg(), "mine", **facts)
-
-
-def test_an_object_that_is_no_strategy_is_refused_with_advice(app: Any) -> None:
-    with pytest.raises(TypeError, match=r"builtins\.dict is not a Flower strategy: record\(\) needs one of flwr"):
-        app.record({"fraction_fit": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"model": "task:Nett"}, "cannot import task:Nett"),
-        ({"model": "nosuch"}, "nosuch"),
-        ({"model": "task:load_images"}, "must return a torch.nn.Module"),
-        ({"data": DataSpec(shape=(3, 32, 32), num_classes=7)}, "7 classes"),
-        ({"data": DataSpec(shape=(1, 32, 32), num_classes=10)}, "does not fit inputs of shape"),
-        ({"defense": "clipp(1)"}, "clip"),
-        ({"training": replace(TRAINING, loss="logistic")}, "takes a single logit, and this model has 10"),
-        ({"data": DataSpec(shape=(3, 32, 32), num_classes=2), "model": "task:OneLogit"}, "set training.loss to 'logistic'"),
-        ({"rounds": "none"}, "cannot read rounds"),
-    ],
-)
-def test_wrong_arguments_of_record_are_refused_at_once(app: Any, options: Any, words: str) -> None:
-    from fedsim.server import record
-
-    app.task.OneLogit = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 1))
-    facts = {"model": "task:Net", "training": TRAINING, "data": DataSpec(shape=(3, 32, 32), num_classes=10), **options}
-    with pytest.raises(ValueError, match=words):
-        record(FedAvg(), app.folder, **facts)
-    assert not app.folder.exists()
-
-
 def test_the_manifest_has_model_defense_data_and_software(app: Any) -> None:
     app.run(app.record(defense="clip(1)"), mods=[update_mod("clip(1)")], rounds=1)
     manifest = app.recording.manifest
     assert (manifest.name, manifest.model, str(manifest.defense)) == ("theirs", ModelSpec(name="task:Net"), "clip(1)")
     assert manifest.data.mean == (0.5, 0.5, 0.5)
     assert manifest.software["flwr"].startswith("1.")
-
-
-def test_records_of_a_reply_may_have_any_name(app: Any, tmp_path: Path) -> None:
-    def rename(message: Message, context: Any, call_next: Any) -> Message:
-        reply: Message = call_next(message, context)
-        if message.metadata.message_type == "train":
-            reply.content["net"], reply.content["figures"] = reply.content["arrays"], reply.content["metrics"]
-            del reply.content["arrays"], reply.content["metrics"]
-            reply.content["figures"]["num-examples"] = 0.5  # a weight and no number of examples
-        return reply
-
-    app.run(app.record(), mods=[rename], rounds=1)
-    for o in observations(app):
-        assert (o.num_examples, o.metrics["num-examples"]) == (None, 0.5)
-        assert o.payload.codec == "weights"
-
-
-class KeepFirst(FedAvg):
-    """A strategy that takes over the first client's weights, whatever else its reply holds."""
-
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        return next(iter(replies)).content["arrays"], None
-
-
-def rewrite(change: Callable[[RecordDict], None]) -> Callable[..., Message]:
-    """Return a mod that changes the content of replies to training messages."""
-
-    def mod(message: Message, context: Any, call_next: Any) -> Message:
-        reply: Message = call_next(message, context)
-        if message.metadata.message_type == "train":
-            change(reply.content)
-        return reply
-
-    return mod
-
-
-def drop_metrics(content: RecordDict) -> None:
-    del content["metrics"]
-
-
-def add_metrics(content: RecordDict) -> None:
-    content["timing"] = MetricRecord({"seconds": 2.0})
-
-
-def add_arrays(content: RecordDict) -> None:
-    content["control"] = ArrayRecord({name: Array(array.numpy() * 0) for name, array in content["arrays"].items()})
-
-
-def add_arrays_under_other_names(content: RecordDict) -> None:
-    add_arrays(content)
-    content["net"] = content.array_records["control"]
-    del content["arrays"]
-
-
-@pytest.mark.parametrize(
-    ("change", "count", "metrics"),
-    [(drop_metrics, None, set()), (add_metrics, 1, {"train_loss", "seconds"}), (add_arrays, 1, {"train_loss"})],
-)
-def test_replies_without_metrics_or_with_further_records_are_recorded(
-    app: Any, change: Callable[[RecordDict], None], count: int | None, metrics: set[str]
-) -> None:
-    app.run(app.record(KeepFirst(fraction_evaluate=0.0)), mods=[rewrite(change)], rounds=1)
-    seen = observations(app)
-    assert [(o.num_examples, set(o.metrics)) for o in seen] == [(count, metrics)] * 3
-    for o in seen:
-        _, after = app.matched(o)
-        assert all(torch.equal(o.payload.tensors[name], tensor) for name, tensor in after.items())
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (add_arrays, "cannot record part of the reply of client {}: besides the weights, it has the arrays control"),
-        (
-            add_arrays_under_other_names,
-            "cannot record the reply of client {}: malformed reply: the client's reply has the array records 'control', 'net'; "
-            "send the weights in one record, or beside others under the strategy's arrayrecord_key, 'arrays'",
-        ),
-    ],
-)
-def test_what_is_not_recorded_of_replies_is_logged_once(
-    app: Any, change: Callable[[RecordDict], None], words: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Stay(FedAvg):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            return None, None
-
-    with caplog.at_level(logging.WARNING, logger="flwr"):
-        app.run(app.record(Stay(fraction_evaluate=0.0)), mods=[rewrite(change)])
-    logged = [message for record in caplog.records if "cannot record" in (message := record.getMessage())]
-    assert logged == [f"fedleak: {words.format(app.recording.read_rows()[0].node)}"]
 
 
 def test_record_logs_its_folder_and_assumptions_at_the_start(app: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -434,31 +229,3 @@ def test_the_proximal_term_of_several_steps_is_named_as_not_simulated(app: Any, 
             app.record(strategy, training=replace(TRAINING, steps=2))
     said = [message for record in caplog.records if "term of FedProx" in (message := record.getMessage())]
     assert ["(proximal_mu=0.5)" in message for message in said] == [True, True]
-
-
-def test_the_mode_of_a_network_with_batch_norm_must_be_stated(app: Any) -> None:
-    """Most apps call `net.train()`. Without batch norm and dropout, the mode makes no difference and can be omitted."""
-    with pytest.raises(ValueError, match=r"set training\.mode to 'train' if they call net\.train\(\), as most apps do"):
-        app.record(net="NormedNet", training=TRAINING)
-    assert not app.folder.exists()
-    app.run(app.record(training=TRAINING), rounds=1)
-    assert app.recording.manifest.training.mode == "eval"
-
-
-def test_a_reported_number_of_examples_is_limited_by_the_prescribed_steps(app: Any) -> None:
-    """The client takes one step on one example and reports 20 examples."""
-
-    def report_all(message: Message, context: Any, call_next: Any) -> Message:
-        reply: Message = call_next(message, context)
-        if message.metadata.message_type == "train":
-            reply.content["metrics"]["num-examples"] = 20
-        return reply
-
-    app.run(app.record(), mods=[report_all], rounds=1)
-    assert {(row.num_examples, row.reported) for row in app.recording.read_rows()} == {(1, 20)}
-    assert {o.num_examples for o in observations(app)} == {1}
-
-
-def test_a_server_can_state_the_number_of_examples(app: Any) -> None:
-    app.run(app.record(training=Training(learning_rate=0.05, batch_size=1, epochs=1, examples=1)), rounds=1)
-    assert {o.num_examples for o in observations(app)} == {1}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attacker.reconstruction import Reconstruction, Slot
-from attacker.report.linked import Linked, read_linked_cases
+from attacker.report.linked_cases import LinkedCase, read_linked_cases
 from fedsim.recording.files import write_json
 
 NOTES = ("pass 1: round 1, 1 example", "round 3: its update holds <NaN>; its examples are not linked")
@@ -128,6 +128,6 @@ def test_case_without_a_reconstruction_is_in_the_table(make_run: Any, report: An
     (run.path / "reconstructions" / source / "joint.safetensors").unlink()
     facts = json.loads((run.path / "reconstructions" / source / "attack.json").read_text())
     (one,) = read_linked_cases(run.path / "reconstructions" / source, facts)
-    assert one == Linked(case="joint", client="ada", rounds=(1, 2), left_out=((3, "its update holds <NaN>"),))
+    assert one == LinkedCase(case="joint", client="ada", rounds=(1, 2), left_out=((3, "its update holds <NaN>"),))
     run.forget_truth()
     assert "round 3 is left out" in report(run).text

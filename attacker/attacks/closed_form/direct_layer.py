@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.layer_input import RecordedPasses, infer_case_labels
 from attacker.attacks.closed_form.linear.single_example import ZERO_BIAS, divide_rows
-from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.closed_form.observations import StackedObservations
 
 MAX_AFFINE_ERROR = 1e-4
 """Largest error, relative to the largest scale, at which a layer's input counts as an affine function of the example."""
@@ -40,7 +40,7 @@ class DirectLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quotient:
+class DirectAnswer:
     """The example x (1, *shape) of a case, its label y (1,), and a certainty in [0, 1]. Without an answer, x and y are empty."""
 
     x: Tensor
@@ -49,7 +49,7 @@ class Quotient:
     notes: tuple[str, ...]
 
 
-def find_direct_layer(observed: Observed, i: int) -> DirectLayer | None:
+def find_direct_layer(observed: StackedObservations, i: int) -> DirectLayer | None:
     """Return the first linear layer that sees the example of case i directly (see `DirectLayer`); None if there is none.
 
     The layer is found by forward passes of three examples, one by one, at the weights and buffers that the server sent. None also
@@ -73,7 +73,7 @@ def find_direct_layer(observed: Observed, i: int) -> DirectLayer | None:
     return None
 
 
-def divide(observed: Observed, layer: DirectLayer, i: int, rng: Generator) -> Quotient:
+def divide(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
     """Return the only example of case i, from the gradient of a layer that sees it directly, and its label.
 
     The label is the one whose simulated gradient fits best or, with many classes, inferred from the last layer.
@@ -81,14 +81,14 @@ def divide(observed: Observed, layer: DirectLayer, i: int, rng: Generator) -> Qu
     weight, bias = (observed.gradient[name][i] for name in layer.parameters)
     if not bool(bias.any()):
         none = torch.zeros(0, *observed.data.shape)
-        return Quotient(x=none, y=torch.zeros(0, dtype=torch.long), certainty=torch.zeros(()), notes=(ZERO_BIAS,))
+        return DirectAnswer(x=none, y=torch.zeros(0, dtype=torch.long), certainty=torch.zeros(()), notes=(ZERO_BIAS,))
     rows = torch.cat([weight, bias[:, None]], dim=1)
     h, certainty, said = divide_rows(rows / rows.abs().amax())
     x = ((h - layer.shift) / layer.scale).reshape(1, *observed.data.shape)
-    return Quotient(x=x, y=_choose_label(observed, x, i, rng), certainty=certainty, notes=(said,) if said else ())
+    return DirectAnswer(x=x, y=_choose_label(observed, x, i, rng), certainty=certainty, notes=(said,) if said else ())
 
 
-def _choose_label(observed: Observed, x: Tensor, i: int, rng: Generator) -> Tensor:
+def _choose_label(observed: StackedObservations, x: Tensor, i: int, rng: Generator) -> Tensor:
     if observed.cases[i].known_labels is not None or observed.data.num_classes > MAX_TRIED_LABELS:
         return infer_case_labels(observed, i, rng).to(x.device)
     missed = [observed.measure_misfit(i, x, torch.tensor([label])) for label in range(observed.data.num_classes)]

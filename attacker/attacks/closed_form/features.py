@@ -13,9 +13,9 @@ from torch import Generator, Tensor, nn
 from torch.func import jacrev
 
 from attacker.attacks.base import seed_generator
-from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
-from attacker.attacks.closed_form.rgap.walk import Walk
+from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import compute_head_inputs
@@ -46,7 +46,7 @@ Features = Callable[[Tensor], Tensor]
 """Maps an example (*shape) in [0, 1] to its features (F,)."""
 
 
-def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def invert_features(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
     """Compute the examples of each case from their features, the inputs of the last layer, and return one answer per case.
 
     An answer has no examples if the last layer's gradient is zero, or if the features found do not explain it. walk: not used;
@@ -57,7 +57,7 @@ def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[
     return [_answer(observed, i, seed_generator(rng, case, "features")) for i, case in enumerate(observed.cases)]
 
 
-def require_features(observed: Observed) -> None:
+def require_features(observed: StackedObservations) -> None:
     """Raise ValueError with the reason if model, training or defense show that features cannot be computed and inverted."""
     first, model = observed.cases[0].observations[0], observed.model
     if not models.has_head(model, observed.data):
@@ -96,7 +96,7 @@ def require_features(observed: Observed) -> None:
         )
 
 
-def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
+def _answer(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the answer for case i.
 
     It has no examples if the last layer's gradient is zero, or if the features read from this gradient do not explain it.
@@ -124,7 +124,7 @@ def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     )
 
 
-def _build_empty_answer(observed: Observed, why: str) -> ClosedFormAnswer:
+def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAnswer:
     return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "features", (why,))
 
 
@@ -139,7 +139,7 @@ def _list_doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _read_head_features(observed: Observed, i: int, rng: Generator) -> HeadFeatures:
+def _read_head_features(observed: StackedObservations, i: int, rng: Generator) -> HeadFeatures:
     case, device = observed.cases[i], str(observed.device)
     seen = ObservedGradients([case.observations[0]], model=observed.model, device=device)
     known = case.known_labels
@@ -147,7 +147,7 @@ def _read_head_features(observed: Observed, i: int, rng: Generator) -> HeadFeatu
     return read_features(seen, labels.cpu(), rng, known=known is not None)
 
 
-def _build_features(observed: Observed, i: int) -> Features:
+def _build_features(observed: StackedObservations, i: int) -> Features:
     state = {**{name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}, **observed.get_weights(i)}
     by_type = {dtype: _convert(state, dtype) for dtype in (torch.float32, torch.float64)}
 

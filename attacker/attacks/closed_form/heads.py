@@ -115,9 +115,9 @@ def solve_logistic(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return lower, upper, (inside < 0) & ~clamped, clamped
 
 
-def _bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, rounds: int = 80) -> Tensor:
+def _bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
     """Return the elementwise root of a decreasing function in [low, high], by bisection."""
-    for _ in range(rounds):
+    for _ in range(80):
         middle = (low + high) / 2
         above = f(middle) > 0
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Effort, Memory, Need, Progress, estimate_effort
-from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.closed_form.attack import ClosedForm
+from attacker.attacks.closed_form.observations import StackedObservations, observe
 from attacker.attacks.closed_form.plausibility import CRITERIA
-from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.reconstruction import Reconstruction
 
-Judge = Callable[[Reconstruction, int, Observed], float]
+Judge = Callable[[Reconstruction, int, StackedObservations], float]
 """Maps (answer, index of its case, stacked observations) to a score; lower is better."""
 
 

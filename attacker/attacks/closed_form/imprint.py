@@ -18,11 +18,11 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
-from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.closed_form.observations import StackedObservations, observe
 from attacker.attacks.nulls import blind_cases
 from attacker.reconstruction import Reconstruction
 from fedsim import models
-from fedsim.models.imprints import ImprintLayer, find_imprint
+from fedsim.models.imprint_layers import ImprintLayer, find_imprint
 
 ROUNDING = 2.0**-18
 """Bias difference, relative to the larger of g_i and g_(i+1), that float32 rounding of an update may leave in an empty bin."""
@@ -155,7 +155,7 @@ class ImprintedExamples:
         )
 
 
-def read_imprint(observed: Observed) -> ImprintedExamples:
+def read_imprint(observed: StackedObservations) -> ImprintedExamples:
     """Return the contents of the occupied bins of the imprint layer, for the first case of `observed`.
 
     Raises ValueError if the model has no imprint layer.
@@ -177,7 +177,13 @@ def read_imprint(observed: Observed) -> ImprintedExamples:
 
 
 def _read_bins(
-    observed: Observed, layer: ImprintLayer, row_steps: Tensor, bias_steps: Tensor, occupied: Tensor, *, saturates: bool
+    observed: StackedObservations,
+    layer: ImprintLayer,
+    row_steps: Tensor,
+    bias_steps: Tensor,
+    occupied: Tensor,
+    *,
+    saturates: bool,
 ) -> ImprintedExamples:
     """Return the contents of the bins with the indices `occupied`, from differences of neighbouring neurons.
 
@@ -230,7 +236,9 @@ def _check_bins(inputs: Tensor, occupied: Tensor, layer: ImprintLayer) -> Tensor
     return (value >= low - slack) & (value <= high + slack)
 
 
-def _fit_labels(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
+def _fit_labels(
+    observed: StackedObservations, layer: ImprintLayer, occupied: Tensor, x: Tensor, entries: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the label with which each x explains its bin's bias difference best, (M,), and `ImprintedExamples.error`, (M,).
 
     entries: the bias differences (M,) of the occupied bins. A single example x with label c contributes dL(x, c)/db_i / B to the
@@ -244,7 +252,7 @@ def _fit_labels(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Te
     return y, error * expected.shape[1]
 
 
-def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Tensor) -> Tensor:
+def _differentiate_bias(observed: StackedObservations, layer: ImprintLayer, occupied: Tensor, x: Tensor) -> Tensor:
     """Return the derivative of each example's own loss by a bias, for every label, (M, num_classes).
 
     The bias belongs to neuron i, whose threshold is the lower end of the example's bin i.

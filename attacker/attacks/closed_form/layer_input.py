@@ -16,9 +16,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.base import seed_generator
-from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
-from attacker.attacks.closed_form.rgap.walk import Walk
+from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import infer_labels
@@ -66,7 +66,7 @@ class HiddenLayer:
     convolution: str
 
 
-def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def invert_layer_input(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
     """Compute the example of each case from the input of a hidden linear layer, and return one answer per case.
 
     An answer has no examples if the gradient of its case does not fit the method. walk: not used; other closed forms with this
@@ -76,7 +76,7 @@ def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequen
     return [_answer(observed, layer, i, seed_generator(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
 
 
-def find_suitable_layer(observed: Observed) -> HiddenLayer:
+def find_suitable_layer(observed: StackedObservations) -> HiddenLayer:
     """Return the first hidden linear layer from whose input an example can be computed.
 
     The layer has a bias and is trained, it is called once and on one vector per example, its gradient is not distorted by a known
@@ -140,7 +140,7 @@ def _count_distinct(h: Tensor) -> int:
 class RecordedPasses:
     """Forward passes of one example through the network of case i, in float32, that record the inputs of its linear layers."""
 
-    def __init__(self, observed: Observed, i: int) -> None:
+    def __init__(self, observed: StackedObservations, i: int) -> None:
         self.model, self.data = observed.model, observed.data
         buffers = {name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}
         state = {**buffers, **observed.get_weights(i)}
@@ -190,7 +190,7 @@ class RecordedPasses:
         return name if one is not None and float((one - other).norm()) <= MAX_GRADIENT_ERROR * float(one.norm()) else ""
 
 
-def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
+def _answer(observed: StackedObservations, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the answer for case i.
 
     It has no examples if the gradient of the layer's bias is zero, or if the gradient of its weight is not the outer product of
@@ -218,7 +218,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     return ClosedFormAnswer(x[None], labels.to(x.device), ROUTE_NAME, note, determined=1 - free, likeliest=True, final=True)
 
 
-def infer_case_labels(observed: Observed, i: int, rng: Generator) -> Tensor:
+def infer_case_labels(observed: StackedObservations, i: int, rng: Generator) -> Tensor:
     """Return the labels of case i that are known, or else inferred from the gradient of the last layer."""
     case = observed.cases[i]
     if case.known_labels is not None:
@@ -227,10 +227,11 @@ def infer_case_labels(observed: Observed, i: int, rng: Generator) -> Tensor:
     return read_labels(infer_labels, seen, 0, seen.model, rng)
 
 
-def _find_convolution_gradient(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
+def _find_convolution_gradient(observed: StackedObservations, layer: HiddenLayer, i: int) -> Tensor | None:
     """Return the observed gradient of the weight of `layer.convolution` for case i.
 
-    None if there is no such convolution, if the gradient is zero, or if a known defense distorts it (`Observed.omitted`).
+    None if there is no such convolution, if the gradient is zero, or if a known defense distorts it
+    (`StackedObservations.omitted`).
     """
     if not layer.convolution or layer.convolution in observed.omitted:
         return None
@@ -283,5 +284,5 @@ def _compute_relative_error(made: Tensor, seen: Tensor) -> Tensor:
     return (made - seen).square().sum() / seen.square().sum()
 
 
-def _build_empty_answer(observed: Observed, why: str) -> ClosedFormAnswer:
+def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAnswer:
     return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), ROUTE_NAME, (why,))

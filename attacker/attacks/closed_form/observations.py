@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.base import Case
-from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
+from attacker.attacks.networks.chain import Chain, read_chain
 from attacker.attacks.networks.input_layer import is_input_random
+from attacker.attacks.networks.traced import NotAChain
 from attacker.attacks.simulation.client import (
-    Gradients,
     build_channel,
-    build_gradient,
     build_network,
     compute_total_step,
     convert_to_gradient,
@@ -22,16 +21,18 @@ from attacker.attacks.simulation.client import (
     get_buffers,
     simulate_channel,
 )
+from attacker.attacks.simulation.gradients import Gradients, build_gradient
 from defenses.channel import Channel, transparent
 from fedsim import models
-from fedsim.recording.observation import DataSpec, Training
+from fedsim.recording.observation import DataSpec
+from fedsim.recording.training import Training
 
 FLOAT32_ROUNDING = 2.0**-24
 """Largest relative error of rounding to float32, the dtype of updates."""
 
 
 @dataclass(frozen=True)
-class Observed:
+class StackedObservations:
     """N stacked observations of the same model, data and training settings, the first of each case, in float64.
 
     cases:     the N cases. A case is the observations that are attacked together: one round of a client, or several.
@@ -91,7 +92,7 @@ class Observed:
             and is_input_random(first.model, first.data, chain.layers[0].name)
         )
 
-    def select(self, rows: Sequence[int]) -> "Observed":
+    def select(self, rows: Sequence[int]) -> "StackedObservations":
         """Return only the observations of the cases with indices `rows`."""
         at = torch.tensor(list(rows), device=self.device)
         return replace(
@@ -168,7 +169,7 @@ class Observed:
         }
 
 
-def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> Observed:
+def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> StackedObservations:
     """Stack the first observation of each case. Raises ValueError if a gradient is zero, or has NaN or infinite values.
 
     The cases must agree in model, data, training settings, defense and number of examples, which are read from the first case.
@@ -187,7 +188,7 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
         gradients.append(convert_to_gradient(update, weights[0 if same else i], observation.training, steps))
         _check_gradient(gradients[-1], observation.key)
     buffers, same_buffers = get_buffers(model, observations)
-    return Observed(
+    return StackedObservations(
         cases=cases,
         model=model,
         weights={name: torch.stack([w[name] for w in weights]) for name in order},

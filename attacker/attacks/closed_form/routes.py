@@ -1,6 +1,6 @@
 """Registry of routes: closed forms that compute examples from gradients.
 
-The router tries them in turn, by default in the order of `ROUTES`.
+The attack `ClosedForm` tries them in turn, by default in the order of `ROUTES`.
 """
 
 import logging
@@ -14,28 +14,28 @@ from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.direct_layer import DirectLayer, divide, find_direct_layer
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
-from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
+from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
-from attacker.attacks.closed_form.observations import Observed
-from attacker.attacks.closed_form.peeling.peeled import Peeled, peel
+from attacker.attacks.closed_form.observations import StackedObservations
+from attacker.attacks.closed_form.peeling.peeled import PeelingAnswers, peel
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer, build_answers, choose_readings, require_single, run_rgap
-from attacker.attacks.closed_form.rgap.walk import Walk, solve_layers
+from attacker.attacks.closed_form.rgap.walk import WalkSettings, solve_layers
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.input_layer import is_input_random
 
 log = logging.getLogger(__name__)
 
-Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
+Route = Callable[[StackedObservations, Generator, WalkSettings], Sequence[ClosedFormAnswer]]
 """Maps N stacked observations to N answers, which hold the examples that were found. Raises ValueError if it does not apply."""
 
 
-def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def solve_linear(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
     """Solve for the inputs of a first linear layer, as far as the gradient separates the examples; return one answer per case.
 
     A case is of one example or a batch. Its answer may have fewer examples than the batch, or none.
@@ -52,7 +52,7 @@ def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Clo
     return [_solve_case(observed, first, i, rng) for i in range(len(observed.cases))]
 
 
-def _choose_first_layer(observed: Observed) -> Chain | DirectLayer:
+def _choose_first_layer(observed: StackedObservations) -> Chain | DirectLayer:
     """Return the chain that begins with a linear layer; if there is none, the layer that sees a single example directly.
 
     Raises ValueError with the reason why there is no chain if there is neither.
@@ -66,7 +66,7 @@ def _choose_first_layer(observed: Observed) -> Chain | DirectLayer:
         return direct
 
 
-def _require_linear(observed: Observed) -> Chain:
+def _require_linear(observed: StackedObservations) -> Chain:
     chain = observed.chain
     if isinstance(chain, str):
         reason = chain
@@ -81,7 +81,7 @@ def _require_linear(observed: Observed) -> Chain:
     return chain
 
 
-def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def solve_layer_by_layer(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
     """Solve linear equations for the input of each layer, from the last to the first (R-GAP); return one answer per case.
 
     If several inputs have the same gradient, by count of equations, R-GAP finds one of these inputs, and a note says so.
@@ -96,7 +96,7 @@ def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequ
     return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
 
 
-def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def solve_jointly(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
     """Solve layer by layer (R-GAP) back to a layer with too few equations, and for the network's input from there at once.
 
     The second step uses the equations of that layer and all before it together, with a prior. Returns one answer per case.
@@ -148,13 +148,13 @@ MAX_SINGLE_RESIDUAL = 1e-5
 """Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained, besides rounding of
 weights, without a defense. For four photographs of one label, behind tanh and ReLU, it was 1e-4 and 1e-2."""
 MAX_AMBIGUOUS_MISFIT = 1e-3
-"""Largest `Explained.misfit` at which a single example counts as the cause of a gradient that several examples may cause as well
-(`LinearAnswer.ambiguous`). Above it, the confidence is undecided, unless the example has the values of an 8-bit image."""
+"""Largest `LabelledExamples.misfit` at which a single example counts as the cause of a gradient that several examples may cause
+as well (`LinearAnswer.ambiguous`). Above it, the confidence is undecided, unless the example has the values of an 8-bit image."""
 MAX_TURNED = 1e-3
-"""Largest `Explained.turned` of an example of a batch that counts as explained by a label. On the tuning part, it is below 1e-6
-for right examples, and above 0.1 for mixtures of two."""
+"""Largest `LabelledExamples.turned` of an example of a batch that counts as explained by a label. On the tuning part, it is below
+1e-6 for right examples, and above 0.1 for mixtures of two."""
 MIN_MIXED_TURN = 0.1
-"""Smallest `Explained.turned` of a mixture behind a defense, if other examples of the batch are below MAX_TURNED."""
+"""Smallest `LabelledExamples.turned` of a mixture behind a defense, if other examples of the batch are below MAX_TURNED."""
 MAX_SETTLED_RESIDUAL = 1e-6
 """Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if this layer alone
 settles the answer."""
@@ -168,7 +168,7 @@ ROUTES: dict[str, Route] = {
     "layer_input": invert_layer_input,
 }
 
-_REQUIREMENTS: dict[str, Callable[[Observed], object]] = {
+_REQUIREMENTS: dict[str, Callable[[StackedObservations], object]] = {
     "linear": _choose_first_layer,
     "layers": require_single,
     "peeled": require_single,
@@ -181,7 +181,7 @@ EVALUATIONS = {"layer_input": sum(STAGE_STEPS)}
 gradient descent. The evaluations of the other routes are not counted."""
 
 
-def explain_refusal(route: str, observed: Observed) -> str:
+def explain_refusal(route: str, observed: StackedObservations) -> str:
     """Return why a route cannot apply to the observations, as far as is known before it runs; "" if it may apply."""
     try:
         _REQUIREMENTS[route](observed)
@@ -208,7 +208,7 @@ _LOGGED = set[str]()
 """Failures of routes that have been logged, since a route is tried on every update of a recording."""
 
 
-def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:
+def _solve_case(observed: StackedObservations, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:
     weights, gradient = observed.get_weights(i), {name: g[i] for name, g in observed.gradient.items()}
     rng = seed_generator(rng, observed.cases[i], "linear")
     found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_get_input_range(observed))
@@ -249,7 +249,7 @@ def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> Clo
     return ClosedFormAnswer(x, y, "linear", words, stays=stays, final=final, open_question=unsure)
 
 
-def _divide_case(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
+def _divide_case(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
     layer = find_direct_layer(observed, i)
     if layer is None:
         return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear")
@@ -272,7 +272,7 @@ def _divide_case(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer
     )
 
 
-def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, whole: Explained) -> Tensor:
+def _find_unexplained(observed: StackedObservations, i: int, found: LinearAnswer, whole: LabelledExamples) -> Tensor:
     """Return a mask (found,) of the examples of a batch that may be mixtures, since no label explains their part of the gradient.
 
     If all labels fail for all examples, clients may have another loss, and combinations of labels with any weights count as well.
@@ -288,7 +288,7 @@ def _find_unexplained(observed: Observed, i: int, found: LinearAnswer, whole: Ex
     return off if not bool(off.all()) else (whole.beside > MAX_TURNED).to(found.certainty.device)
 
 
-def _estimate_residual(observed: Observed, i: int, names: Sequence[str | None]) -> float:
+def _estimate_residual(observed: StackedObservations, i: int, names: Sequence[str | None]) -> float:
     """Return the largest unexplained share of the first layer's squared gradient norm that rounding may cause for one example.
 
     It is infinite behind a defense and where clients compute in less than float32, so that the share tells nothing.
@@ -303,7 +303,7 @@ def _estimate_residual(observed: Observed, i: int, names: Sequence[str | None]) 
     return MAX_SINGLE_RESIDUAL + 10 * rounding / power if power else MAX_SINGLE_RESIDUAL
 
 
-def _is_settled(observed: Observed, i: int, found: LinearAnswer) -> bool:
+def _is_settled(observed: StackedObservations, i: int, found: LinearAnswer) -> bool:
     """Return whether the first layer's gradient alone determines the examples, whatever the rest of the gradient says.
 
     The rest then differs only because clients train otherwise than stated, for example with another loss or learning rate. False
@@ -317,24 +317,24 @@ def _is_settled(observed: Observed, i: int, found: LinearAnswer) -> bool:
     return observed.steps == 1 and float(found.certainty.min()) >= STOP_AGREEMENT
 
 
-def _get_input_range(observed: Observed) -> tuple[Tensor, Tensor]:
+def _get_input_range(observed: StackedObservations) -> tuple[Tensor, Tensor]:
     """Return the model's normalised inputs for examples of all zeros and of all ones, each (*shape)."""
     ends = (torch.full(observed.data.shape, value, dtype=observed.dtype, device=observed.device) for value in (0.0, 1.0))
     low, high = (observed.data.normalise(end) for end in ends)
     return low, high
 
 
-def _note_prior(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
+def _note_prior(found: PeelingAnswers, i: int, layer: str) -> tuple[str, ...]:
     if bool(found.exact[i]):
         return ()
     return (f"layer {layer} lacks equations, and a smoothness prior fills in what the gradient does not determine",)
 
 
-def _estimate_determined_share(found: Peeled, i: int, determined: float) -> Tensor:
+def _estimate_determined_share(found: PeelingAnswers, i: int, determined: float) -> Tensor:
     """Return an estimate of the share of answer i that the equations determine, (1,), for `ClosedFormAnswer.stays`.
 
-    It is 1 - `Peeled.free` or, if `free` was not measured (NaN), 0.5, but at most `determined`. It is multiplied by
-    1 - `Peeled.misfit`^2, the share of the squared norm of the equations' right-hand sides that the answer explains.
+    It is 1 - `PeelingAnswers.free` or, if `free` was not measured (NaN), 0.5, but at most `determined`. It is multiplied by
+    1 - `PeelingAnswers.misfit`^2, the share of the squared norm of the equations' right-hand sides that the answer explains.
     found:      the result of solving the layers together. determined: share that the gradient determines by counting equations.
     """
     share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)

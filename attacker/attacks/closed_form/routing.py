@@ -10,11 +10,11 @@ import torch
 from torch import Generator
 
 from attacker.attacks.base import Case, Progress, seed_generator
-from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.closed_form.observations import StackedObservations, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
-from attacker.attacks.closed_form.rgap.walk import Walk
+from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.closed_form.routes import ROUTES, explain_error
-from attacker.attacks.matching.warm_starts import Given
+from attacker.attacks.matching.warm_starts import WarmStart
 
 EXACT_DISTANCE = 1e-3
 """Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the observed one."""
@@ -67,7 +67,7 @@ class Routing:
         rng: Generator,
         *,
         routes: Sequence[str],
-        walk: Walk,
+        walk: WalkSettings,
         stability: bool,
         knows_defense: bool,
         device: str,
@@ -90,7 +90,7 @@ class Routing:
                     self.progress(i, len(self.routes), f"{route}: {len(pending)} of {len(self.cases)} left")
                 self._try(route, pending)
 
-    def get_warm_start(self, i: int) -> Given | None:
+    def get_warm_start(self, i: int) -> WarmStart | None:
         """Return the warm start of a search for case i: its best answer, clamped to [0, 1].
 
         None if the case has no answer, or the answer's gradient is no nearer to the observed one than a zero gradient.
@@ -98,7 +98,7 @@ class Routing:
         found = self.found[i]
         if found.answer is None or found.missed >= 1:
             return None
-        return Given(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
+        return WarmStart(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
 
     def _try(self, route: str, pending: list[int]) -> None:
         """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones.
@@ -131,7 +131,9 @@ class Routing:
         if self.stability:
             self._measure_stability(route, observed, pending, answers)
 
-    def _measure_stability(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
+    def _measure_stability(
+        self, route: str, observed: StackedObservations, pending: list[int], answers: Sequence[ClosedFormAnswer]
+    ) -> None:
         """Repeat a route on a gradient with added rounding errors, and store in `stays` how little each exact answer changes.
 
         This is done for answers that the route has just given, that were kept, and that have no `stays` yet. The errors are

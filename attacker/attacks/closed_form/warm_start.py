@@ -10,7 +10,7 @@ from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.closed_form.routing import Routing
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.warm_starts import Given
+from attacker.attacks.matching.warm_starts import WarmStart
 
 
 def add_feature_start(attack: GradientMatching) -> GradientMatching:
@@ -28,7 +28,7 @@ def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] =
     such start. An existing `warm_start` of the search is replaced.
     """
 
-    def compute_starts(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
+    def compute_starts(cases: Sequence[Case], rng: Generator) -> list[WarmStart | None]:
         try:
             routing = Routing(
                 cases,

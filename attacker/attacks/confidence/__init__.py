@@ -7,7 +7,7 @@ from attacker.attacks.confidence.curves import estimate_probabilities, find_curv
 from attacker.attacks.confidence.evidence import (
     MIN_CERTIFIED_STAYS,
     ComparedGradient,
-    Judged,
+    ConfidenceEstimates,
     SearchAnswer,
     build_undecided,
     doubt_likely,
@@ -19,7 +19,7 @@ from attacker.attacks.confidence.evidence import (
 __all__ = [
     "MIN_CERTIFIED_STAYS",
     "ComparedGradient",
-    "Judged",
+    "ConfidenceEstimates",
     "SearchAnswer",
     "build_undecided",
     "doubt_likely",

@@ -62,7 +62,7 @@ KNOWN_LAYERS = (
 
 
 @dataclass(frozen=True)
-class Judged:
+class ConfidenceEstimates:
     """The confidence in an answer of N examples, for the fields of `Reconstruction` with the same names.
 
     confidence: (N,), NaN if undecided. explained: share of the gradient's power that the answer explains, (N,), equal for all.
@@ -128,7 +128,7 @@ class SearchAnswer:
     drift: Callable[[], Tensor]
 
 
-def judge_search(found: SearchAnswer, route: str) -> Judged:
+def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     """Estimate the confidence in each example that a search found. route: the method of the search, which selects the curve.
 
     Confidence is undecided if the calibration does not cover the network, the images or the answer. Otherwise, a search that was
@@ -165,7 +165,7 @@ def judge_search(found: SearchAnswer, route: str) -> Judged:
 
 def judge_closed_form(
     route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int, open_question: str = ""
-) -> Judged:
+) -> ConfidenceEstimates:
     """Estimate the confidence in an answer x (N, *shape) of a closed form.
 
     route:    name of the closed form, which selects the calibration curve.
@@ -198,7 +198,7 @@ def judge_closed_form(
     if route == "linear" and count == examples > 1 and missed <= CERTIFIED_MISFIT and bool(judged.confidence.isnan().all()):
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
         words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
-        judged = Judged(sure, explained, evidence, (words,))
+        judged = ConfidenceEstimates(sure, explained, evidence, (words,))
     judged = _mark_undecided(judged, mixtures, POSSIBLE_MIXTURES)
     judged = _certify_eight_bit(judged, x) if data.is_image else judged
     judged = _mark_undecided(judged, _find_repeats(x), "which repeat an earlier example of this answer")
@@ -218,7 +218,7 @@ def doubt_likely(confidence: Tensor, open_question: str) -> tuple[Tensor, tuple[
     return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided: {open_question}",)
 
 
-def _mark_undecided(own: Judged, marked: Tensor, reason: str) -> Judged:
+def _mark_undecided(own: ConfidenceEstimates, marked: Tensor, reason: str) -> ConfidenceEstimates:
     """Return `own` with undecided confidence for the examples in the mask `marked` (N,), and a note; unchanged without any."""
     if not bool(marked.any()):
         return own
@@ -226,7 +226,7 @@ def _mark_undecided(own: Judged, marked: Tensor, reason: str) -> Judged:
     return replace(own, confidence=own.confidence.masked_fill(marked, UNDECIDED), notes=(*own.notes, words))
 
 
-def _certify_eight_bit(own: Judged, x: Tensor) -> Judged:
+def _certify_eight_bit(own: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
     surer = is_eight_bit(x).cpu() & ~(own.confidence >= CERTIFIED_CONFIDENCE)
     if not bool(surer.any()):
         return own
@@ -240,7 +240,7 @@ def _find_repeats(x: Tensor) -> Tensor:
     return (torch.cdist(flat, flat) <= MAX_DUPLICATE_DISTANCE).tril(-1).any(dim=1).cpu()
 
 
-def _mark_outside_undecided(own: Judged, x: Tensor) -> Judged:
+def _mark_outside_undecided(own: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
     """Return `own` with undecided confidence for images far outside [0, 1] that are at least LIKELY, and a note for the user.
 
     Far is a mean squared distance to [0, 1] above MAX_OUTSIDE. Such an image is too far from every valid image to count as
@@ -255,7 +255,7 @@ def _mark_outside_undecided(own: Judged, x: Tensor) -> Judged:
     return _mark_undecided(own, far, f"whose values are {values}: {remedy}")
 
 
-def judge_prior(examples: int, data: DataSpec) -> Judged:
+def judge_prior(examples: int, data: DataSpec) -> ConfidenceEstimates:
     """Return the confidence in an answer of `examples` examples that used no gradient, the same for all of them.
 
     It is approximately the share of recovered examples among the answers without a gradient in the calibration.
@@ -263,7 +263,7 @@ def judge_prior(examples: int, data: DataSpec) -> Judged:
     return judge("prior alone", {}, torch.zeros(examples), data)
 
 
-def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
+def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> ConfidenceEstimates:
     """Return the confidence that the calibration curve of a route, the method of the attack, gives for this evidence.
 
     It is undecided (NaN), with a note, if no curve applies. It is also NaN for each example whose probability lies within
@@ -276,25 +276,25 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
         return build_undecided(len(explained), reason, explained, evidence)
     said = estimate_probabilities(own, evidence, len(explained))
     if not (unsure := int(said.isnan().sum())):
-        return Judged(said, explained, evidence)
+        return ConfidenceEstimates(said, explained, evidence)
     least, most = own.unsure
     words = (
         f"confidence is undecided for {unsure} of {len(said)} examples: probabilities from {least} to {most} were too "
         "inaccurate in the calibration"
     )
-    return Judged(said, explained, evidence, (words,))
+    return ConfidenceEstimates(said, explained, evidence, (words,))
 
 
 def build_undecided(
     examples: int, reason: str, explained: Tensor | None = None, evidence: Mapping[str, Tensor] | None = None
-) -> Judged:
+) -> ConfidenceEstimates:
     """Return undecided confidence (NaN) for an answer of `examples` examples, with the reason as a note.
 
     explained: (N,) share of the gradient's power that the answer explains; None for 0. evidence: features by name, (N,) each.
     """
     unknown = torch.full((examples,), UNDECIDED)
     words = (f"confidence is undecided: {reason}",)
-    return Judged(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
+    return ConfidenceEstimates(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
 
 
 def _compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:

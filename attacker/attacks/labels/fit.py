@@ -94,7 +94,7 @@ def build_head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Te
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class LabelCandidates:
     """Candidates for the labels of the batch, S of them, with the features fitted to each.
 
     y: one-hot labels, (S, n, K). z: features in the standard normal coordinates of `HeadFit`, (S, n, D). cost: negative
@@ -105,8 +105,8 @@ class Fitted:
     z: Tensor
     cost: Tensor
 
-    def __getitem__(self, chosen: slice | Tensor) -> "Fitted":
-        return Fitted(self.y[chosen], self.z[chosen], self.cost[chosen])
+    def __getitem__(self, chosen: slice | Tensor) -> "LabelCandidates":
+        return LabelCandidates(self.y[chosen], self.z[chosen], self.cost[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ def compute_cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor
     return prior + 0.5 * parts.missed.square().sum(dim=(1, 2)) / tolerance**2
 
 
-def fit_features(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitted:
+def fit_features(fit: HeadFit, start: LabelCandidates, share: float, steps: int) -> LabelCandidates:
     """Fit features by `steps` Gauss-Newton steps from `start`, for each candidate separately; the labels stay the same.
 
     A step that would increase a candidate's cost is halved until it does not. If the cost still increases at the last of
@@ -163,7 +163,7 @@ def fit_features(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitte
         better = there <= now
         z = torch.where(better[:, None, None], z + length[:, None, None] * step, z)
         now = torch.where(better, there, now)
-    return Fitted(y, z, now)
+    return LabelCandidates(y, z, now)
 
 
 def _compute_step(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
@@ -197,7 +197,9 @@ def find_most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
     """
     y = torch.stack([_one_hot(counts.cpu()) for counts in starts])
     seeds = fit.start[torch.arange(fit.examples) % len(fit.start)]
-    now = fit_features(fit, Fitted(y, START_SPREAD * seeds.expand(len(y), -1, -1), torch.zeros(len(y))), COARSE_ERROR, steps=4)
+    now = fit_features(
+        fit, LabelCandidates(y, START_SPREAD * seeds.expand(len(y), -1, -1), torch.zeros(len(y))), COARSE_ERROR, steps=4
+    )
     now = fit_features(fit, now, FINE_ERROR, steps=8)
     best = int(now.cost.argmin())
     now = _climb(fit, now[best : best + 1], FINE_ERROR)
@@ -206,7 +208,7 @@ def find_most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
     return now.y[0].sum(dim=0).long()
 
 
-def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
+def _climb(fit: HeadFit, now: LabelCandidates, share: float) -> LabelCandidates:
     """Change one label after the other, at most n times, as long as the fit becomes more probable, and return the last fit.
 
     share: assumed standard deviation of the gradient's error, in units of the target's root mean square.
@@ -224,7 +226,7 @@ def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
     return now
 
 
-def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[int, ...]]) -> Fitted | None:
+def _propose_changes(fit: HeadFit, now: LabelCandidates, share: float, tried: set[tuple[int, ...]]) -> LabelCandidates | None:
     """Return candidates that differ from the fit `now` in the label of one example, not fitted yet; None if all were tried.
 
     They are the most promising ones: those whose cost is the lowest to first order, at most MAX_TRIED_CHANGES. Their features and
@@ -250,7 +252,7 @@ def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[i
             break
     if not found:
         return None
-    return Fitted(torch.stack(found), now.z.expand(len(found), -1, -1), now.cost.expand(len(found)))
+    return LabelCandidates(torch.stack(found), now.z.expand(len(found), -1, -1), now.cost.expand(len(found)))
 
 
 def _one_hot(counts: Tensor) -> Tensor:

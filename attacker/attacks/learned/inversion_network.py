@@ -14,8 +14,8 @@ from torch.func import vmap
 
 from attacker.attacks.membership.pool import Pool
 from attacker.attacks.networks.forward import run_forward_pass
-from attacker.attacks.simulation.client import build_gradient, build_network, compute_total_step, find_omitted, get_buffers
-from attacker.attacks.simulation.gradients import PLAIN_RULE
+from attacker.attacks.simulation.client import build_network, compute_total_step, find_omitted, get_buffers
+from attacker.attacks.simulation.gradients import PLAIN_RULE, build_gradient
 from defenses.rules import GradientProblem
 from fedsim import models
 from fedsim.recording.observation import Observation

@@ -4,9 +4,17 @@ In this package, a place is the position of one example in one observation (the 
 epoch over the client's examples.
 """
 
-from attacker.attacks.linking.described import Described
 from attacker.attacks.linking.features import HeadFeatures, solve_head_features
-from attacker.attacks.linking.link import describe_gaps, link
-from attacker.attacks.linking.links import Links, build_unlinked, repeat_links
+from attacker.attacks.linking.likeness import RoundDescription
+from attacker.attacks.linking.links import Links, build_unlinked, describe_gaps, link, repeat_links
 
-__all__ = ["Described", "HeadFeatures", "Links", "build_unlinked", "describe_gaps", "link", "repeat_links", "solve_head_features"]
+__all__ = [
+    "HeadFeatures",
+    "Links",
+    "RoundDescription",
+    "build_unlinked",
+    "describe_gaps",
+    "link",
+    "repeat_links",
+    "solve_head_features",
+]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacker.attacks.linking.described import Likeness
+from attacker.attacks.linking.likeness import Likeness
 
 FALSE_MATCH_RATE = 0.05
 """Accepted rate of false matches: how often the nearest different example may count as the same."""

@@ -1,11 +1,22 @@
-"""Links: statements about which places (positions of examples in observations) hold the same example."""
+"""Links: statements about which places (positions of examples in observations) hold the same example, and how they are found."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from attacker.attacks.linking.epochs import FALSE_MATCH_RATE, Passes, find_passes
+from attacker.attacks.linking.likeness import Likeness, RoundDescription, measure_likeness
+from attacker.attacks.linking.matching import IMPOSSIBLE_COST, Filter, compute_certainty, match_greedily, match_optimally
+
+Matching = Literal["assignment", "greedy"]
+
+MIN_CERTAINTY = 0.05
+"""Certainty below which a pair is not linked, since a wrong link spoils both examples."""
 
 
 @dataclass(frozen=True)
@@ -68,3 +79,164 @@ def repeat_links(links: Links, epochs: int) -> Links:
     places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
     labels = None if links.labels is None else links.labels.repeat(epochs)
     return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
+
+
+def link(
+    rounds: Sequence[RoundDescription],
+    *,
+    batch_size: int,
+    matching: Matching = "assignment",
+    rule: Filter = "own",
+    least: float = MIN_CERTAINTY,
+    whole_passes: bool = False,
+) -> Links:
+    """Return the links of a client's rounds: find passes over its examples, and match examples of each pass with earlier ones.
+
+    rounds:       descriptions of the rounds of one client, sorted by round. batch_size: prescribed by the server.
+    matching:     "greedy" pairs each pass with the previous one (AGIC, section IV-B). "assignment" assigns the places of each
+                  pass to all known examples at the smallest total cost. The cost of a place and a known example is the lowest
+                  cost between the place and an earlier place that was linked to this example.
+    rule:         "own" links only examples with equal labels. "lists" links examples with any labels, provided that their two
+                  observations have a label in common. "none" links any examples.
+    least:        pairs with smaller certainty are not linked; 0 links all matched pairs.
+    whole_passes: whether every round is a pass, because training is prescribed in epochs.
+    No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.
+    Raises ValueError without rounds, for an unknown `matching`, and as `measure_likeness` does.
+    """
+    if not rounds:
+        raise ValueError("linking needs at least one observation, got none")
+    if matching not in ("assignment", "greedy"):
+        raise ValueError(f"matching must be 'assignment' or 'greedy', got {matching!r}")
+    seen = measure_likeness(rounds, rule=rule)
+    ends = [len(one.labels) % batch_size != 0 for one in rounds]
+    found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(seen, ends)
+    example, sure, doubtful = _number_examples(seen, found, len(rounds), matching, least)
+    numbers, example = torch.unique(example, return_inverse=True)
+    confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
+    places = tuple(example.split([len(one.labels) for one in rounds]))
+    labels = _vote_labels(torch.cat([one.labels for one in rounds]), example)
+    epochs = tuple(sum(start <= number for start in found.starts) for number in range(len(rounds)))
+    return Links(places, confidence.float(), labels, epochs, write_notes(rounds, found, batch_size, places, doubtful))
+
+
+def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
+    """Return the number (P,) of the example at each of P places, the certainty (P,) of its link, and a count of doubtful pairs.
+
+    A place is a position in an observation. The certainty is 1 for places without a link to an earlier one. Doubtful pairs were
+    not linked because their certainty was below `least`.
+    found: the client's passes over its examples. A pass is a run of successive observations that is taken to use no example
+    twice, so that only places of different passes are linked. count: number of observations.
+    matching: "greedy" links a pass only to the previous one, "assignment" to all earlier ones.
+    """
+    example = torch.arange(len(seen.owner))
+    sure = torch.ones(len(seen.owner), dtype=torch.float64)
+    usual, doubtful = float(seen.usual[int(FALSE_MATCH_RATE * len(seen.usual))]) if len(seen.usual) else IMPOSSIBLE_COST, 0
+    bounds = [*found.starts, count]
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        if not number:
+            continue
+        here = ((seen.owner >= start) & (seen.owner < stop)).nonzero().flatten()
+        first = bounds[number - 1] if matching == "greedy" else 0
+        earlier = ((seen.owner >= first) & (seen.owner < start)).nonzero().flatten()
+        cost, known = _reduce_to_examples(seen.cost[here][:, earlier], example[earlier])
+        pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
+        how_sure = compute_certainty(cost, pairs, usual)
+        for (row, column), certain in zip(pairs, how_sure.tolist(), strict=True):
+            if certain < least:
+                doubtful += 1
+                continue
+            example[here[row]] = known[column]
+            sure[here[row]] = certain
+    return example, sure, doubtful
+
+
+def _reduce_to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
+    """Reduce costs (N, M), one column per place, to costs (N, E), one column per example: the minimum over the example's places.
+
+    Also returns the numbers (E,) of the examples, ascending. example: (M,) number of the example at each column's place.
+    """
+    known, at = torch.unique(example, return_inverse=True)
+    least = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
+    return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
+
+
+def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
+    """Return for each example the most frequent label of its places, (examples,); ties go to the smaller label.
+
+    labels: (P,) label at each place. example: (P,) number of the example at each place.
+    """
+    votes = torch.zeros(int(example.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
+    return votes.index_put_((example, labels), torch.ones_like(labels), accumulate=True).argmax(dim=1)
+
+
+def write_notes(
+    rounds: Sequence[RoundDescription], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
+) -> tuple[str, ...]:
+    """Return remarks on the observations, as texts: rounds left out, gaps, batch sizes, passes, and pairs that were not linked.
+
+    found: the passes. places: for each observation, the number of the example at each place, as in `Links`.
+    doubtful: number of pairs that were too uncertain to be linked.
+    """
+    said = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
+    said += [
+        f"round {one.round}: neither features nor images are known; its examples are not linked"
+        for one in rounds
+        if not (one.problem or one.usable)
+    ]
+    said += describe_gaps([one.round for one in rounds])
+    said += _describe_batches(rounds, batch_size)
+    bounds = [*found.starts, len(rounds)]
+    for number, (start, stop) in enumerate(pairwise(bounds), start=1):
+        said.append(_describe_pass(rounds, places, number, start, stop, found.examples))
+    if len(found.starts) == 1:
+        said.append("no second pass over the examples was found, so no rounds are linked")
+    if doubtful:
+        said.append(f"{doubtful} {'pair was' if doubtful == 1 else 'pairs were'} too uncertain to be linked")
+    return tuple(said)
+
+
+def _describe_pass(
+    rounds: Sequence[RoundDescription], places: Sequence[Tensor], number: int, start: int, stop: int, whole: int | None
+) -> str:
+    first, last = rounds[start].round, rounds[stop - 1].round
+    here = torch.cat(list(places[start:stop]))
+    where = f"round {first}" if first == last else f"rounds {first} to {last}"
+    text = f"pass {number}: {where}, {len(here)} {'example' if len(here) == 1 else 'examples'}"
+    if whole is not None and len(here) < whole:
+        text += f" of {whole}, so it is probably incomplete"
+    if start:
+        text += f", {int(torch.isin(here, torch.cat(list(places[:start]))).sum())} linked to earlier ones"
+    return text
+
+
+def describe_gaps(numbers: Sequence[int]) -> list[str]:
+    """Return a list with one remark on the intervals between a client's rounds that are longer than the median; empty if none is.
+
+    numbers: the client's rounds, ascending. Of two medians the smaller one counts.
+    """
+    steps = [b - a for a, b in pairwise(numbers)]
+    if not steps or len(set(steps)) == 1:
+        return []
+    usual = sorted(steps)[(len(steps) - 1) // 2]
+    wide = [(a, b) for a, b in pairwise(numbers) if b - a > usual]
+    if not wide:
+        return []
+    shown = ", ".join(f"{a} and {b}" for a, b in wide[:3]) + (f" and {len(wide) - 3} more" if len(wide) > 3 else "")
+    return [f"there is no usable round of this client between rounds {shown}; examples that it used there are not known"]
+
+
+def _describe_batches(rounds: Sequence[RoundDescription], batch_size: int) -> list[str]:
+    """Return a list with one remark on the rounds whose number of examples is not the client's most common one; else empty.
+
+    batch_size: the batch size that the server prescribes, which the remark names.
+    """
+    sizes = [len(one.labels) for one in rounds]
+    usual = max(set(sizes), key=lambda size: (sizes.count(size), size))
+    other = [one for one in rounds if len(one.labels) != usual]
+    if not other:
+        return []
+    shown = ", ".join(f"{len(one.labels)} in round {one.round}" for one in other[:3]) + (
+        f" and {len(other) - 3} more" if len(other) > 3 else ""
+    )
+    examples = "example" if usual == 1 else "examples"
+    return [f"{usual} {examples} in most rounds, {shown} (batches of {batch_size} were prescribed)"]

@@ -18,16 +18,16 @@ IMPOSSIBLE_COST = float("inf")
 NEIGHBOUR_COUNT = 64
 """Number of examples, nearest in time, from which the covariance of features is estimated. More would include rounds with
 different weights."""
+RIDGE = 0.75
+"""Share of the neighbours' mean variance that is added to all variances before whitening."""
 
 
-def pool(x: Tensor, kernel: int = 2) -> Tensor:
-    """Return images (N, C, H, W) averaged over squares of side `kernel`, to reduce noise (AGIC, IV-B); rows (N, F) unchanged.
+def pool(x: Tensor) -> Tensor:
+    """Return images (N, C, H, W) averaged over squares of 2x2 pixels, to reduce noise (AGIC, IV-B); rows (N, F) unchanged.
 
-    The side is at most that of the image. Rows and columns of pixels that fill no square are left out.
+    The side is at most that of the image. A last row or column of pixels that fills no square is left out.
     """
-    if x.ndim != 4 or kernel == 1:
-        return x
-    return torch.nn.functional.avg_pool2d(x, min(kernel, *x.shape[-2:]))
+    return torch.nn.functional.avg_pool2d(x, min(2, *x.shape[-2:])) if x.ndim == 4 else x
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def cosine_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def make_comparable(
-    features: Sequence[Tensor], references: Sequence[Tensor | None], *, towards_plain: float = 3.0, ridge: float = 0.75
+    features: Sequence[Tensor], references: Sequence[Tensor | None], *, towards_plain: float = 3.0
 ) -> list[Tensor]:
     """Return the features of rounds with different weights, whitened so that their cosine distinguishes examples, as a list.
 
@@ -54,7 +54,7 @@ def make_comparable(
     times the mean variance is added to all variances, so that with a large `towards_plain` whitening changes little but the
     scale.
 
-    Then each round is centred and whitened by about NEIGHBOUR_COUNT examples of the nearest rounds, its own included. `ridge`
+    Then each round is centred and whitened by about NEIGHBOUR_COUNT examples of the nearest rounds, its own included. `RIDGE`
     times the mean variance of these examples within the dimensions that they span is added to all variances. With too small a
     ridge, all neighbours would become nearly orthogonal, including equal ones. A single example without neighbours is left as it
     is.
@@ -70,7 +70,7 @@ def make_comparable(
         low = max(0, min((start + stop - NEIGHBOUR_COUNT) // 2, len(everything) - NEIGHBOUR_COUNT))
         near = everything[low : max(stop, low + NEIGHBOUR_COUNT)]
         spanned = min(len(near) - 1, near.shape[1])
-        result.append(_whiten(everything[start:stop], near, ridge * near.shape[1] / spanned) if spanned else near)
+        result.append(_whiten(everything[start:stop], near, RIDGE * near.shape[1] / spanned) if spanned else near)
     return result
 
 

@@ -9,17 +9,24 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, list_oracles, seed_generator
-from attacker.attacks.confidence import ComparedGradient, Judged, SearchAnswer, build_undecided, judge_prior, judge_search
+from attacker.attacks.confidence import (
+    ComparedGradient,
+    ConfidenceEstimates,
+    SearchAnswer,
+    build_undecided,
+    judge_prior,
+    judge_search,
+)
 from attacker.attacks.gradients.products import GradientTensors, squared_norm
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.decoders import pixels
 from attacker.attacks.matching.loss.problems import ProblemRow
 from attacker.attacks.matching.loss.view import View
-from attacker.attacks.matching.saved_state import Best
+from attacker.attacks.matching.saved_state import BestResult
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 
-def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
+def build_answer(batch: CaseBatch, i: int, best: BestResult, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
     """Return the reconstruction of case i, with its confidence, from its best search result.
 
     rng:     its seed determines the random estimates on which the confidence is based.
@@ -58,7 +65,7 @@ def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: 
     )
 
 
-def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
+def _note_giving_up(batch: CaseBatch, best: BestResult) -> tuple[str, ...]:
     """Return one note, as a tuple, if the search was stopped early as its loss stayed high (`Stop`); else an empty tuple."""
     if not best.given_up:
         return ()
@@ -83,7 +90,7 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
     return (f"the images were enhanced by {enhancer.name}, as those of the attack's null are; compare them with that null",)
 
 
-def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
+def _judge(batch: CaseBatch, i: int, best: BestResult, rng: Generator, examples: int, interrupted: bool) -> ConfidenceEstimates:
     """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
 
     For a null (the same attack without the gradient), the probability follows from the data and the number of examples alone.
@@ -99,7 +106,9 @@ def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, 
         return replace(build_undecided(examples, "it was interrupted"), interrupted=True)
 
 
-def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:
+def _describe_search(
+    batch: CaseBatch, i: int, best: BestResult, rng: Generator, examples: int, interrupted: bool
+) -> SearchAnswer:
     """Return the answer to case i with the facts about its search from which `judge_search` estimates the confidence in it.
 
     best: the best search result. examples: number of examples of the answer. rng: its seed determines the random estimates of
@@ -115,7 +124,7 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
     return SearchAnswer(
         x=x,
         examples=examples,
-        compared=tuple(_build_comparison(batch, view, i, y, best.z) for view in batch.views),
+        compared=tuple(_build_comparison(view, i, y, best.z) for view in batch.views),
         data=batch.data,
         model=batch.model,
         evaluations=best.evaluations,
@@ -127,7 +136,7 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
     )
 
 
-def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
+def _build_comparison(view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
     """Return the observed gradient of one observation of case i, with a function that simulates it for examples x.
 
     The factors by which the objective weighs layers are divided out of both gradients. view: the observation. y, z: labels and
@@ -169,7 +178,7 @@ def _unweigh(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:
     return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}
 
 
-def _name_route(batch: CaseBatch, best: Best) -> str:
+def _name_route(batch: CaseBatch, best: BestResult) -> str:
     if not batch.attack.sees_gradient:
         return "prior alone"
     return "optimisation from a closed form" if best.given else "optimisation"

@@ -16,13 +16,13 @@ from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.matching.loss.evaluation import ViewEvaluation
 from attacker.attacks.matching.loss.problems import ProblemRow, map_problems, select_rows
 from attacker.attacks.matching.loss.scales import LossScales
-from attacker.attacks.matching.loss.terms import OtherTerms
+from attacker.attacks.matching.loss.terms import LossTerms
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import check_denoiser, compute_consensus
 from attacker.attacks.matching.rounds_in_order import RoundsInOrder
-from attacker.attacks.matching.warm_starts import Held
+from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import build_network
 from attacker.attacks.simulation.draws import Draws, find_draws
@@ -83,7 +83,7 @@ class CaseBatch:
         self.scales = LossScales(attack, self.views, self.count)
         told = [o for o, view in enumerate(self.views) if "statistics" in view.rows]
         self.told_statistics = told if attack.sees_gradient else []
-        self.other_terms = OtherTerms(attack, self.views, self.space, self.epochs, self.told_statistics)
+        self.other_terms = LossTerms(attack, self.views, self.space, self.epochs, self.told_statistics)
 
     def _find_draws(self, first: Observation) -> Draws | None:
         """Return the variables of the client's random draws, and make them a part of latent vectors (`LatentSpace.drawn`).
@@ -120,15 +120,17 @@ class CaseBatch:
             draws=self.draws,
         )
 
-    def _stack_held(self) -> Held | None:
+    def _stack_held(self) -> HeldExamples | None:
         known = [self.attack.held.get(case.key) for case in self.cases]
         if not any(known):
             return None
-        nothing = Held(torch.zeros(self.count // self.epochs, *self.data.shape), torch.zeros(self.count // self.epochs) > 0)
+        nothing = HeldExamples(
+            torch.zeros(self.count // self.epochs, *self.data.shape), torch.zeros(self.count // self.epochs) > 0
+        )
         each = [nothing if one is None else one for one in known]  # separate examples of local epochs are held alike
         x = torch.stack([one.x.float().repeat(self.epochs, *(1,) * len(self.data.shape)) for one in each])
         mask = torch.stack([one.mask.repeat(self.epochs) for one in each])
-        return Held(x.to(self.attack.device), mask.to(self.attack.device))
+        return HeldExamples(x.to(self.attack.device), mask.to(self.attack.device))
 
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
         """Return the features that the examples of each problem should have, or their spans, and the weight of this loss term.

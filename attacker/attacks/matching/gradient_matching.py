@@ -20,13 +20,13 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Effort, Look, Memory, Progress, Sight, seed_generator
+from attacker.attacks.base import Case, Effort, IntermediateResult, Look, Memory, Progress, seed_generator
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.answers import build_answer, list_case_slots
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.parts import MatchingParts
-from attacker.attacks.matching.saved_state import Best, checkpoint_periodically, pack_bests, to_device, unpack_bests
-from attacker.attacks.matching.warm_starts import Given, place_start
+from attacker.attacks.matching.saved_state import BestResult, checkpoint_periodically, pack_bests, to_device, unpack_bests
+from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
 from attacker.reconstruction import Reconstruction
@@ -75,7 +75,7 @@ class MatchingRun:
     ) -> None:
         self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
         self.batch = CaseBatch(attack, cases)
-        self.best = [Best() for _ in cases]
+        self.best = [BestResult() for _ in cases]
         self.given = self._compute_warm_starts()
         self.interrupted: set[int] = set()
 
@@ -95,7 +95,7 @@ class MatchingRun:
         seconds = (perf_counter() - started) / len(self.cases)
         return [build_answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
 
-    def _compute_warm_starts(self) -> Sequence[Given | None]:
+    def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
         """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""
         attack = self.attack
         return attack.warm_start(self.cases, self.rng) if attack.warm_start and attack.sees_gradient else [None] * len(self.cases)
@@ -105,8 +105,8 @@ class MatchingRun:
 
         Start 0 is always needed: the warm start if the case has one, otherwise the regular start, which the parametrisation
         makes. The first regular start after a warm start is needed if the loss is above `enough`, or, if the warm start is marked
-        `alone` (see `Given`), above `stuck`. Every later start is needed if the loss is above `stuck`, up to `Search.restarts`
-        regular starts.
+        `alone` (see `WarmStart`), above `stuck`. Every later start is needed if the loss is above `stuck`, up to
+        `Search.restarts` regular starts.
         """
         given = self.given[i]
         own = restart - (given is not None)
@@ -221,7 +221,7 @@ class MatchingRun:
             row = first * at_once + int(loss[first * at_once : (first + 1) * at_once].argmin())
             x, y = batch.decode_answer(i, z[row], labels[row])
             places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
-            sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
+            sights.append(IntermediateResult(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
         look(sights, len(state["active.history"]), self.attack.search.steps)
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar, get_args
 from attacker.attacks.learned.enhancer import find_denoiser
 from attacker.attacks.learned.prior_file import FILE_ENDING
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, DecoderFactory, autoencoder
-from attacker.attacks.matching.generated import find_generated, is_generated
+from attacker.attacks.matching.generator_decoders import find_generated, is_generated
 from attacker.attacks.matching.objectives import Distance, absolute, cosine, euclidean
 from attacker.attacks.matching.priors import DenoiserTerm
 from attacker.attacks.matching.simulation import LocalSteps

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from attacker.attacks.matching.decoders import DecoderFactory, build_decoder, check_shapes, get_decoder_name, pixels
 from attacker.attacks.matching.initialisation import Init, normal
 from attacker.attacks.optimisers.first_order import Optimiser
-from attacker.attacks.optimisers.phases import Phased
+from attacker.attacks.optimisers.phases import PhasedOptimiser
 from fedsim.recording.observation import DataSpec
 
 
@@ -108,7 +108,7 @@ class LatentSpace:
         Without phases it is `optimiser`. Labels, random draws and surrogate weights change in every phase if they are optimised.
         """
         sizes = self.decoder.phases
-        return Phased(optimiser, sizes, self.examples) if sizes else optimiser
+        return PhasedOptimiser(optimiser, sizes, self.examples) if sizes else optimiser
 
     def measure_latents(self, z: Tensor) -> Tensor:
         """Return the mean square of the latents of examples in a latent vector z (D,), added over phases, a 0-d tensor."""

@@ -11,7 +11,7 @@ from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.simulation import Simulation
-from attacker.attacks.matching.warm_starts import First, Held
+from attacker.attacks.matching.warm_starts import First, HeldExamples
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
@@ -40,8 +40,8 @@ class Search:
     steps:     maximum number of iterations. An iteration may consist of several gradient evaluations, see `Optimiser.period`.
     stop:      when a search stops earlier.
     restarts:  maximum number of starts per case, besides a warm start. A case is started again only if its lowest loss so far
-               is above a threshold (`Stop.stuck`); for the first start after a warm start, see `Given.alone`. The result with the
-               lowest loss is kept.
+               is above a threshold (`Stop.stuck`); for the first start after a warm start, see `WarmStart.alone`. The result with
+               the lowest loss is kept.
     coarse:    share of the steps, at the beginning, whose large convolutions are computed in bfloat16 if the device computes
                bfloat16 faster and the examples of all cases are computed in one batch (`View.at_once`). Results of these steps
                are dropped if the search goes on after them.
@@ -95,7 +95,7 @@ class MatchingParts:
     prior:      assumptions about examples. labels: how labels are found. search: optimiser, steps, stopping, restarts, precision.
     warm_start: function of the cases and a generator that returns for each case examples to start from first, such as the answer
                 of a closed form, or None. If they are fewer than the examples searched for, the parametrisation's start supplies
-                the others. The parametrisation's start alone is tried afterwards if needed, see `Given.alone`. A null uses no
+                the others. The parametrisation's start alone is tried afterwards if needed, see `WarmStart.alone`. A null uses no
                 warm start.
     held:       dict from the name of a case (`Case.key`) to its examples that are known, and that the search leaves as they are.
                 It must be empty for a null.
@@ -111,7 +111,7 @@ class MatchingParts:
     labels: Labels = field(default_factory=Labels)
     search: Search = field(default_factory=Search)
     warm_start: First | None = None
-    held: Mapping[str, Held] = field(default_factory=dict)
+    held: Mapping[str, HeldExamples] = field(default_factory=dict)
     enhancer: Enhancer | None = None
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))

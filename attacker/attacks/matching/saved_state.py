@@ -15,7 +15,7 @@ DISPLAY_SECONDS = 1.0
 
 
 @dataclass
-class Best:
+class BestResult:
     """The best result for one case so far: the result with the lowest loss.
 
     loss: infinite before the first search. z: latent vector, None before the first search.
@@ -63,7 +63,7 @@ def to_device(state: Mapping[str, Tensor] | None, device: str) -> SavedState | N
     return None if state is None else {name: t.to(device) for name, t in state.items()}
 
 
-def pack_bests(bests: Sequence[Best], restarts: int) -> SavedState:
+def pack_bests(bests: Sequence[BestResult], restarts: int) -> SavedState:
     """Return the best results of all cases as tensors by name, for a checkpoint. restarts: number of starts done."""
     state: SavedState = {"restarts": torch.tensor(restarts)}
     for i, best in enumerate(bests):
@@ -77,14 +77,14 @@ def pack_bests(bests: Sequence[Best], restarts: int) -> SavedState:
     return state
 
 
-def unpack_bests(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]:
+def unpack_bests(state: Mapping[str, Tensor], device: str) -> tuple[list[BestResult], int]:
     """Return the best results, on `device`, and the number of starts done, from a checkpoint that `pack_bests` made."""
     count = sum(name.endswith(".z") for name in state)
     bests = []
     for i in range(count):
         iterations, evaluations, restarts = map(int, state[f"{i}.counts"])
         bests.append(
-            Best(
+            BestResult(
                 float(state[f"{i}.loss"]),
                 state[f"{i}.z"].to(device),
                 state[f"{i}.labels"].to(device),

@@ -7,7 +7,7 @@ from typing import Literal
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.gradients import Gradients
 from attacker.attacks.simulation.local_steps import build_stepped_gradient
-from fedsim.recording.observation import Training
+from fedsim.recording.training import Training
 
 LocalSteps = Literal["one_batch", "simulated"]
 

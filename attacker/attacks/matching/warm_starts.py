@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from attacker.attacks.base import Case
 
 
-class Given(NamedTuple):
+class WarmStart(NamedTuple):
     """A warm start: examples x (n, *shape) in [0, 1] with labels y (n,), in any order, at most as many as are searched for.
 
     alone: whether a search from a regular start, a start without these examples, follows only if the search from this warm start
@@ -21,7 +21,7 @@ class Given(NamedTuple):
     alone: bool = False
 
 
-class Held(NamedTuple):
+class HeldExamples(NamedTuple):
     """Examples of a case that are known, so that a search leaves them as they are.
 
     V is the number of examples of the case, without their copies for local epochs; a search leaves all copies as they are.
@@ -32,11 +32,11 @@ class Held(NamedTuple):
     mask: Tensor
 
 
-First = Callable[[Sequence[Case], Generator], Sequence[Given | None]]
+First = Callable[[Sequence[Case], Generator], Sequence[WarmStart | None]]
 """Maps the cases and a random generator to a warm start for each case, or None."""
 
 
-def place_start(given: Given, own: Tensor, labels: Tensor | None) -> Tensor:
+def place_start(given: WarmStart, own: Tensor, labels: Tensor | None) -> Tensor:
     """Return a copy of the start `own` (V, *shape) in which examples are replaced by those of the warm start with equal labels.
 
     labels: (V,) labels of the examples that are searched for; None if labels are optimised, so that any position fits. A given

@@ -7,7 +7,8 @@ from torch import Generator, Tensor
 from torch.func import vmap
 
 from attacker.attacks.membership.pool import Pool
-from attacker.attacks.simulation.client import build_gradient, find_omitted
+from attacker.attacks.simulation.client import find_omitted
+from attacker.attacks.simulation.gradients import build_gradient
 from fedsim import models
 from fedsim.recording.observation import Observation
 

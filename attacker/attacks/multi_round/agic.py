@@ -12,7 +12,7 @@ from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Case, Effort, Memory, Need, Progress, estimate_effort, seed_generator
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.labels import rules as labels
-from attacker.attacks.linking import Described, Links, build_unlinked, describe_gaps, link
+from attacker.attacks.linking import Links, RoundDescription, build_unlinked, describe_gaps, link
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import get_start, normal_after_normalisation
@@ -216,7 +216,7 @@ class Agic:
         memory: Memory | None,
         *,
         describe_all: bool = False,
-    ) -> tuple[Case, Sequence[Described]]:
+    ) -> tuple[Case, Sequence[RoundDescription]]:
         """Return the case with links, and the descriptions of its rounds by which they were found.
 
         Links state which batch positions of different rounds hold the same example. A description holds the labels of a round's

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Progress
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.reconstruction import Reconstruction, Slot
 
 DIRECT_ROUTES = ("linear", "layers", "peeled")

@@ -11,7 +11,7 @@ from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.labels.rules import infer_from_bias, infer_labels
-from attacker.attacks.linking import Described, HeadFeatures
+from attacker.attacks.linking import HeadFeatures, RoundDescription
 from attacker.attacks.linking.features import EXACT_MISFIT
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.saved_state import prefix_memory
@@ -34,7 +34,7 @@ class Describer:
     pre_steps: int
     device: str
 
-    def __call__(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> list[Described]:
+    def __call__(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> list[RoundDescription]:
         """Return one description for each observation of a case, in order.
 
         All descriptions hold features if `compare` is "features" and the features of every observation can be used. Otherwise all
@@ -50,14 +50,14 @@ class Describer:
             seen = ObservedGradients([observation], model=model, device=self.device, knows_defense=knows)
             one = self._solve_exactly(observation.round, seen, probes, rng) if labels is None else None
             if one is None:
-                one = Described(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
+                one = RoundDescription(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
                 one = self._add_features(one, seen, probes, rng, known=labels is not None)
             described.append(one)
         if self.compare == "features" and all(one.usable for one in described):
             return described
         return self._add_images(case, described, rng, progress, memory)
 
-    def _solve_exactly(self, number: int, seen: ObservedGradients, probes: Tensor, rng: Generator) -> Described | None:
+    def _solve_exactly(self, number: int, seen: ObservedGradients, probes: Tensor, rng: Generator) -> RoundDescription | None:
         """Return the description of round `number` if the labels read off the last bias give features that explain the gradient.
 
         The last layer's gradient must be explained exactly. This avoids the search for labels, which costs more than features and
@@ -72,7 +72,7 @@ class Describer:
             return None
         if not 1 < seen.count < classes - 1:
             return None
-        guess = Described(number, read_labels(infer_from_bias, seen, 0, seen.model, rng).cpu())
+        guess = RoundDescription(number, read_labels(infer_from_bias, seen, 0, seen.model, rng).cpu())
         found = read_features(seen, guess.labels, rng, known=True)
         return None if found.misfit > EXACT_MISFIT else self._describe(guess, found, seen, probes)
 
@@ -80,7 +80,9 @@ class Describer:
         assert self.matching.labels.rule is not None
         return read_labels(self.matching.labels.rule, seen, 0, seen.model, rng).cpu()
 
-    def _add_features(self, one: Described, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool) -> Described:
+    def _add_features(
+        self, one: RoundDescription, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool
+    ) -> RoundDescription:
         """Return the description with features, inputs of the last layer computed from its gradient, and with corrected labels.
 
         The description is returned unchanged if features are not compared, or if the gradient of the features differs from the
@@ -93,10 +95,11 @@ class Describer:
         found = read_features(seen, one.labels, rng, known=known)
         return one if found.misfit > MAX_MISFIT else self._describe(one, found, seen, probes)
 
-    def _describe(self, one: Described, found: HeadFeatures, seen: ObservedGradients, probes: Tensor) -> Described:
+    def _describe(self, one: RoundDescription, found: HeadFeatures, seen: ObservedGradients, probes: Tensor) -> RoundDescription:
         """Return the description with the features found, their labels, and the features of the random inputs `probes`.
 
-        The features of `probes` are stored as `Described.reference`, by which features of different rounds are made comparable.
+        The features of `probes` are stored as `RoundDescription.reference`, by which features of different rounds are made
+        comparable.
         """
         row = seen.get_state(0)
         with torch.no_grad():
@@ -106,8 +109,8 @@ class Describer:
         return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
 
     def _add_images(
-        self, case: Case, described: Sequence[Described], rng: Generator, progress: Progress | None, memory: Memory | None
-    ) -> list[Described]:
+        self, case: Case, described: Sequence[RoundDescription], rng: Generator, progress: Progress | None, memory: Memory | None
+    ) -> list[RoundDescription]:
         """Return the descriptions with images in place of features, one search per round (AGIC, section IV-B, step 1).
 
         Raises KeyboardInterrupt if the user interrupts a reconstruction.

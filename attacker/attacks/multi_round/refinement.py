@@ -29,8 +29,8 @@ from attacker.attacks.optimisers.gauss_newton import (
     differentiate_along,
     minimise_squares,
 )
-from attacker.attacks.simulation.client import build_gradient, build_network, follow_channel
-from attacker.attacks.simulation.gradients import explain_vmap_failure, predict
+from attacker.attacks.simulation.client import build_network, follow_channel
+from attacker.attacks.simulation.gradients import build_gradient, explain_vmap_failure, predict
 from attacker.reconstruction import Reconstruction
 from defenses.channel import ChannelState
 from fedsim.recording.observation import Observation

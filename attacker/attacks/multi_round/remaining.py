@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.base import Case, Memory
+from attacker.attacks.closed_form.attack import MAX_NOISE_RATIO
 from attacker.attacks.closed_form.observations import observe
-from attacker.attacks.closed_form.router import MAX_NOISE_RATIO
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.probes import compute_head_inputs
-from attacker.attacks.linking import Described, Links, describe_gaps
+from attacker.attacks.linking import Links, RoundDescription, describe_gaps
 from attacker.attacks.linking.matching import match_optimally
-from attacker.attacks.matching.warm_starts import Held
+from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.multi_round.certified import CertifiedExamples, split_known_labels
 from attacker.attacks.simulation.client import build_network, find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
@@ -42,11 +42,11 @@ class Remaining:
     slots: tuple[Slot, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def hold(self, known: CertifiedExamples) -> Mapping[str, Held]:
+    def hold(self, known: CertifiedExamples) -> Mapping[str, HeldExamples]:
         """Return a dict from the key of `case` to the known examples that its search must not change; empty if there are none."""
         if self.case is None or not bool((self.held >= 0).any()):
             return {}
-        return {self.case.key: Held(known.x[self.held.clamp(min=0)].float(), self.held >= 0)}
+        return {self.case.key: HeldExamples(known.x[self.held.clamp(min=0)].float(), self.held >= 0)}
 
 
 def select_rounds(case: Case, kept: Collection[int]) -> Case | None:
@@ -109,7 +109,7 @@ def explain_rounds(
 
 
 def find_known_examples(
-    linked: Case, described: Sequence[Described], known: CertifiedExamples, knows_defense: bool, device: str
+    linked: Case, described: Sequence[RoundDescription], known: CertifiedExamples, knows_defense: bool, device: str
 ) -> Remaining:
     """Return what is left to search after known examples are found in rounds that no closed form certified, by their features.
 
@@ -166,7 +166,9 @@ def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
     return held
 
 
-def _match_features(case: Case, o: int, one: Described, known: CertifiedExamples, knows_defense: bool, device: str) -> Tensor:
+def _match_features(
+    case: Case, o: int, one: RoundDescription, known: CertifiedExamples, knows_defense: bool, device: str
+) -> Tensor:
     """Return for each batch position of an observation the index of the known example that it matches, or -1, (N,).
 
     A position and a known example match if their labels are equal and their features are near, see MAX_FEATURE_RATIO. A known

@@ -24,8 +24,6 @@ from attacker.attacks.networks.traced import (
     trace,
 )
 
-__all__ = ["Chain", "Layer", "Linear", "NotAChain", "Sides", "are_reshapes", "read_chain"]
-
 JOINING_OPERATIONS = ("add", "add_", "iadd", "cat", "concat")
 """Operations that join several paths. They are looked for first, so that the error for a residual network names them."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from attacker.attacks.networks.activations import IDENTITY, RELU, SIGMOID, TANH, Activation, leaky_relu
-from defenses.networks import Stochastic
+from defenses.networks import StochasticModule
 from fedsim.models.foreign import take_logits
 
 CONVERSIONS = ("double", "float", "half", "bfloat16")
@@ -28,7 +28,7 @@ class NotAChain(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Reshaped:
+class Reshape:
     """A reshape of a batch to (N, *shape); one entry of the shape may be -1."""
 
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Reshaped:
 
 
 @dataclass(frozen=True, eq=False)
-class Pooled:
+class AveragePooling:
     """An average pooling function of PyTorch with the arguments from the network's code."""
 
     function: Linear
@@ -51,7 +51,7 @@ class Pooled:
 
 def are_reshapes(maps: Iterable[Linear]) -> bool:
     """Return whether all the maps are reshapes, which keep all values in their order."""
-    return all(isinstance(one, Reshaped) for one in maps)
+    return all(isinstance(one, Reshape) for one in maps)
 
 
 ReadSize = Callable[[fx.Node, dict[str, nn.Module]], Any]
@@ -88,7 +88,7 @@ class _Tracer(fx.Tracer):
         self.read_size, self.modules, self.reads = read_size, dict[str, nn.Module](), False
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
-        whole = isinstance(module, Stochastic) or find_kind(module) is not None
+        whole = isinstance(module, StochasticModule) or find_kind(module) is not None
         return whole or super().is_leaf_module(module, qualified_name)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -223,7 +223,7 @@ def build_map(
     arguments, keywords: the arguments in the network's code besides the input.
     Raises NotAChain if the node does something else, or mixes the examples of a batch.
     """
-    if isinstance(module, Stochastic):
+    if isinstance(module, StochasticModule):
         raise NotAChain(
             f"{get_call_name(node)} draws random numbers during training, which the server does not know and closed forms would "
             "need"
@@ -231,9 +231,9 @@ def build_map(
     called = type(module) if module is not None else node.target
     if called in _POOLING:
         function = module if module is not None else node.target
-        return Pooled(function, arguments, keywords)  # type: ignore[arg-type]
+        return AveragePooling(function, arguments, keywords)  # type: ignore[arg-type]
     if called in _DROPOUT or (called in _FUNCTIONAL_DROPOUT and not _is_dropping(arguments, keywords)):
-        return Reshaped(shape[1:])
+        return Reshape(shape[1:])
     if called in _FUNCTIONAL_DROPOUT:
         raise NotAChain("its code applies dropout in evaluation mode as well; pass training=self.training")
     if called in _SHAPING:
@@ -244,7 +244,7 @@ def build_map(
                 f"{get_call_name(node)} changes the number of examples in a batch of shape {tuple(shape)}, and closed forms need "
                 "one output for each example"
             )
-        return Reshaped(given[1:])
+        return Reshape(given[1:])
     what = type(module).__name__ if module is not None else get_call_name(node)
     where = f"{get_call_name(node)} is {what}" if module is not None else f"its code calls {what}"
     raise NotAChain(f"{where}: {_explain_refusal(what)}")

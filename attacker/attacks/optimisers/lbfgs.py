@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.curvature import History, norm
 from attacker.attacks.optimisers.first_order import OptimiserState, add_prefix, remove_prefix
-from attacker.attacks.optimisers.line_search import Lines
+from attacker.attacks.optimisers.lbfgs_memory import History, norm
+from attacker.attacks.optimisers.line_search import LineSearches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +87,20 @@ class SearchingStepper:
 
     lines: the scalar state of the line searches, one entry per problem. `lines` and `history` are None before the first step.
     at:    the vectors of the line searches by name, (P, D) each. origin: the point where the line begins. direction: the
-           direction of the line. low: the best point found on the line, see `Lines`. uphill, low_uphill: the gradients at
+           direction of the line. low: the best point found on the line, see `LineSearches`. uphill, low_uphill: the gradients at
            `origin` and at `low`.
     """
 
     settings: LBFGS
     history: History | None = None
-    lines: Lines | None = None
+    lines: LineSearches | None = None
     at: dict[str, Tensor] = field(default_factory=dict)
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
         if self.history is None or self.lines is None:
             self.history = History.empty(z, limit=self.settings.history, least=self.settings.min_curvature)
             direction = -gradient
-            self.lines = Lines.from_slope(
+            self.lines = LineSearches.from_slope(
                 loss, -gradient.square().sum(dim=1), _choose_first_length(self.history, gradient, self.settings)
             )
             self.at = dict(zip(_ON_A_LINE, (z, gradient, direction, z, gradient), strict=True))
@@ -108,7 +108,7 @@ class SearchingStepper:
             self._update(self.history, self.lines, z, gradient, loss)
         return self.at["origin"] + self.lines.length[:, None] * self.at["direction"]
 
-    def _update(self, history: History, lines: Lines, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
+    def _update(self, history: History, lines: LineSearches, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
         """Process gradient (P, D) and loss (P,) at the trial points `z` (P, D).
 
         For problems whose line search this finishes, store the step in `history`, or clear their memory if no lower point was
@@ -153,7 +153,7 @@ class SearchingStepper:
             self.history = History.of(
                 remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
             )
-            self.lines = Lines(**remove_prefix("lines", state))
+            self.lines = LineSearches(**remove_prefix("lines", state))
             self.at = remove_prefix("at", state)
 
 

@@ -23,7 +23,7 @@ between the current one and the step length of the lowest point before it, with 
 
 
 @dataclass
-class Lines:
+class LineSearches:
     """The state of the line searches, one entry per problem.
 
     loss, slope: at the beginning of the line.
@@ -48,7 +48,7 @@ class Lines:
     trials: Tensor
 
     @classmethod
-    def from_slope(cls, loss: Tensor, slope: Tensor, length: Tensor) -> "Lines":
+    def from_slope(cls, loss: Tensor, slope: Tensor, length: Tensor) -> "LineSearches":
         """Return new line searches. loss, slope: at the beginning of the lines. length: first step lengths to try."""
         zero, no = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.bool)
         return cls(loss, slope, length, zero, loss, slope, zero, loss, slope, no, zero.long())
@@ -59,7 +59,7 @@ class Lines:
         slope: at the beginning of the new lines, along them. length: first step lengths to try. Entries of both where the mask is
         false are not used.
         """
-        fresh = Lines.from_slope(self.low_loss, slope, length)
+        fresh = LineSearches.from_slope(self.low_loss, slope, length)
         for name in _NAMES:
             setattr(self, name, torch.where(where, getattr(fresh, name), getattr(self, name)))
 
@@ -97,10 +97,10 @@ class Lines:
         return {name: getattr(self, name) for name in _NAMES}
 
 
-_NAMES = tuple(f.name for f in fields(Lines))
+_NAMES = tuple(f.name for f in fields(LineSearches))
 
 
-def _extrapolate(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
+def _extrapolate(lines: LineSearches, loss: Tensor, slope: Tensor) -> Tensor:
     """Return step lengths beyond the trial points: the minima of the cubics through the trial points and the points `low_*`.
 
     They are clamped to the range that `EXTRAPOLATION` allows; the upper end of the range is returned for a cubic without a
@@ -112,7 +112,7 @@ def _extrapolate(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
     return torch.where(guess.isfinite(), guess.clamp(least, most), most)
 
 
-def _interpolate(lines: Lines) -> Tensor:
+def _interpolate(lines: LineSearches) -> Tensor:
     """Return step lengths between both ends of the interval: the minima of the cubics through them, kept off the ends.
 
     See `MIN_MARGIN`. For a cubic without a minimum, the midpoint is returned.

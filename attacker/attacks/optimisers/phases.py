@@ -9,7 +9,7 @@ from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, S
 
 
 @dataclass(frozen=True)
-class Phased:
+class PhasedOptimiser:
     """The settings of an optimiser with phases of equal length, in each of which only one part of the variables changes.
 
     The first step of each later phase only returns to the best latents so far.
@@ -51,7 +51,7 @@ class PhasedStepper:
     free: mask of the variables that change in the present phase; None before it is computed.
     """
 
-    settings: Phased
+    settings: PhasedOptimiser
     inner: Stepper
     phase: int = 0
     best: Tensor | None = None

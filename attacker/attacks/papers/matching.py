@@ -120,8 +120,8 @@ def cpl(
     none. Values to try: about 3e-5 for batches of images, and 1e-3 if parts of the gradient were not sent.
     decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of height and width), tanh_box, smooth (cosine
     transform, scaled by the spectrum of images), the file of an autoencoder that attacker train-prior wrote, the file of a
-    generator with what is searched (`FILE@latents`, `FILE@features` or `FILE@weights`, see `generated`), or another decoder by
-    its entry point or as `module:function`, see `decoders`.
+    generator with what is searched (`FILE@latents`, `FILE@features` or `FILE@weights`, see `generator_decoders`), or another
+    decoder by its entry point or as `module:function`, see `decoders`.
     local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
     agreement: the paper's alpha, weight of the distance between predictions and labels.
     boxed: keep the optimised variable in the decoder's box; for pixels, this is [0, 1].

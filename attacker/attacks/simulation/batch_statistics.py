@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from attacker.attacks.networks.forward import run_forward_pass
 from attacker.attacks.networks.opaque import call_opaquely
-from attacker.attacks.simulation.client import Weights, find_schedule
+from attacker.attacks.simulation.client import find_schedule
 from attacker.attacks.simulation.gradients import explain_vmap_failure
+from defenses.rules import Weights
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import DataSpec, Observation
 

@@ -6,32 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
-from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradients, build_gradient
 from defenses.channel import Channel, ChannelFacts, ChannelState, compose_channels, transparent
 from defenses.networks import find_hidden
-from defenses.rules import Facts, Gradient, LocalStep, Weights
+from defenses.rules import Gradient, LocalStep, TrainingFacts, Weights
 from fedsim import models
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.observation import Observation, Training
-
-__all__ = [
-    "NO_BUFFERS",
-    "Gradient",
-    "Gradients",
-    "Weights",
-    "build_channel",
-    "build_facts",
-    "build_gradient",
-    "build_network",
-    "compute_shares",
-    "compute_total_step",
-    "convert_to_gradient",
-    "find_omitted",
-    "find_schedule",
-    "follow_channel",
-    "get_buffers",
-    "simulate_channel",
-]  # fmt: skip
+from fedsim.recording.observation import Observation
+from fedsim.recording.training import Training
 
 
 def build_network(observation: Observation) -> nn.Module:
@@ -71,7 +52,7 @@ def _choose_buffers(own: Weights, observation: Observation) -> dict[str, Tensor]
     return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
 
 
-def build_facts(observation: Observation, model: nn.Module) -> Facts:
+def build_facts(observation: Observation, model: nn.Module) -> TrainingFacts:
     """Return the facts from which a gradient rule, such as DP-SGD, builds the attacker's model of the rule's effect.
 
     A gradient rule is the client's way to compute a gradient. The facts are the model, the (assumed) size of each local step and
@@ -81,7 +62,9 @@ def build_facts(observation: Observation, model: nn.Module) -> Facts:
     training, count = observation.training, observation.num_examples or observation.training.batch_size
     sizes = training.count_step_examples(count) or _split_evenly(count, training.steps or 1)
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
-    return Facts(model, [LocalStep(*step) for step in zip(sizes, compute_shares(training, len(sizes)), strict=True)], exact)
+    return TrainingFacts(
+        model, [LocalStep(*step) for step in zip(sizes, compute_shares(training, len(sizes)), strict=True)], exact
+    )
 
 
 def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:

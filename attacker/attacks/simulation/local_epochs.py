@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedsim.recording.observation import Training
+from fedsim.recording.training import Training
 
 
 def count_separate_epochs(weight: float, training: Training) -> int:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacker.attacks.simulation.client import NO_BUFFERS, Gradient, Gradients, Weights, convert_to_gradient
-from fedsim.recording.observation import Training
+from attacker.attacks.simulation.client import convert_to_gradient
+from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradients
+from defenses.rules import Gradient, Weights
+from fedsim.recording.training import Training
 
 
 def assign_rows(sizes: Sequence[int], examples: int) -> list[list[int]]:

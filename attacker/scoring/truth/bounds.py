@@ -16,15 +16,15 @@ from attacker.bounds import (
     fit_prior,
 )
 from attacker.bounds.cramer_rao import MAX_DENSE, MAX_ITERATIONS, NUM_PROBES
-from attacker.scoring.truth.originals import Use
+from attacker.scoring.truth.originals import CaseObservation
 from fedsim.data import Dataset
 from fedsim.recording import DamagedFile, Observation, Recording
 from fedsim.recording.index_database import INDEX_FILE
-from fedsim.truth import Used
+from fedsim.truth import RoundUsage
 
 PRIOR_EXAMPLES = 464
 """Largest number of training examples that the prior is fitted to."""
-ReadUsed = Callable[..., Used]
+ReadUsed = Callable[..., RoundUsage]
 
 
 class CaseBounds:
@@ -40,11 +40,11 @@ class CaseBounds:
         self.reasons: dict[str, str] = {}
         self._recording, self._data, self._read_used = recording, data, read_used
         self._left = seconds
-        self._found: dict[tuple[Use, ...], dict[int, float] | str] = {}
+        self._found: dict[tuple[CaseObservation, ...], dict[int, float] | str] = {}
         self._prior: GaussianPrior | None = None
         self._rows = {(row.round, row.attempt, row.client): row for row in recording.read_rows(on_damage=lambda error: None)}
 
-    def find(self, key: str, observed: Sequence[Use]) -> dict[int, float]:
+    def find(self, key: str, observed: Sequence[CaseObservation]) -> dict[int, float]:
         """Return a dict from the data set index of each example of a case to the lower bound on its mean squared error.
 
         The result is empty if there is no bound; the attribute `reasons` then holds the reason under `key`. key: key of the case.
@@ -64,7 +64,7 @@ class CaseBounds:
             return {}
         return found
 
-    def _bound(self, uses: Sequence[Use]) -> dict[int, float]:
+    def _bound(self, uses: Sequence[CaseObservation]) -> dict[int, float]:
         if self._left <= 0:
             raise NotBounded("the time for bounds is used up; attacker score --bounds TIME gives more")
         if any(len(use.clients) > 1 for use in uses):
@@ -88,7 +88,7 @@ class CaseBounds:
         found = bound_error(information, self._find_prior())
         return dict(zip(indices, found.mse.tolist(), strict=True))
 
-    def _read_observation(self, use: Use) -> Observation:
+    def _read_observation(self, use: CaseObservation) -> Observation:
         """Read the observation of one client. Raises DamagedFile if the recording has none that is valid."""
         (client,) = use.clients
         row = self._rows.get((use.round, use.attempt, client))

@@ -38,8 +38,6 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         except (TypeError, KeyError, AttributeError) as error:  # the file's arguments may have any type
             words = f"describes a data set that cannot be loaded ({error}); name it with --data"
             raise DamagedFile(reader.folder / "dataset.json", words) from None
-        if data.compute_hash() != expected and _lacks_ranges(reader.dataset):
-            data = load_described(_add_client_ranges(reader.dataset), given)
         if data.compute_hash() != expected:
             raise ValueError(
                 f"the content of data set {data.name} differs from the data that the truth in {reader.folder} refers to; name "
@@ -58,24 +56,6 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         examples = parts.concatenate(*(one.train for one in sets))
         joined = replace(joined, name=f"{joined.name} and {len(sets) - 1} more", train=examples)
     return joined, [starts[reader.dataset["content_hash"]] for reader in readers]
-
-
-def _lacks_ranges(described: dict[str, Any]) -> bool:
-    """Return whether truth describes a table without the argument `ranges_from`, the rows that determine its columns' ranges.
-
-    Without this argument, older versions took the clients' rows; now the default is held-out rows. described: content of
-    `dataset.json`.
-    """
-    factory = datasets.DATASETS[datasets.split_name(described["name"])[0]]
-    return "ranges_from" in signature(factory).parameters and "ranges_from" not in described["arguments"]
-
-
-def _add_client_ranges(described: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a table with `ranges_from` = "clients": the rows of all clients determine its columns' ranges.
-
-    In older versions, which did not have this argument, this was the only way. described: content of `dataset.json`.
-    """
-    return {**described, "arguments": {**described["arguments"], "ranges_from": "clients"}}
 
 
 def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None = None) -> Dataset:

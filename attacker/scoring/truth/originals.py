@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.measures import MeasuredRow
-from fedsim.truth import Used
+from fedsim.truth import RoundUsage
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Original:
     index: int
 
 
-class Use(NamedTuple):
+class CaseObservation(NamedTuple):
     """One observation of a case: its round, and the clients that it depends on (several for a secure sum).
 
     attempt: 1 plus the number of times that the run had been resumed when the round was recorded.
@@ -39,17 +39,17 @@ class Use(NamedTuple):
     clients: tuple[str, ...]
 
 
-def list_uses(case: Mapping[str, Any]) -> list[Use]:
+def list_uses(case: Mapping[str, Any]) -> list[CaseObservation]:
     """Return the observations of a case in the order of its rounds in `attack.json`. case: the case's entry in this file."""
     rounds = case.get("rounds") or [[case["round"], case["attempt"]]]
     cohorts = case.get("cohorts") or [case.get("cohort") or []] * len(rounds)
     return [
-        Use(int(round), int(attempt), tuple(cohort) or (case["client"],))
+        CaseObservation(int(round), int(attempt), tuple(cohort) or (case["client"],))
         for (round, attempt), cohort in zip(rounds, cohorts, strict=True)
     ]
 
 
-def list_originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
+def list_originals(used: Iterable[tuple[int, RoundUsage]]) -> list[Original]:
     """Return the distinct examples of several rounds in the order of their first use.
 
     used: pairs of a round and the examples used in it, in the order of the case's rounds.
@@ -63,7 +63,7 @@ def list_originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
     return list(found.values())
 
 
-def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
+def count_places(used: Iterable[RoundUsage], epochs: int = 1) -> Counter[int]:
     """Return a Counter from an example's index in the training set to how many reconstructions of a case may be assigned to it.
 
     The number is the example's uses in a round, divided by the number of epochs and rounded up; of several rounds, the largest

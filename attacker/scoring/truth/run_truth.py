@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from attacker.scoring.truth.holdings import load_holdings
-from attacker.scoring.truth.originals import Original, Use, count_places, list_originals
-from fedsim.truth import TruthReader, Used
+from attacker.scoring.truth.originals import CaseObservation, Original, count_places, list_originals
+from fedsim.truth import RoundUsage, TruthReader
 
 
 class NoTruth(ValueError):
@@ -27,12 +27,12 @@ class RunTruth:
         self._readers = [TruthReader(folder) for folder in folders]
         self.data, self._starts = load_holdings(self._readers, data)
 
-    def read_originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
+    def read_originals(self, observed: Sequence[CaseObservation]) -> tuple[list[Original], Tensor, Tensor]:
         """Return the N distinct examples that observations were computed from, their x (N, *shape) and their labels y (N,)."""
         examples = list_originals((one.round, self.read_used(one.round, one.attempt, *one.clients)) for one in observed)
         return examples, *self.data.train[[example.index for example in examples]]
 
-    def count_places(self, observed: Sequence[Use], epochs: int) -> Counter[int]:
+    def count_places(self, observed: Sequence[CaseObservation], epochs: int) -> Counter[int]:
         """Return a Counter from the data set index of each example of a case to how many reconstructions it may have.
 
         The number is 1 unless a round used the example more than once per epoch, see `count_places`. observed: the observations
@@ -40,22 +40,22 @@ class RunTruth:
         """
         return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
 
-    def read_used(self, round: int, attempt: int, *clients: str) -> Used:
+    def read_used(self, round: int, attempt: int, *clients: str) -> RoundUsage:
         """Return the indices of the examples that clients used in a round, step by step, client after client.
 
         The indices refer to the training examples of the data set, `self.data.train`. attempt: 1 plus the number of times that
         the run had been resumed when the round was recorded.
         Raises NoTruth if no folder of truth has these examples for one of the clients.
         """
-        return Used(tuple(step for client in clients for step in self._read_used(round, attempt, client).steps))
+        return RoundUsage(tuple(step for client in clients for step in self._read_used(round, attempt, client).steps))
 
-    def _read_used(self, round: int, attempt: int, client: str) -> Used:
+    def _read_used(self, round: int, attempt: int, client: str) -> RoundUsage:
         for reader, start in zip(self._readers, self._starts, strict=True):
             try:
                 used = reader.read_used(round, attempt, client)
             except KeyError:
                 continue
-            return Used(tuple(tuple(start + index for index in step) for step in used.steps))
+            return RoundUsage(tuple(tuple(start + index for index in step) for step in used.steps))
         raise NoTruth(f"no truth of client {client} in round {round}; name the folder that holds it with another --truth FOLDER")
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:

@@ -9,9 +9,9 @@ from attacker.service.authorisation import read_token
 from attacker.service.events import Feed
 from attacker.service.http import audits, cases, feeds, general, jobs, previews, recordings, reports
 from attacker.service.http.caching import ResponseCache
-from attacker.service.http.dependencies import Parts
+from attacker.service.http.dependencies import ServiceComponents
 from attacker.service.http.errors import tell_errors
-from attacker.service.http.metrics import Metrics, Timed
+from attacker.service.http.metrics import Metrics, MetricsMiddleware
 from attacker.service.http.middleware import API_PREFIX, CLIENT_SECONDS, Guard
 from attacker.service.http.pages import make_page_routes
 from attacker.service.index import Catalogue
@@ -39,16 +39,16 @@ API_DESCRIPTION = (
 def create_app(settings: ServiceSettings) -> FastAPI:
     """Return the application with its parts, the objects that its routes use, in `app.state.parts`.
 
-    The state folder and the token file are created if they are missing. No thread is started; `background.Works` does that.
-    Raises ValueError if the state folder or the token file may be under the control of another user, if the state folder cannot
-    be written, or if the token file or the file of the queue is not valid.
+    The state folder and the token file are created if they are missing. No thread is started; `background.BackgroundWork` does
+    that. Raises ValueError if the state folder or the token file may be under the control of another user, if the state folder
+    cannot be written, or if the token file or the file of the queue is not valid.
     """
     app = make_app()
     app.state.parts = make_parts(settings)
     return app
 
 
-def make_parts(settings: ServiceSettings) -> Parts:
+def make_parts(settings: ServiceSettings) -> ServiceComponents:
     """Return the objects that the routes use. Creates files and raises ValueError as `create_app` does."""
     try:
         state = claim_folder(settings.state_folder, adopt=settings.adopt_state)
@@ -59,7 +59,7 @@ def make_parts(settings: ServiceSettings) -> Parts:
             f"the queue and the token cannot be kept in {settings.state_folder}: {error}; name a writable folder with --state"
         ) from None
     catalogue = Catalogue(settings)
-    return Parts(
+    return ServiceComponents(
         settings=settings,
         catalogue=catalogue,
         queue=queue,
@@ -82,7 +82,7 @@ def make_app(*, patience: float = CLIENT_SECONDS) -> FastAPI:
         openapi_url=f"{API_PREFIX}/openapi.json",
         docs_url=None,  # FastAPI's page loads scripts from another site
         redoc_url=None,
-        middleware=[Middleware(Timed), Middleware(Guard, patience=patience)],
+        middleware=[Middleware(MetricsMiddleware), Middleware(Guard, patience=patience)],
     )
     api = APIRouter(prefix=API_PREFIX)
     for router in ROUTERS:

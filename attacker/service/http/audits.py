@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from attacker.service.audit_files import AuditPaths, make_audit_base, make_audit_paths
 from attacker.service.authorisation import REPORT_POLICY
 from attacker.service.http.caching import make_tagged_response
-from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.dependencies import Service, ServiceComponents
 from attacker.service.http.errors import RequestError
 from attacker.service.http.jobs import QUEUE_FULL_RESPONSE
 from attacker.service.http.middleware import API_PREFIX
@@ -22,7 +22,7 @@ from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, Nam
 from attacker.service.http.reports import HTML_TYPE
 from attacker.service.jobs.job import FINAL_STATES, MAX_AUDIT_SECONDS, AuditSpec, Job
 from attacker.service.schemas.general import Problem
-from attacker.service.schemas.jobs import AuditTold, FindingTold
+from attacker.service.schemas.jobs import AuditFinding, AuditVerdict
 
 router = APIRouter(dependencies=[Depends(check_parameters)])
 
@@ -66,18 +66,18 @@ async def submit_audit(response: Response, service: Service, id: Name, asked: Au
     return job
 
 
-@router.get("/jobs/{id}/audit", tags=["jobs"], response_model=AuditTold, responses=VERDICT_RESPONSES)
-def verdict(service: Service, id: Name) -> AuditTold:
+@router.get("/jobs/{id}/audit", tags=["jobs"], response_model=AuditVerdict, responses=VERDICT_RESPONSES)
+def verdict(service: Service, id: Name) -> AuditVerdict:
     """Return the verdict of the audit job `id`: all findings, and the grade of the worst one.
 
     The job must be in the state "done".
     """
     found = json.loads(_find_verdict(service, id).data.read_bytes())
-    return AuditTold(
+    return AuditVerdict(
         grade=found["grade"],
         scored=found["scored"],
         seconds=found["seconds"],
-        findings=[FindingTold(**{key: one[key] for key in FindingTold.__annotations__}) for one in found["findings"]],  # type: ignore[typeddict-item]
+        findings=[AuditFinding(**{key: one[key] for key in AuditFinding.__annotations__}) for one in found["findings"]],  # type: ignore[typeddict-item]
         passed=len(found["passed"]),
         not_checked=len(found["not_checked"]),
         page=f"{API_PREFIX}/jobs/{id}/audit/page",
@@ -95,7 +95,7 @@ async def verdict_page(request: Request, service: Service, id: Name) -> Response
     return await asyncio.to_thread(make_tagged_response, request, content, HTML_TYPE, {"Content-Security-Policy": REPORT_POLICY})
 
 
-def _find_verdict(service: Parts, id: str) -> AuditPaths:
+def _find_verdict(service: ServiceComponents, id: str) -> AuditPaths:
     """Return the paths of the files with an audit's verdict.
 
     Raises UnknownJob if there is no such job, and RequestError if the job is not an audit, if it has no verdict yet, if the

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from attacker.service.index.cache import Shelf
+from attacker.service.index.cache import LRUCache
 
 MAX_BYTES = 64 * 2**20
 """Largest size in bytes of all cached responses together."""
@@ -27,12 +27,12 @@ class CachedResponse(NamedTuple):
 class ResponseCache:
     """Cache of the newest response to each path and query.
 
-    most: size in bytes of all responses together above which the least recently used ones are dropped.
+    Above `MAX_BYTES` of all responses together, the least recently used ones are dropped.
     """
 
-    def __init__(self, most: int = MAX_BYTES) -> None:
+    def __init__(self) -> None:
         self._run = secrets.token_hex(3)
-        self._shelf: Shelf[CachedResponse] = Shelf(most, lambda reply: len(reply.content) + 500)
+        self._shelf: LRUCache[CachedResponse] = LRUCache(MAX_BYTES, lambda reply: len(reply.content) + 500)
 
     async def respond(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON_TYPE) -> Response:
         """Return the response to `request` from the cache, or make it if this version is not cached.

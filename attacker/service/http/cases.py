@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from attacker.report.pairs import ExamplePair
 from attacker.service.http.caching import PNG_TYPE
-from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.dependencies import Service, ServiceComponents
 from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import (
     REFUSED_RESPONSES,
@@ -30,8 +30,8 @@ from attacker.service.index import CatalogueRun, UnknownName, images, views
 from attacker.service.index.attack_folders import CaseFacts, Source, make_file_path
 from attacker.service.index.images import NoImage
 from attacker.service.index.json_lines import ShownScore
-from attacker.service.index.reconstruction_files import Whole, read_whole
-from attacker.service.schemas.cases import Cases, CaseTold, CaseWhole, ExampleTold
+from attacker.service.index.reconstruction_files import WholeReconstruction, read_whole
+from attacker.service.schemas.cases import CaseDetails, CaseExample, Cases, CaseSummary
 
 router = APIRouter(
     prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
@@ -65,7 +65,7 @@ async def cases(
     run = service.catalogue.get_run(id)
     last = _parse_place(after)
 
-    def find_wanted() -> Iterator[CaseTold]:
+    def find_wanted() -> Iterator[CaseSummary]:
         scores = service.catalogue.get_scores(run)
         known = (
             {facts.client for source in service.catalogue.list_sources(run) for facts in source.cases.values()}
@@ -93,18 +93,18 @@ async def cases(
     return await service.replies.respond(request, run.version, make)
 
 
-@router.get("/{source}/{case}", response_model=CaseWhole)
+@router.get("/{source}/{case}", response_model=CaseDetails)
 async def one_case(request: Request, service: Service, id: Name, source: Name, case: Name) -> Response:
     """Return one case: its loss curve, and its examples, beside the originals if the service has the truth."""
     run = service.catalogue.get_run(id)
 
-    def make() -> CaseWhole:
+    def make() -> CaseDetails:
         return load_case(service, run, source, case)
 
     return await service.replies.respond(request, run.version, make)
 
 
-def load_case(service: Parts, run: CatalogueRun, source: str, case: str) -> CaseWhole:
+def load_case(service: ServiceComponents, run: CatalogueRun, source: str, case: str) -> CaseDetails:
     """Return one case of an attack with its examples, each beside the reconstruction by the attack's null, if there is one.
 
     A null is the same attack without the client's update. source: name of the folder of the attack or null. case: key of the
@@ -151,7 +151,9 @@ async def original(
     return await _respond_half(request, service, id, source, case, n, original=True)
 
 
-async def _respond_half(request: Request, service: Parts, id: str, source: str, case: str, n: int, *, original: bool) -> Response:
+async def _respond_half(
+    request: Request, service: ServiceComponents, id: str, source: str, case: str, n: int, *, original: bool
+) -> Response:
     run = service.catalogue.get_run(id)
 
     def make() -> bytes:
@@ -166,7 +168,9 @@ async def _respond_half(request: Request, service: Parts, id: str, source: str, 
     return await service.replies.respond(request, run.version, make, kind=PNG_TYPE)
 
 
-def _find_case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
+def _find_case(
+    service: ServiceComponents, run: CatalogueRun, source: str, case: str
+) -> tuple[Source, CaseFacts, list[ShownScore]]:
     """Return the results of an attack, one case of it, and the list of score rows of that case.
 
     The list is empty if the case is not scored or the service was given no truth (which examples each client trained on).
@@ -194,7 +198,7 @@ class _Answer(NamedTuple):
     """
 
     source: str
-    whole: Whole | None
+    whole: WholeReconstruction | None
     rows: list[ShownScore]
     links: views.PictureLinks
 
@@ -210,7 +214,7 @@ def _read_answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownS
     return _Answer(source.name, whole, rows, views.PictureLinks(address, describe_state(source, case, rows)))
 
 
-def _list_examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _Answer | None) -> list[ExampleTold]:
+def _list_examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _Answer | None) -> list[CaseExample]:
     if run.manifest is None:
         return []
     data = run.manifest.data
@@ -219,7 +223,7 @@ def _list_examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _
     def read_paired(rows: list[ShownScore]) -> dict[int, ExamplePair]:
         return {} if images_shown else images.read_paired_rows(run.folder, rows, data)
 
-    def read_values(one: _Answer, whole: Whole) -> dict[int, ExamplePair]:
+    def read_values(one: _Answer, whole: WholeReconstruction) -> dict[int, ExamplePair]:
         return {} if images_shown else images.read_rows(run.folder, make_file_path(one.source, facts.key), whole, data)
 
     rows = [row for row in answer.rows if row.state != "waiting"]

@@ -16,7 +16,7 @@ from attacker.service.settings import ServiceSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class ServiceComponents:
     """The objects that all routes share: catalogue of recordings, job queue, event feed, metrics and caches of a service.
 
     keys: the token and the open sessions; None if no token is required. replies: cache of responses. reporting: lock that lets
@@ -33,9 +33,9 @@ class Parts:
     reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-def _get_parts(request: Request) -> Parts:
-    parts: Parts = request.app.state.parts
+def _get_parts(request: Request) -> ServiceComponents:
+    parts: ServiceComponents = request.app.state.parts
     return parts
 
 
-Service = Annotated[Parts, Depends(_get_parts)]
+Service = Annotated[ServiceComponents, Depends(_get_parts)]

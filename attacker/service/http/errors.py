@@ -12,13 +12,13 @@ from starlette.exceptions import HTTPException
 
 from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import list_settable
-from attacker.service.events import TooMany
+from attacker.service.events import TooManyListeners
 from attacker.service.http.middleware import make_problem
 from attacker.service.index import UnknownName as UnknownRecording
 from attacker.service.index.images import NoImage
 from attacker.service.jobs.job import JobSpec
-from attacker.service.jobs.queue import Full, NotNow
-from attacker.service.jobs.queue import UnknownJob as UnknownJob
+from attacker.service.jobs.queue import TooManyJobs, WrongJobState
+from attacker.service.jobs.queue_rows import UnknownJob
 
 ERROR_MESSAGES = {"extra_forbidden": "there is no such field", "missing": "is needed"}
 RETRY_LATER = {"Retry-After": "10"}
@@ -41,7 +41,14 @@ def tell_errors(app: FastAPI) -> None:
 
     Each type of exception has its HTTP status, such as 404 for an unknown name and 429 for a full queue.
     """
-    for kind, status in ((UnknownRecording, 404), (UnknownJob, 404), (NoImage, 404), (NotNow, 409), (Full, 429), (TooMany, 503)):
+    for kind, status in (
+        (UnknownRecording, 404),
+        (UnknownJob, 404),
+        (NoImage, 404),
+        (WrongJobState, 409),
+        (TooManyJobs, 429),
+        (TooManyListeners, 503),
+    ):
         app.add_exception_handler(kind, _make_handler(status))
 
     @app.exception_handler(sqlite3.OperationalError)

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from attacker.service.events import HEARTBEAT_SECONDS, Event, encode_event
-from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.dependencies import Service, ServiceComponents
 from attacker.service.http.previews import read_stamp, read_version
 from attacker.service.http.queries import REFUSED_RESPONSES, Name, check_parameters
 from attacker.service.jobs.job import FINAL_STATES, Job
@@ -36,7 +36,7 @@ async def events(service: Service, last: Last = None) -> StreamingResponse:
     return StreamingResponse(_stream_all(service, first, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
 
 
-async def _stream_all(service: Parts, first: Event | None, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
+async def _stream_all(service: ServiceComponents, first: Event | None, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
     yield encode_event(first, service.feed.make_id(first) if first else "")
     async for event in feed:
         yield encode_event(event, service.feed.make_id(event) if event else "")
@@ -51,7 +51,7 @@ async def of_job(service: Service, id: Name) -> StreamingResponse:
     return StreamingResponse(_stream_job(service, job, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
 
 
-async def _stream_job(service: Parts, job: Job, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
+async def _stream_job(service: ServiceComponents, job: Job, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
     yield encode_event(Event(0, "job", job.id, job.model_dump_json()))
     if job.state in FINAL_STATES:
         return

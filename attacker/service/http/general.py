@@ -18,7 +18,7 @@ from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
 from attacker.service.http.middleware import make_cookie_name, read_session
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, check_parameters
-from attacker.service.schemas.attacks import AttackKnown, AttacksKnown
+from attacker.service.schemas.attacks import KnownAttack, KnownAttacks
 from attacker.service.schemas.general import Health
 from attacker.service.sessions import SESSION_SECONDS
 from defenses._registry import read_source, read_summary
@@ -48,16 +48,16 @@ async def metrics(service: Service) -> Response:
     return Response(await run_in_threadpool(service.metrics.read), media_type=CONTENT_TYPE)
 
 
-@router.get("/attacks", response_model=AttacksKnown, responses=REFUSED_RESPONSES)
-async def attacks() -> AttacksKnown:
+@router.get("/attacks", response_model=KnownAttacks, responses=REFUSED_RESPONSES)
+async def attacks() -> KnownAttacks:
     """List the registered attacks with their arguments, without those that need a file."""
-    return AttacksKnown(items=await run_in_threadpool(_list_attacks), next=None)
+    return KnownAttacks(items=await run_in_threadpool(_list_attacks), next=None)
 
 
 @cache
-def _list_attacks() -> list[AttackKnown]:
+def _list_attacks() -> list[KnownAttack]:
     return [
-        AttackKnown(
+        KnownAttack(
             name=name,
             summary=read_summary(ATTACKS[name]),
             needs=sorted(need.name.lower() for need in ATTACKS[name]().needs),

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.dependencies import Service, ServiceComponents
 from attacker.service.http.errors import RequestError
 from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, After, Limit, Name, check_parameters
@@ -83,7 +83,7 @@ def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
     return service.queue.retry(id)
 
 
-def _check(service: Parts, spec: JobSpec) -> None:
+def _check(service: ServiceComponents, spec: JobSpec) -> None:
     """Raise RequestError if a job cannot run on its recording.
 
     That is so if the recording is missing or cannot be read, if it lacks at least one of the clients that the job names, or if it

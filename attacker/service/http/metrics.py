@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attacker.service.http.middleware import API_PREFIX
-from attacker.service.index import Arrived, Catalogue, CatalogueRun
+from attacker.service.index import ArrivedRound, Catalogue, CatalogueRun
 from attacker.service.jobs.job import FINAL_STATES, Job
 from attacker.service.jobs.queue import Queue
 
@@ -48,8 +48,8 @@ class Metrics:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
-    def count_arrived(self, rounds: Sequence[Arrived]) -> None:
-        """Count new rounds, and record the delay of each: seconds from its last reply until it was found (`Arrived.lag`).
+    def count_arrived(self, rounds: Sequence[ArrivedRound]) -> None:
+        """Count new rounds, and record the delay of each: seconds from its last reply until it was found (`ArrivedRound.lag`).
 
         All rounds are counted. A delay is not recorded if it is unknown, negative, or at least `GAUGE_SECONDS`: such a round was
         probably recorded while the service was not running.
@@ -111,7 +111,7 @@ def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
     return max(0, (run.told["last_round"] or 0) - max(answered, default=0))
 
 
-class Timed:
+class MetricsMiddleware:
     """ASGI middleware that counts requests by route, method and status, and times them by route.
 
     A route is named by its path template, such as `/api/v1/jobs/{id}`. Event streams are counted but not timed.

@@ -28,7 +28,7 @@ log = logging.getLogger("attacker.service")
 Headers = MutableMapping[str, str]
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """Raised for a request that the middleware refuses with an error response.
 
     status: HTTP status. headers: further headers of the response, given with _ in place of -.
@@ -101,26 +101,26 @@ class Guard:
             await self.app(scope, receive, answer.send)
         except (LoggedOut, Disconnected, TooSlow):
             raise
-        except Refused as refused:
+        except RefusedRequest as refused:
             await answer.refuse(scope, refused)
         except Exception:  # a bug: the client gets a plain error, and the log the traceback
             log.exception("%s %s failed", scope["method"], scope["path"][:200])
             if not answer.begun:
-                await answer.refuse(scope, Refused(500, "an error in the service; see its log"))
+                await answer.refuse(scope, RefusedRequest(500, "an error in the service; see its log"))
 
 
 def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], bool]:
     """Check whether a request is allowed; return a function that returns whether its response may still be sent.
 
     The method, the length of the address, the host, and the token or session are checked; for a request that changes something
-    also what `_check_change` checks. Raises Refused if the request is not allowed. The returned function returns False once the
-    session has ended; for requests with a token, or without need of one, it always returns True.
+    also what `_check_change` checks. Raises RefusedRequest if the request is not allowed. The returned function returns False
+    once the session has ended; for requests with a token, or without need of one, it always returns True.
     """
     method, path = scope["method"], scope["path"]
     if method not in KNOWN_METHODS:
-        raise Refused(405, f"the method {method[:20]} is not supported", Allow="GET, HEAD, POST, DELETE")
+        raise RefusedRequest(405, f"the method {method[:20]} is not supported", Allow="GET, HEAD, POST, DELETE")
     if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > MAX_PATH:
-        raise Refused(400, f"the address is longer than {MAX_PATH} characters")
+        raise RefusedRequest(400, f"the address is longer than {MAX_PATH} characters")
     _check_host(headers, known.settings)
     if method in CHANGING_METHODS:
         _check_change(method, headers, known.settings)
@@ -130,22 +130,22 @@ def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], 
     if not keys.is_open(cookie):
         wrong = "the token is wrong" if "authorization" in headers else "a token is needed"
         words = f"{wrong}: send the header Authorization: Bearer TOKEN; the service prints the token's file when it starts"
-        raise Refused(401, words, WWW_Authenticate="Bearer")
+        raise RefusedRequest(401, words, WWW_Authenticate="Bearer")
     return lambda: keys.is_open(cookie)
 
 
 def _check_host(headers: Headers, settings: ServiceSettings) -> None:
     host = headers.get("host", "")
     if parse_hostname(host) is None:
-        raise Refused(400, f"the Host header {host[:100]!r} is not a host name; write it as localhost:8000")
+        raise RefusedRequest(400, f"the Host header {host[:100]!r} is not a host name; write it as localhost:8000")
     if settings.is_loopback and not is_loopback_name(host):
-        raise Refused(
+        raise RefusedRequest(
             400, f"the host must be localhost, 127.0.0.1 or [::1], got {host[:100]!r}; see --host to serve other machines"
         )
 
 
 def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
-    """Raise Refused for a changing request that may come from another site's page, or that declares too large a body.
+    """Raise RefusedRequest for a changing request that may come from another site's page, or that declares too large a body.
 
     The header Origin, if given, must name the service's host and port. Sec-Fetch-Site, if given, must be "same-origin" or "none".
     The content type must be JSON (a DELETE may have none). Without permission by CORS, browsers let other sites' pages send forms
@@ -153,15 +153,17 @@ def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> N
     """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
     if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):
-        raise Refused(403, "the request comes from a page of another site, and such pages must not change anything")
+        raise RefusedRequest(403, "the request comes from a page of another site, and such pages must not change anything")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and (method != "DELETE" or kind):
-        raise Refused(415, f"the Content-Type must be application/json for requests that change something, got {kind[:100]!r}")
+        raise RefusedRequest(
+            415, f"the Content-Type must be application/json for requests that change something, got {kind[:100]!r}"
+        )
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal()):
-        raise Refused(400, f"Content-Length must be a number, got {length[:100]!r}")
+        raise RefusedRequest(400, f"Content-Length must be a number, got {length[:100]!r}")
     if int(length[:20]) > settings.max_body:
-        raise Refused(413, f"the request is larger than {settings.max_body} bytes")
+        raise RefusedRequest(413, f"the request is larger than {settings.max_body} bytes")
 
 
 def _has_token(headers: Headers, keys: Keys) -> bool:
@@ -198,16 +200,16 @@ def make_cookie_name(known: ServiceParts) -> str:
 def _read_headers(scope: Scope) -> Headers:
     """Return headers by lower-case name; values of a repeated header are joined by "; ".
 
-    Raises Refused if the headers are too long together, or if Host, Origin, Authorization, Content-Type or Content-Length is
-    repeated.
+    Raises RefusedRequest if the headers are too long together, or if Host, Origin, Authorization, Content-Type or Content-Length
+    is repeated.
     """
     found: dict[str, str] = {}
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
-        raise Refused(400, f"the headers are longer than {MAX_HEADERS} bytes")
+        raise RefusedRequest(400, f"the headers are longer than {MAX_HEADERS} bytes")
     for raw, value in scope["headers"]:
         name = raw.decode("latin-1").lower()
         if name in found and name in ("host", "origin", "authorization", "content-type", "content-length"):
-            raise Refused(400, f"the header {name} is given twice")
+            raise RefusedRequest(400, f"the header {name} is given twice")
         found[name] = f"{found[name]}; {value.decode('latin-1')}" if name in found else value.decode("latin-1")
     return found
 
@@ -223,8 +225,8 @@ def _read_cookie(header: str, name: str) -> str:
 async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
     """Return the body of a request.
 
-    Raises Refused if it has more than `most` bytes, whatever its headers claim, or is not complete after `patience` seconds, and
-    Disconnected if the client disconnects.
+    Raises RefusedRequest if it has more than `most` bytes, whatever its headers claim, or is not complete after `patience`
+    seconds, and Disconnected if the client disconnects.
     """
     body = bytearray()
 
@@ -237,12 +239,12 @@ async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
             body.extend(message.get("body", b""))
             more = message.get("more_body", False)
             if len(body) > most:
-                raise Refused(413, f"the request is larger than {most} bytes")
+                raise RefusedRequest(413, f"the request is larger than {most} bytes")
 
     try:
         await _wait_in_time(read(), patience)
     except TooSlow:
-        raise Refused(408, f"the request was not complete after {patience:g} seconds; send it again") from None
+        raise RefusedRequest(408, f"the request was not complete after {patience:g} seconds; send it again") from None
     return bytes(body)
 
 
@@ -278,7 +280,7 @@ class _SecuredSender:
             raise LoggedOut
         await _wait_in_time(self._send(message), self._patience)
 
-    async def refuse(self, scope: Scope, refused: Refused) -> None:
+    async def refuse(self, scope: Scope, refused: RefusedRequest) -> None:
         content = json.dumps(make_problem(str(refused))).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
         pairs = [(name.encode(), value.encode()) for name, value in (headers | refused.headers).items()]

@@ -19,13 +19,14 @@ CONTENT_TYPES = {
 PAGE_FOLDER = Path(__file__).parent.parent / "web"
 
 
-def make_page_routes(folder: Path = PAGE_FOLDER) -> APIRouter:
-    """Return routes for the files below `folder`, as listed now, that have a suffix in `CONTENT_TYPES`.
+def make_page_routes() -> APIRouter:
+    """Return routes for the files below `PAGE_FOLDER`, as listed now, that have a suffix in `CONTENT_TYPES`.
 
     index.html is served at /, icon.svg at /favicon.ico, and every file below /page/.
     """
     router = APIRouter(include_in_schema=False)
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.suffix in CONTENT_TYPES}
+    paths = [path for path in sorted(PAGE_FOLDER.rglob("*")) if path.suffix in CONTENT_TYPES]
+    files = {path.relative_to(PAGE_FOLDER).as_posix(): path for path in paths}
 
     @router.get("/")
     async def index(request: Request) -> Response:

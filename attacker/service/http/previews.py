@@ -10,11 +10,11 @@ from PIL import Image
 
 from attacker.service.http.caching import PNG_TYPE
 from attacker.service.http.cases import IMAGE_RESPONSE
-from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.dependencies import Service, ServiceComponents
 from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import REFUSED_RESPONSES, Name, Number, check_parameters
 from attacker.service.index.images import NoImage
-from attacker.service.schemas.jobs import PreviewImage, PreviewTold
+from attacker.service.schemas.jobs import JobPreview, PreviewImage
 from attacker.service.worker import preview_files as previews
 
 router = APIRouter(
@@ -31,15 +31,15 @@ PreviewVersion = Annotated[
 ]
 
 
-@router.get("", response_model=PreviewTold)
-def preview(service: Service, id: Name) -> PreviewTold:
+@router.get("", response_model=JobPreview)
+def preview(service: Service, id: Name) -> JobPreview:
     """Return the best reconstructions of a running job so far.
 
     The status is 404 if the job is not running or has no intermediate images, as attacks on tables and attacks without a search.
     """
     seen = _read_preview(service, id)
     address = f"{API_PREFIX}/jobs/{id}/preview"
-    return PreviewTold(
+    return JobPreview(
         version=seen.version,
         iteration=seen.iteration,
         most=seen.most,
@@ -72,7 +72,7 @@ def preview_image(service: Service, id: Name, n: Number, version: PreviewVersion
     return Response(buffer.getvalue(), media_type=PNG_TYPE, headers={"Cache-Control": "private, max-age=60"})
 
 
-def read_stamp(service: Parts, id: str) -> int:
+def read_stamp(service: ServiceComponents, id: str) -> int:
     """Return the Unix time in ns at which a job's preview file last changed; 0 if there is none.
 
     It is cheaper than `read_version`, since the file is not opened.
@@ -83,13 +83,13 @@ def read_stamp(service: Parts, id: str) -> int:
         return 0
 
 
-def read_version(service: Parts, id: str) -> int | None:
+def read_version(service: ServiceComponents, id: str) -> int | None:
     """Return `Preview.version` of a job's preview, which its image addresses hold as `version`; None if there is no preview."""
     seen = previews.read(service.settings.state_folder, id)
     return seen.version if seen else None
 
 
-def _read_preview(service: Parts, id: str) -> previews.Preview:
+def _read_preview(service: ServiceComponents, id: str) -> previews.Preview:
     job = service.queue.get(id)
     seen = previews.read(service.settings.state_folder, job.id)
     if seen is None:

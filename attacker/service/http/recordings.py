@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from attacker.service.http.cases import load_case
-from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.dependencies import Service, ServiceComponents
 from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import (
     REFUSED_RESPONSES,
@@ -29,8 +29,8 @@ from attacker.service.index.headline import find_strongest_source, find_worst_ex
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas.attacks import AttacksOnRecording, Grid, Leakage
-from attacker.service.schemas.cases import CaseWhole, Headline, ShownExample
-from attacker.service.schemas.recordings import Observations, Recordings, RecordingTold, TrainingRows
+from attacker.service.schemas.cases import CaseDetails, Headline, ShownExample
+from attacker.service.schemas.recordings import Observations, Recordings, RecordingSummary, TrainingRows
 
 router = APIRouter(
     prefix="/recordings", tags=["recordings"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
@@ -52,12 +52,12 @@ async def recordings(request: Request, service: Service, limit: Limit = 100, aft
     return await service.replies.respond(request, service.catalogue.version, make)
 
 
-async def _respond_of_run(request: Request, service: Parts, id: str, make: Callable[[CatalogueRun], Any]) -> Response:
+async def _respond_of_run(request: Request, service: ServiceComponents, id: str, make: Callable[[CatalogueRun], Any]) -> Response:
     run = service.catalogue.get_run(id)
     return await service.replies.respond(request, run.version, lambda: make(run))
 
 
-@router.get("/{id}", response_model=RecordingTold)
+@router.get("/{id}", response_model=RecordingSummary)
 async def recording(request: Request, service: Service, id: Name) -> Response:
     """Return one recording, with messages about everything that is wrong with its files."""
     return await _respond_of_run(request, service, id, lambda run: {**run.told, "trouble": service.catalogue.list_trouble(run)})
@@ -137,7 +137,7 @@ async def verdict_first(request: Request, service: Service, id: Name) -> Respons
 
 
 def _find_worst(
-    service: Parts, run: CatalogueRun, source: Source, scores: Mapping[str, Sequence[ShownScore]]
+    service: ServiceComponents, run: CatalogueRun, source: Source, scores: Mapping[str, Sequence[ShownScore]]
 ) -> Iterator[ShownExample]:
     """Yield the examples that leaked worst, that is, that the attack `source` reconstructed best, each with its case.
 
@@ -145,7 +145,7 @@ def _find_worst(
 
     scores: dict from the key of a case to the score rows of this attack.
     """
-    cases: dict[str, CaseWhole] = {}
+    cases: dict[str, CaseDetails] = {}
     for key, n in find_worst_examples(source, scores):
         if key not in cases:
             cases[key] = load_case(service, run, source.name, key)
@@ -188,7 +188,7 @@ async def over_rounds(request: Request, service: Service, id: Name) -> Response:
     return await _respond_of_run(request, service, id, make)
 
 
-def _find_source(service: Parts, run: CatalogueRun, name: str) -> Any:
+def _find_source(service: ServiceComponents, run: CatalogueRun, name: str) -> Any:
     try:
         return service.catalogue.get_source(run, name)
     except UnknownName as error:

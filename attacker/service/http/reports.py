@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from attacker.service.authorisation import REPORT_POLICY
 from attacker.service.http.caching import make_tagged_response
-from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import REFUSED_RESPONSES, Name, check_parameters
 from attacker.service.index import CatalogueRun
@@ -39,12 +39,12 @@ async def report(request: Request, service: Service, id: Name) -> Response:
     path = make_private(service.settings.state_folder / "reports") / f"{name}.{run.version}.html"
     async with service.reporting:
         if not path.exists():
-            await _make(service, run, path)
+            await _write_report(run, path)
         content = await asyncio.to_thread(path.read_bytes)
     return await asyncio.to_thread(make_tagged_response, request, content, HTML_TYPE, {"Content-Security-Policy": REPORT_POLICY})
 
 
-async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
+async def _write_report(run: CatalogueRun, path: Path) -> None:
     """Delete older reports of a run, and write a new one to `path` in a separate process. Raises RequestError if that fails."""
     if foreign := await asyncio.to_thread(lambda: next(find_foreign(run.folder), None)):
         raise RequestError(f"{os.path.relpath(foreign.path, run.folder)} {foreign.reason}", status=409)

@@ -3,6 +3,6 @@
 Files are read on demand, and their contents are not trusted.
 """
 
-from attacker.service.index.catalogue import Arrived, Catalogue, CatalogueRun, Changes, UnknownName
+from attacker.service.index.catalogue import ArrivedRound, Catalogue, CatalogueRun, Changes, UnknownName
 
-__all__ = ["Arrived", "Catalogue", "CatalogueRun", "Changes", "UnknownName"]
+__all__ = ["ArrivedRound", "Catalogue", "CatalogueRun", "Changes", "UnknownName"]

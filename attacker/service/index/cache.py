@@ -17,7 +17,7 @@ class _Place(Generic[T]):
     weight: int = 0
 
 
-class Shelf(Generic[T]):
+class LRUCache(Generic[T]):
     """Cache of values, each with a key and a version; a key has one version at a time. The least recently used are dropped first.
 
     most: sum of weights above which values are dropped, except the newest one. weight: function that returns the weight of a

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from attacker.service.index import views
 from attacker.service.index.attack_folders import CHECKPOINT_VALID_SECONDS, SAFE_NAME, Source, find_null, read_source
-from attacker.service.index.cache import Shelf
+from attacker.service.index.cache import LRUCache
 from attacker.service.index.json_lines import Scores, read_scores, read_training
 from attacker.service.index.recording_index import (
     Index,
@@ -27,7 +27,7 @@ from attacker.service.index.recording_index import (
 )
 from attacker.service.index.run_folders import Mark, find_runs, is_run, list_subfolders, read_mark, read_work_mark
 from attacker.service.index.verdicts import RunVerdicts, read_verdicts
-from attacker.service.schemas.recordings import RecordingTold
+from attacker.service.schemas.recordings import RecordingSummary
 from attacker.service.settings import ServiceSettings
 from fedsim.recording import Manifest
 
@@ -63,11 +63,11 @@ class CatalogueRun:
     index: Index
     marks: Mapping[str, Mark]
     sources: Mapping[str, Mark]
-    told: RecordingTold
+    told: RecordingSummary
     version: str
 
 
-class Arrived(NamedTuple):
+class ArrivedRound(NamedTuple):
     """A round that is new since the last scan, or was recorded again after a resume or in a new recording.
 
     All rounds of a recording are new in its first scan. recording: id of the recording. lag: seconds from the arrival of the
@@ -85,7 +85,7 @@ class Changes:
 
     changed: list[CatalogueRun] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    arrived: list[Arrived] = field(default_factory=list)
+    arrived: list[ArrivedRound] = field(default_factory=list)
 
 
 class Catalogue:
@@ -97,11 +97,11 @@ class Catalogue:
         self.version = ""
         self._runs: dict[str, CatalogueRun] = {}
         self._looking = threading.Lock()
-        self._rows: Shelf[IndexedRows] = Shelf(MAX_CACHED_RUNS)
-        self._scores: Shelf[tuple[Scores, list[str]]] = Shelf(MAX_CACHED_RUNS)
-        self._verdicts: Shelf[RunVerdicts] = Shelf(MAX_CACHED_RUNS)
-        self._training: Shelf[tuple[list[dict[str, Any]], list[str]]] = Shelf(MAX_CACHED_RUNS)
-        self._sources: Shelf[Source | str] = Shelf(MAX_CACHED_SOURCES)
+        self._rows: LRUCache[IndexedRows] = LRUCache(MAX_CACHED_RUNS)
+        self._scores: LRUCache[tuple[Scores, list[str]]] = LRUCache(MAX_CACHED_RUNS)
+        self._verdicts: LRUCache[RunVerdicts] = LRUCache(MAX_CACHED_RUNS)
+        self._training: LRUCache[tuple[list[dict[str, Any]], list[str]]] = LRUCache(MAX_CACHED_RUNS)
+        self._sources: LRUCache[Source | str] = LRUCache(MAX_CACHED_SOURCES)
 
     def scan(self) -> Changes:
         """Find changes on disk since the last scan, and return them."""
@@ -299,11 +299,11 @@ def _read_manifest(folder: Path) -> tuple[str, Manifest | None, str]:
         return "", None, format_error(error, folder)
 
 
-def _find_arrived(run: CatalogueRun, before: CatalogueRun | None) -> list[Arrived]:
+def _find_arrived(run: CatalogueRun, before: CatalogueRun | None) -> list[ArrivedRound]:
     known = before.index.attempts if before and before.identity == run.identity else {}
     now, attempts = time.time(), run.index.attempts
     return [
-        Arrived(run.id, number, now - marks[-1] if isinstance(marks[-1], float) else None)
+        ArrivedRound(run.id, number, now - marks[-1] if isinstance(marks[-1], float) else None)
         for number, marks in run.index.rounds.items()
         if known.get(number) != attempts[number]
     ]

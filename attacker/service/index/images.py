@@ -11,7 +11,7 @@ from PIL import Image
 
 from attacker.report.pairs import SCORE_ADVICE, ExamplePair, read_pair, show_alone
 from attacker.service.index.json_lines import ShownScore
-from attacker.service.index.reconstruction_files import REPLACE_ADVICE, Whole, read_example
+from attacker.service.index.reconstruction_files import REPLACE_ADVICE, WholeReconstruction, read_example
 from attacker.service.index.recording_index import format_error
 from fedsim.recording import DamagedFile, DataSpec
 from fedsim.recording.safe_files import read_bytes
@@ -25,7 +25,7 @@ class NoImage(ValueError):
     """Raised if there is no image to show; the message states the reason."""
 
 
-class Halves(NamedTuple):
+class PicturePair(NamedTuple):
     """Original and reconstruction of one example, each as the content of a PNG file."""
 
     original: bytes
@@ -44,7 +44,7 @@ def encode_reconstruction(run: Path, file: str, number: int, data: DataSpec) -> 
     return pair.reconstruction.png
 
 
-def encode_pair(run: Path, file: str, data: DataSpec) -> Halves:
+def encode_pair(run: Path, file: str, data: DataSpec) -> PicturePair:
     """Return original and reconstruction of the pair in `file`, which scoring wrote, relative to `run`.
 
     Raises NoImage if the file cannot be read or holds a table row.
@@ -52,10 +52,10 @@ def encode_pair(run: Path, file: str, data: DataSpec) -> Halves:
     pair = _read_pair(run, file, data)
     if pair.original is None or pair.reconstruction is None:
         raise NoImage(pair.problem or "these data are table rows: their values are listed, and there is no image")
-    return Halves(pair.original.png, pair.reconstruction.png)
+    return PicturePair(pair.original.png, pair.reconstruction.png)
 
 
-def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, ExamplePair]:
+def read_rows(run: Path, file: str, whole: WholeReconstruction, data: DataSpec) -> dict[int, ExamplePair]:
     """Return the first reconstructed examples of a case with tabular data, at most `MAX_ROWS`.
 
     The result is a dict from the index of an example in the reconstruction to its values, without an original. It ends before the

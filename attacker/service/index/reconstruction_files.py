@@ -46,7 +46,7 @@ class ReconstructionSummary(NamedTuple):
     interrupted: bool
 
 
-class Whole(NamedTuple):
+class WholeReconstruction(NamedTuple):
     """A case's reconstruction without its images.
 
     labels: one class per example. confidence: one estimated probability per example that it is recovered; None if unknown.
@@ -76,7 +76,7 @@ def read_answer(run: Path, name: str) -> ReconstructionSummary:
         return _summarise_answer(file, layout, facts)
 
 
-def read_whole(run: Path, name: str) -> Whole:
+def read_whole(run: Path, name: str) -> WholeReconstruction:
     """Read the file `name` below `run` without its images. Raises DamagedFile if it is not a reconstruction."""
     with open_file(run, name, limit=MAX_BYTES) as file:
         layout, facts = _read_header(file)
@@ -89,10 +89,10 @@ def read_whole(run: Path, name: str) -> Whole:
         labels = _read_values(file, layout, "y")
         if not np.isfinite(labels).all():
             raise ValueError(f"the labels of this reconstruction must be finite, but some are NaN or infinite; {REPLACE_ADVICE}")
-        return Whole(
+        return WholeReconstruction(
             answer=answer,
             labels=tuple(int(label) for label in labels.tolist()),
-            confidence=tuple(_to_finite(value) for value in _read_confidence(file, layout).tolist()),
+            confidence=tuple(_to_finite(value) for value in _read_values(file, layout, "confidence").tolist()),
             places=places,
             rounds={example: tuple(sorted(some)) for example, some in rounds.items()},
             losses=thin_curve(_read_values(file, layout, "loss")),
@@ -144,7 +144,7 @@ def thin_curve(losses: NDArray[np.float64], most: int = MAX_CURVE_POINTS) -> tup
 
 
 def _summarise_answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, Any]) -> ReconstructionSummary:
-    losses, confidence = _read_values(file, layout, "loss"), _read_confidence(file, layout)
+    losses, confidence = _read_values(file, layout, "loss"), _read_values(file, layout, "confidence")
     known = confidence[np.isfinite(confidence)]
     seconds, iterations = facts.get("seconds"), facts.get("iterations")
     return ReconstructionSummary(
@@ -158,21 +158,12 @@ def _summarise_answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, An
     )
 
 
-def _read_confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
-    """Read the estimated probabilities that the examples are recovered, (N,); NaN if unknown.
-
-    The tensor `confidence` holds another quantity in files of old versions, which lack `explained`: all are then NaN.
-    """
-    known = _read_values(file, layout, "confidence")
-    return known if "explained" in layout else np.full_like(known, np.nan)
-
-
 def _read_header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
     metadata, layout = _read_layout(file)
     facts = parse_json(metadata.get("facts", "null"))
     if not isinstance(facts, dict):
         raise ValueError(f"the metadata of a reconstruction must be a JSON object, got {shorten(facts)}; {REPLACE_ADVICE}")
-    if missing := [name for name in ("x", "y", "confidence", "loss") if name not in layout]:
+    if missing := [name for name in ("x", "y", "confidence", "explained", "loss") if name not in layout]:
         raise ValueError(f"this file is not a reconstruction, since it lacks the tensor {missing[0]}; {REPLACE_ADVICE}")
     x, y, confidence, loss = (layout[name][1] for name in ("x", "y", "confidence", "loss"))
     if not x or not x[:1] == y == confidence or len(loss) != 1:

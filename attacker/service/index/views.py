@@ -14,15 +14,15 @@ from attacker.report.pairs import ExamplePair
 from attacker.service.index.attack_folders import CaseFacts, ShownState, Source
 from attacker.service.index.json_lines import Place, ShownScore
 from attacker.service.index.means import average_labels, average_psnr, average_success, count_finished, mean
-from attacker.service.index.reconstruction_files import Whole
+from attacker.service.index.reconstruction_files import WholeReconstruction
 from attacker.service.index.recording_index import Index, IndexRow
 from attacker.service.index.verdicts import VerdictSummary
 from attacker.service.schemas.attacks import AttackOnRecording
-from attacker.service.schemas.cases import CaseTold, CaseWhole, ExampleTold, NullTold, ValueTold
-from attacker.service.schemas.recordings import Data, ObservationTold, RecordingTold
+from attacker.service.schemas.cases import CaseDetails, CaseExample, CaseOutcome, CaseSummary, NullExample, TableValue
+from attacker.service.schemas.recordings import Data, ObservationSummary, RecordingSummary
 from fedsim.recording import Manifest
 
-NO_NULLS: Mapping[Any, NullTold] = {}
+NO_NULLS: Mapping[Any, NullExample] = {}
 
 
 def format_moment(seconds: float | None) -> str | None:
@@ -35,7 +35,9 @@ def format_moment(seconds: float | None) -> str | None:
         return None
 
 
-def describe_recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]) -> RecordingTold:
+def describe_recording(
+    id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]
+) -> RecordingSummary:
     """Return the summary of one recording for the API.
 
     id: of the recording. manifest: None if it cannot be read. index: the state of the recording's index. truth: whether the
@@ -43,7 +45,7 @@ def describe_recording(id: str, manifest: Manifest | None, index: Index, *, trut
     messages about damaged files.
     """
     m = manifest
-    return RecordingTold(
+    return RecordingSummary(
         id=id,
         name=m.name if m else id,
         model=str(m.model) if m else None,
@@ -66,9 +68,9 @@ def describe_recording(id: str, manifest: Manifest | None, index: Index, *, trut
     )
 
 
-def describe_observation(row: IndexRow) -> ObservationTold:
+def describe_observation(row: IndexRow) -> ObservationSummary:
     """Return one observation (what the server received from one client in one round) for the API."""
-    return ObservationTold(
+    return ObservationSummary(
         round=row.round,
         client=row.client,
         status=row.status,
@@ -117,24 +119,33 @@ def describe_attack(
 
 def describe_case(
     source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()
-) -> CaseTold:
+) -> CaseSummary:
     """Return one case for the API, without its examples.
 
     scores: score rows of the case. null_scores: score rows of this case for the attack's null, the same attack without the
     update.
     """
     answer = source.answers.get(facts.key)
-    return CaseTold(
+    return {
+        **_describe_outcome(source, facts, scores, null_scores),
+        "examples": answer.examples if answer else facts.examples,
+        "loss": answer.loss if answer else None,
+    }
+
+
+def _describe_outcome(
+    source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore]
+) -> CaseOutcome:
+    answer = source.answers.get(facts.key)
+    return CaseOutcome(
         attack=source.name,
         case=facts.key,
         client=facts.client,
         rounds=list(facts.rounds),
-        examples=answer.examples if answer else facts.examples,
         status=source.find_state(facts.key),
         route=answer.route if answer else None,
         iterations=answer.iterations if answer else None,
         seconds=answer.seconds if answer else None,
-        loss=answer.loss if answer else None,
         confidence=answer.confidence if answer else None,
         success=average_success(scores),
         psnr=average_psnr(scores),
@@ -153,38 +164,23 @@ def _explain_unfinished(state: ShownState) -> str | None:
 def describe_whole_case(
     source: Source,
     facts: CaseFacts,
-    whole: Whole | None,
+    whole: WholeReconstruction | None,
     scores: Sequence[ShownScore],
     null_scores: Sequence[ShownScore],
-    examples: list[ExampleTold],
-) -> CaseWhole:
+    examples: list[CaseExample],
+) -> CaseDetails:
     """Return one case for the API, with its examples.
 
     whole: its reconstruction; None if there is none. scores, null_scores: as in `describe_case`. examples: the entries to show.
     """
-    short = describe_case(source, facts, scores, null_scores)
-    return CaseWhole(
-        attack=short["attack"],
-        case=short["case"],
-        client=short["client"],
-        rounds=short["rounds"],
-        examples=examples,
-        status=short["status"],
-        route=short["route"],
-        iterations=short["iterations"],
-        seconds=short["seconds"],
-        loss=list(whole.losses) if whole else [],
-        confidence=short["confidence"],
-        success=short["success"],
-        psnr=short["psnr"],
-        null_success=short["null_success"],
-        null_psnr=short["null_psnr"],
-        reason=short["reason"],
-        oracles=list(whole.oracles if whole else source.oracles),
-        notes=list(whole.notes) if whole else [],
-        spec=source.spec,
-        null=source.null,
-    )
+    return {
+        **_describe_outcome(source, facts, scores, null_scores),
+        "examples": examples,
+        "loss": list(whole.losses) if whole else [],
+        "oracles": list(whole.oracles if whole else source.oracles),
+        "notes": list(whole.notes) if whole else [],
+        "spec": source.spec,
+    }
 
 
 class PictureLinks(NamedTuple):
@@ -202,13 +198,13 @@ class PictureLinks(NamedTuple):
 
 
 def describe_found(
-    whole: Whole,
+    whole: WholeReconstruction,
     links: PictureLinks,
     cells: Mapping[int, ExamplePair],
     *,
     images: bool,
-    nulls: Mapping[int, NullTold] = NO_NULLS,
-) -> Iterator[ExampleTold]:
+    nulls: Mapping[int, NullExample] = NO_NULLS,
+) -> Iterator[CaseExample]:
     """Yield each reconstructed example of a case that is not scored, without an original to compare it with.
 
     whole:  the reconstruction of the case. links: addresses of its images. images: whether the data are images.
@@ -219,7 +215,7 @@ def describe_found(
     """
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
-        yield ExampleTold(
+        yield CaseExample(
             n=n,
             batch=place[2] if place else None,
             position=place[3] if place else None,
@@ -245,8 +241,8 @@ def describe_scored(
     cells: Mapping[int, ExamplePair],
     *,
     images: bool,
-    nulls: Mapping[Place, NullTold] = NO_NULLS,
-) -> Iterator[ExampleTold]:
+    nulls: Mapping[Place, NullExample] = NO_NULLS,
+) -> Iterator[CaseExample]:
     """Yield each true example of a case that is scored, with the reconstruction assigned to it, if there is one.
 
     scores: one row for each true example. links: addresses of the case's images. images: whether the data are images.
@@ -257,7 +253,7 @@ def describe_scored(
     """
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
-        yield ExampleTold(
+        yield CaseExample(
             n=n,
             batch=row.batch,
             position=row.position,
@@ -279,14 +275,14 @@ def describe_scored(
 
 def describe_scored_nulls(
     scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
-) -> dict[Place, NullTold]:
+) -> dict[Place, NullExample]:
     """Return a dict from `ShownScore.place`, the key of a true example, to what the attack's null reconstructed for this example.
 
     scores, links, cells: as in `describe_scored`, but of the null (the same attack without the update). If the null
     has no reconstruction of the example, the entry has neither an image nor values.
     """
     return {
-        row.place: NullTold(
+        row.place: NullExample(
             image=links.to("pairs", n) if row.pair is not None and images else None,
             values=None if images or n not in cells else list_reconstructed(cells[n]),
             label=row.label,
@@ -298,8 +294,8 @@ def describe_scored_nulls(
 
 
 def describe_found_nulls(
-    whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
-) -> dict[int, NullTold]:
+    whole: WholeReconstruction, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
+) -> dict[int, NullExample]:
     """Return a dict from the index of an example in the null's reconstruction of a case to this example.
 
     It is for cases without scores. Pages then show the examples of the attack and of its null (the same attack without the
@@ -307,7 +303,7 @@ def describe_found_nulls(
     `describe_found`, but of the null.
     """
     return {
-        n: NullTold(
+        n: NullExample(
             image=links.to("images", n) if images else None,
             values=None if images or n not in cells else list_reconstructed(cells[n]),
             label=str(label),
@@ -323,13 +319,13 @@ def list_reconstructed(pair: ExamplePair) -> dict[str, str]:
     return {cell.column: cell.reconstruction for cell in pair.cells}
 
 
-def list_values(pair: ExamplePair) -> list[ValueTold]:
+def list_values(pair: ExamplePair) -> list[TableValue]:
     """Return one entry for each variable of a table row: its name, and its reconstructed and its true value as text.
 
     The true value is None if it is not known. `right` is whether the reconstructed value counts as correct (a number within a
     tolerance, the same category), and None if this cannot be told.
     """
     return [
-        ValueTold(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)
+        TableValue(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)
         for cell in pair.cells
     ]

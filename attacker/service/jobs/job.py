@@ -136,7 +136,7 @@ class JobProgress(FrozenModel):
     words: Annotated[str, Field(max_length=500)] = ""
 
 
-class Attacked(FrozenModel):
+class ReplaySummary(FrozenModel):
     """The results of one replay, that is, of one attack or one null on the chosen cases of a recording.
 
     source:  name of the folder with the reconstructions, below `reconstructions/`.
@@ -167,7 +167,7 @@ class Result(FrozenModel):
     not compared, if known, or for how many cases a comparison was impossible; else None.
     """
 
-    attacks: tuple[Attacked, ...] = ()
+    attacks: tuple[ReplaySummary, ...] = ()
     scored: bool = False
     score_note: str | None = None
 

@@ -24,7 +24,6 @@ from attacker.service.jobs.job import (
 )
 from attacker.service.jobs.queue_rows import (
     Claim,
-    Fenced,
     UnknownJob,
     check,
     count_change,
@@ -36,14 +35,12 @@ from attacker.service.jobs.queue_rows import (
 )
 from attacker.service.jobs.store import Store
 
-__all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "UnknownJob"]
 
-
-class Full(RuntimeError):
+class TooManyJobs(RuntimeError):
     """Raised if a job cannot be added because the maximum number of waiting jobs, `Limits.max_queued`, is reached."""
 
 
-class NotNow(ValueError):
+class WrongJobState(ValueError):
     """Raised if a job cannot be cancelled or repeated in its present state."""
 
 
@@ -125,22 +122,18 @@ class Queue:
         rows = self.store.read("SELECT * FROM jobs WHERE version > ? ORDER BY version", after)
         return (rows[-1]["version"] if rows else after), [make_job(row) for row in rows]
 
-    def list_publications(self) -> dict[str, int]:
-        """Return a dict from the id of each job that is done to the number, from 1, of the attempt that did it."""
-        return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
-
     # --- actions of users ---
 
     def submit(self, spec: JobSpec | AuditSpec, origin: str = "request") -> Job:
         """Add a job to the queue, and return it.
 
-        origin: what asked for it, `request` or `rule NAME`. Raises Full if `Limits.max_queued` jobs wait already.
+        origin: what asked for it, `request` or `rule NAME`. Raises TooManyJobs if `Limits.max_queued` jobs wait already.
         """
         with self.store.open_transaction() as db:
             return self.add_job(db, spec, origin)
 
     def add_job(self, db: sqlite3.Connection, spec: JobSpec | AuditSpec, origin: str) -> Job:
-        """Add a job as `submit` does, but within the open transaction `db`, and return it. Raises Full."""
+        """Add a job as `submit` does, but within the open transaction `db`, and return it. Raises TooManyJobs."""
         self._check_room(db)
         id = secrets.token_hex(8)
         told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, format_now(), count_change(db))
@@ -154,19 +147,19 @@ class Queue:
     def _check_room(self, db: sqlite3.Connection) -> None:
         (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
         if waiting >= self.limits.max_queued:
-            raise Full(f"{waiting} jobs wait, and the limit is {self.limits.max_queued}; try again later")
+            raise TooManyJobs(f"{waiting} jobs wait, and the limit is {self.limits.max_queued}; try again later")
 
     def cancel(self, id: str) -> Job:
         """Cancel a waiting job, or request the cancellation of a running one, and return the job.
 
         A running job becomes cancelled once its worker has stopped. The worker first saves its best reconstructions so far, for
         which it has a limited time. If it completes the job before it stops, the job ends as done.
-        Raises UnknownJob, and NotNow if the job is in a final state.
+        Raises UnknownJob, and WrongJobState if the job is in a final state.
         """
         with self.store.open_transaction() as db:
             job = get_job(db, id)
             if job.state in FINAL_STATES:
-                raise NotNow(f"job {id} is {job.state}; only waiting and running jobs can be cancelled")
+                raise WrongJobState(f"job {id} is {job.state}; only waiting and running jobs can be cancelled")
             if job.state == "queued":
                 wait_again(db, id, cancelled=True)
             else:
@@ -186,13 +179,13 @@ class Queue:
         """Put a job that failed, was cancelled or was set aside back into the queue, and return it.
 
         Its number of crashes becomes 0, and its progress, error and result are deleted. The job continues from the files of its
-        earlier attempts. Raises UnknownJob, NotNow if the job is in another state, and Full if `Limits.max_queued` jobs wait
-        already.
+        earlier attempts. Raises UnknownJob, WrongJobState if the job is in another state, and TooManyJobs if `Limits.max_queued`
+        jobs wait already.
         """
         with self.store.open_transaction() as db:
             job = get_job(db, id)
             if job.state not in ("failed", "cancelled", "set_aside"):
-                raise NotNow(f"job {id} is {job.state}; only jobs in state failed, cancelled or set_aside can be repeated")
+                raise WrongJobState(f"job {id} is {job.state}; only jobs in state failed, cancelled or set_aside can be repeated")
             self._check_room(db)
             db.execute(
                 "UPDATE jobs SET state = 'queued', crashes = 0, share = 0, words = '', error = NULL, result = NULL, "
@@ -237,7 +230,7 @@ class Queue:
             return Claim(id=row["id"], attempt=attempt, owner=owner, spec=read_stored_spec(json.loads(row["spec"])))
 
     def save_progress(self, claim: Claim, told: JobProgress) -> None:
-        """Store the progress of a running job. Raises Fenced if the claim is no longer valid."""
+        """Store the progress of a running job. Raises StaleClaim if the claim is no longer valid."""
         with self.store.open_transaction() as db:
             check(db, claim)
             db.execute(
@@ -254,7 +247,7 @@ class Queue:
     def publish(self, claim: Claim, result: Result, *, cpu: float = 0.0) -> None:
         """Mark a job as done, and store its result.
 
-        cpu: CPU seconds of this attempt. Raises Fenced if the claim is no longer valid.
+        cpu: CPU seconds of this attempt. Raises StaleClaim if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             end_job(db, claim, "done", result=result, cpu=cpu, share=1.0)
@@ -263,8 +256,8 @@ class Queue:
     def end_failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
         """Mark a job as failed. It runs again only if a user requests it.
 
-        error: the reason. result: what was finished before. cpu: CPU seconds of this attempt. Raises Fenced if the claim is no
-        longer valid.
+        error: the reason. result: what was finished before. cpu: CPU seconds of this attempt. Raises StaleClaim if the claim is
+        no longer valid.
         """
         with self.store.open_transaction() as db:
             end_job(db, claim, "failed", error=error, result=result, cpu=cpu)
@@ -272,7 +265,7 @@ class Queue:
     def end_cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
         """Mark a job as cancelled. result: what was finished before. cpu: CPU seconds of this attempt.
 
-        Raises Fenced if the claim is no longer valid.
+        Raises StaleClaim if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             end_job(db, claim, "cancelled", result=result, cpu=cpu)
@@ -283,7 +276,7 @@ class Queue:
         It is "cancelled" if the cancellation was requested, else "set_aside" if this was at least the `Limits.crashes`-th death,
         and else "queued": the job waits again.
         words: how the worker died; part of the job's error, except if it waits again. cpu: CPU seconds of this attempt.
-        Raises Fenced if the claim is no longer valid.
+        Raises StaleClaim if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             row = check(db, claim)
@@ -301,7 +294,7 @@ class Queue:
     def release(self, claim: Claim, *, cpu: float = 0.0) -> None:
         """Put a running job back into the queue without counting a crash, or mark it as cancelled if this was requested.
 
-        cpu: CPU seconds of this attempt. Raises Fenced if the claim is no longer valid.
+        cpu: CPU seconds of this attempt. Raises StaleClaim if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             row = check(db, claim)

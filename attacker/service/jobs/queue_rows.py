@@ -18,7 +18,7 @@ class UnknownJob(KeyError):
         return str(self.args[0])
 
 
-class Fenced(RuntimeError):
+class StaleClaim(RuntimeError):
     """Raised if a claim is no longer valid: its job has left the state "running", or another attempt has claimed it."""
 
 
@@ -36,11 +36,11 @@ class Claim:
 
 
 def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
-    """Return the row of a claimed job. Raises Fenced if the claim is no longer valid."""
+    """Return the row of a claimed job. Raises StaleClaim if the claim is no longer valid."""
     query = "SELECT * FROM jobs WHERE id = ? AND attempts = ? AND owner = ? AND state = 'running'"
     row: sqlite3.Row | None = db.execute(query, (claim.id, claim.attempt, claim.owner)).fetchone()
     if row is None:
-        raise Fenced(
+        raise StaleClaim(
             f"the results of attempt {claim.attempt} of job {claim.id} are dropped, since it has ended or a newer one has begun"
         )
     return row
@@ -56,7 +56,7 @@ def end_job(
     result: Result | None = None,
     share: float | None = None,
 ) -> None:
-    """Write the final state of a claimed job. Raises Fenced if the claim is no longer valid.
+    """Write the final state of a claimed job. Raises StaleClaim if the claim is no longer valid.
 
     cpu: CPU seconds of this attempt, added to the CPU seconds of earlier attempts. error, result: replace the stored error and
     result, also if None.

@@ -1,7 +1,6 @@
 """History of rules that submit jobs for new rounds: the rounds that a rule has dealt with, and the CPU time of its jobs."""
 
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from attacker.service.jobs.job import Job, JobSpec
@@ -12,14 +11,14 @@ JOBS_OF_RULE = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND ident
 """The jobs of a rule on one recording."""
 
 
-class Recorded(NamedTuple):
+class RecordingIdentity(NamedTuple):
     """One recording. identity: digest of its manifest, which differs for an earlier recording with the same id."""
 
     id: str
     identity: str
 
 
-class Taken(NamedTuple):
+class TakenRound(NamedTuple):
     """A round of a recording that a rule has dealt with. A rule deals with it again if a later attempt records the round again.
 
     attempt: how often the federation had been started when the round was recorded; above 1 after a resume.
@@ -29,7 +28,7 @@ class Taken(NamedTuple):
     attempt: int
 
 
-class Ledger:
+class RuleHistory:
     """The history of the rules that submit jobs to one queue, stored in the queue's SQLite file.
 
     It tells which rounds of each recording a rule has dealt with, and which jobs it submitted for them.
@@ -38,36 +37,18 @@ class Ledger:
     def __init__(self, queue: Queue) -> None:
         self._queue, self._store = queue, queue.store
 
-    def adopt(self, recording: Recorded, created: str, attempts: Mapping[int, int]) -> None:
-        """Assign history entries of old versions, which stored no identity of a recording but its id, to this recording.
-
-        Only entries with the recording's id are assigned, and only those made since the recording was created.
-        created: time of creation according to the recording, ISO 8601; if it is invalid, all entries with the id are assigned.
-        attempts: dict from each round of the recording to its attempt, see `Taken`, which is stored in the entries; 0 for rounds
-        that are not in it.
-        """
-        if not self._store.read("SELECT 1 FROM taken WHERE recording = ? AND identity = '' LIMIT 1", recording.id):
-            return
-        of, since = "WHERE recording = ? AND identity = '' AND created >= ?", _parse_instant(created)
-        with self._store.open_transaction() as db:
-            rounds = [row[0] for row in db.execute(f"SELECT DISTINCT round FROM taken {of}", (recording.id, since))]
-            db.executemany(
-                f"UPDATE OR IGNORE taken SET identity = ?, attempt = ? {of} AND round = ?",
-                [(recording.identity, attempts.get(round, 0), recording.id, since, round) for round in rounds],
-            )
-
-    def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
+    def take(self, rule: str, recording: RecordingIdentity, rounds: Iterable[TakenRound], spec: JobSpec | None) -> Job | None:
         """Submit one job of a rule, store that the rule has dealt with `rounds` of a recording, and return the job.
 
         If the rule has dealt with all of `rounds` before, nothing is submitted or stored. Otherwise only the rounds among them
         that are new to the rule are stored.
         spec: request for the job, whose field `spec.rounds` selects the rounds that it attacks; for an attack that combines
         rounds, `spec.rounds` holds more rounds than `rounds`. None submits no job, and stores `rounds` as left out.
-        Returns None if no job was submitted. Raises Full if too many jobs wait in the queue.
+        Returns None if no job was submitted. Raises TooManyJobs if too many jobs wait in the queue.
         """
         with self._store.open_transaction() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
-            known = {Taken(*row) for row in db.execute(query, (rule, *recording))}
+            known = {TakenRound(*row) for row in db.execute(query, (rule, *recording))}
             new = [one for one in rounds if one not in known]
             if not new:
                 return None
@@ -78,12 +59,12 @@ class Ledger:
             )
             return job
 
-    def list_taken(self, rule: str, recording: Recorded) -> set[Taken]:
+    def list_taken(self, rule: str, recording: RecordingIdentity) -> set[TakenRound]:
         """Return the rounds, each with its attempt, for which a rule has submitted a job or decided to submit none."""
         query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
-        return {Taken(*row) for row in self._store.read(query, rule, *recording)}
+        return {TakenRound(*row) for row in self._store.read(query, rule, *recording)}
 
-    def list_waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
+    def list_waiting(self, rule: str, recording: RecordingIdentity) -> list[tuple[int, str]]:
         """Return a pair (round, job id) for each waiting job of a rule on a recording, in ascending order of rounds."""
         query = (
             "SELECT round, job FROM taken JOIN jobs ON job = id "
@@ -91,7 +72,7 @@ class Ledger:
         )
         return [(row[0], row[1]) for row in self._store.read(query, rule, *recording)]
 
-    def count_unfinished(self, rule: str, recording: Recorded) -> int:
+    def count_unfinished(self, rule: str, recording: RecordingIdentity) -> int:
         """Return the number of jobs of a rule on a recording that wait or run."""
         query = f"SELECT count(*) FROM jobs WHERE id IN ({JOBS_OF_RULE}) AND state IN ('queued', 'running')"
         return int(self._store.read(query, rule, *recording)[0][0])
@@ -103,16 +84,7 @@ class Ledger:
         """
         return int(self._store.read("SELECT count(*) FROM jobs WHERE origin = ? AND created >= ?", f"rule {rule}", instant)[0][0])
 
-    def sum_cpu_seconds(self, rule: str, recording: Recorded) -> float:
+    def sum_cpu_seconds(self, rule: str, recording: RecordingIdentity) -> float:
         """Return the CPU seconds of a rule's jobs on one recording. A running attempt is added when it ends."""
         query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({JOBS_OF_RULE})"
         return float(self._store.read(query, rule, *recording)[0][0])
-
-
-def _parse_instant(created: str) -> str:
-    """Convert a time in ISO 8601 to the format of `format_now`; "", which sorts before all times, if it is invalid."""
-    try:
-        at = datetime.fromisoformat(created)
-        return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError):
-        return ""

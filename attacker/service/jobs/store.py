@@ -52,15 +52,6 @@ CREATE TABLE taken (
 CREATE TABLE changes (version INTEGER NOT NULL);
 INSERT INTO changes VALUES (0);
 """
-TAKEN_SCHEMA = SCHEMA[SCHEMA.index("CREATE TABLE taken") : SCHEMA.index("CREATE TABLE changes")]
-SCHEMA_UPDATES = {
-    1: f"""
-ALTER TABLE taken RENAME TO taken_before;
-{TAKEN_SCHEMA}INSERT INTO taken SELECT rule, recording, '', round, 0, job, created FROM taken_before;
-DROP TABLE taken_before;
-"""
-}
-"""SQL that converts a file of each earlier version to the next. Version 1 did not distinguish recordings with the same id."""
 
 
 class Store:
@@ -77,22 +68,21 @@ class Store:
         self._told: tuple[Callable[[], object], ...] = ()
         self._writer, self._reader = self._connect(), self._connect()
         try:
-            self._update_schema()
+            self._make_tables()
         except BaseException:
             self.close()
             raise
 
-    def _update_schema(self) -> None:
-        """Make the tables, or convert the tables of an earlier version. Raises ValueError for a file of a later version."""
+    def _make_tables(self) -> None:
+        """Make the tables of a new file. Raises ValueError for a file of another version."""
         with self.open_transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > SCHEMA_VERSION:
+            if version not in (0, SCHEMA_VERSION):
                 raise ValueError(
-                    f"{self.path} has schema version {version}, and this program supports up to {SCHEMA_VERSION}; install "
-                    "the newer version of the program that wrote the file"
+                    f"{self.path} has schema version {version}, and this program supports {SCHEMA_VERSION}; install the "
+                    "version of the program that wrote the file"
                 )
-            steps = [SCHEMA_UPDATES[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
-            for statement in ";\n".join(steps).split(";\n"):
+            for statement in [] if version else SCHEMA.split(";\n"):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 

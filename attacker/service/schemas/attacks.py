@@ -108,7 +108,7 @@ class Leakage(TypedDict):
     next: str | None
 
 
-class AttackKnown(TypedDict):
+class KnownAttack(TypedDict):
     """A registered attack. source: the publication that it is from, or empty.
 
     arguments: dict from an argument's name to its default, for the arguments that a job may set.
@@ -123,6 +123,6 @@ class AttackKnown(TypedDict):
     arguments: dict[str, Any]
 
 
-class AttacksKnown(TypedDict):
-    items: list[AttackKnown]
+class KnownAttacks(TypedDict):
+    items: list[KnownAttack]
     next: str | None

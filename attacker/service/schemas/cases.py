@@ -5,13 +5,11 @@ from typing_extensions import TypedDict
 from attacker.service.schemas.attacks import CellState
 
 
-class CaseTold(TypedDict):
-    """One case of an attack.
+class CaseOutcome(TypedDict):
+    """What is known of one case of an attack, whether its examples are listed or only counted.
 
     attack: name of the folder with the attack's results. null: whether the attack is a null (the same attack without the update).
-    examples: number of reconstructed examples or, without a reconstruction, the number of examples behind the case's updates,
-    derived from what the clients reported or estimated; null if it is not known.
-    route: name of the method that reconstructed the case. loss: the attack's own final loss.
+    route: name of the method that reconstructed the case.
     reason: why there is no finished reconstruction, if known.
     null_success, null_psnr: scores of the attack's null on the same case; null if there are none.
     """
@@ -20,12 +18,10 @@ class CaseTold(TypedDict):
     case: str
     client: str
     rounds: list[int]
-    examples: int | None
     status: CellState
     route: str | None
     iterations: int | None
     seconds: float | None
-    loss: float | None
     confidence: float | None
     success: float | None
     psnr: float | None
@@ -35,12 +31,23 @@ class CaseTold(TypedDict):
     null: bool
 
 
+class CaseSummary(CaseOutcome):
+    """One case of an attack. loss: the attack's own final loss.
+
+    examples: number of reconstructed examples or, without a reconstruction, the number of examples behind the case's updates,
+    derived from what the clients reported or estimated; null if it is not known.
+    """
+
+    examples: int | None
+    loss: float | None
+
+
 class Cases(TypedDict):
-    items: list[CaseTold]
+    items: list[CaseSummary]
     next: str | None
 
 
-class ValueTold(TypedDict):
+class TableValue(TypedDict):
     """One variable of a table row, in its own unit, as text.
 
     original: the true value; null if it is not known, as without truth. right: whether the reconstructed value counts as correct:
@@ -53,7 +60,7 @@ class ValueTold(TypedDict):
     right: bool | None
 
 
-class NullTold(TypedDict):
+class NullExample(TypedDict):
     """What the attack's null, the same attack without the client's update, reconstructed for comparison with an example.
 
     If the case is scored, it is the null's reconstruction of the same example; otherwise it is the null's example with the same
@@ -69,7 +76,7 @@ class NullTold(TypedDict):
     psnr: float | None
 
 
-class ExampleTold(TypedDict):
+class CaseExample(TypedDict):
     """One example of a case: a reconstruction or, if the case is scored, a true example with the reconstruction assigned to it.
 
     n: index in the list of the case's true examples or, if the case is not scored, of its reconstructed examples; from 0.
@@ -81,9 +88,9 @@ class ExampleTold(TypedDict):
     rounds: rounds of the case in which the example was used; if the case is not scored, the rounds to which the attack assigns
     it.
     failure: why there is no reconstruction of a true example; else null.
-    null: what the attack's null reconstructed for comparison, see `NullTold`; null if there is no null to compare with, or if it
-    has no entry for this example. The entry of a scored case has neither an image nor values if the null has no reconstruction of
-    the example.
+    null: what the attack's null reconstructed for comparison, see `NullExample`; null if there is no null to compare with, or if
+    it has no entry for this example. The entry of a scored case has neither an image nor values if the null has no reconstruction
+    of the example.
     """
 
     n: int
@@ -93,7 +100,7 @@ class ExampleTold(TypedDict):
     label: str | None
     confidence: float | None
     image: str | None
-    values: list[ValueTold] | None
+    values: list[TableValue] | None
     original: str | None
     label_true: str | None
     success: bool | None
@@ -101,32 +108,17 @@ class ExampleTold(TypedDict):
     ssim: float | None
     lpips: float | None
     failure: str | None
-    null: NullTold | None
+    null: NullExample | None
 
 
-class CaseWhole(TypedDict):
+class CaseDetails(CaseOutcome):
     """A case with its examples. loss: curve of the attack's own loss, at most 200 pairs of iteration, from 1, and loss."""
 
-    attack: str
-    case: str
-    client: str
-    rounds: list[int]
-    examples: list[ExampleTold]
-    status: CellState
-    route: str | None
-    iterations: int | None
-    seconds: float | None
+    examples: list[CaseExample]
     loss: list[tuple[int, float]]
-    confidence: float | None
-    success: float | None
-    psnr: float | None
-    null_success: float | None
-    null_psnr: float | None
-    reason: str | None
     oracles: list[str]
     notes: list[str]
     spec: str
-    null: bool
 
 
 class ShownExample(TypedDict):
@@ -136,7 +128,7 @@ class ShownExample(TypedDict):
     case: str
     client: str
     rounds: list[int]
-    example: ExampleTold
+    example: CaseExample
 
 
 class Headline(TypedDict):

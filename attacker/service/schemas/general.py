@@ -11,7 +11,7 @@ class Health(TypedDict):
     token: bool
 
 
-class Wrong(TypedDict):
+class ErrorDetails(TypedDict):
     """The error in a response. message: what is wrong, where possible with a remedy.
 
     field: the wrong field of the request; null if the error is not in one field. known: the allowed values of this field; null if
@@ -24,4 +24,4 @@ class Wrong(TypedDict):
 
 
 class Problem(TypedDict):
-    error: Wrong
+    error: ErrorDetails

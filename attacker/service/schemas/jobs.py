@@ -19,7 +19,7 @@ class PreviewImage(TypedDict):
     image: str
 
 
-class PreviewTold(TypedDict):
+class JobPreview(TypedDict):
     """Preview of a running job: intermediate images of searches, each the best of its restart so far by the attack's own loss.
 
     version: number of the preview. It increases with every preview of a job, also when the next attack, null (attack without the
@@ -36,7 +36,7 @@ class PreviewTold(TypedDict):
     images: list[PreviewImage]
 
 
-class FindingTold(TypedDict):
+class AuditFinding(TypedDict):
     """A finding of an audit: something that leaks, or a setting that is wrong.
 
     rule: identifier of the check that found it. grade: how bad it is: "low", "moderate", "serious" or "severe". title: the
@@ -50,7 +50,7 @@ class FindingTold(TypedDict):
     advice: str
 
 
-class AuditTold(TypedDict):
+class AuditVerdict(TypedDict):
     """The verdict of an audit: the grade of its worst finding, and all findings, the worst first.
 
     grade: "none found", "low", "moderate", "serious" or "severe". scored: whether reconstructions were compared with the true
@@ -61,7 +61,7 @@ class AuditTold(TypedDict):
     grade: str
     scored: bool
     seconds: float
-    findings: list[FindingTold]
+    findings: list[AuditFinding]
     passed: int
     not_checked: int
     page: str

@@ -11,7 +11,7 @@ class Data(TypedDict):
     is_image: bool
 
 
-class RecordingTold(TypedDict):
+class RecordingSummary(TypedDict):
     """One recording. If its manifest cannot be read, fields from it are null, `name` is the id, and `trouble` states the reason.
 
     truth: whether the service was given a record of which examples each client trained on, without which nothing is scored.
@@ -45,13 +45,13 @@ class Recordings(TypedDict):
     served. root: path of the folder in which the service looks for recordings if it has found none; else null.
     """
 
-    items: list[RecordingTold]
+    items: list[RecordingSummary]
     next: str | None
     trouble: list[str]
     root: str | None
 
 
-class ObservationTold(TypedDict):
+class ObservationSummary(TypedDict):
     """What the server received from one client in one round.
 
     client: name of the client; "sum" for the sum over the clients of a round under secure aggregation.
@@ -74,7 +74,7 @@ class ObservationTold(TypedDict):
 
 
 class Observations(TypedDict):
-    items: list[ObservationTold]
+    items: list[ObservationSummary]
     next: str | None
 
 

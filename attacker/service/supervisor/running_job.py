@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from attacker.service.jobs.job import JobProgress, Result
-from attacker.service.jobs.queue import Claim, Fenced, Queue
+from attacker.service.jobs.queue import Queue
+from attacker.service.jobs.queue_rows import Claim, StaleClaim
 from attacker.service.supervisor.job_worker import JobWorker
 from attacker.service.worker.messages import JobOutcome
 
@@ -46,7 +47,7 @@ class RunningJob:
     def save_progress(self, told: JobProgress) -> None:
         """Store the job's progress in the queue, unless it was stored less than `PROGRESS_SECONDS` ago.
 
-        Raises Fenced if the claim is no longer valid: the job does not run any more, or another attempt has claimed it.
+        Raises StaleClaim if the claim is no longer valid: the job does not run any more, or another attempt has claimed it.
         """
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS:
@@ -110,7 +111,7 @@ class RunningJob:
             return False
         try:
             self.end()
-        except Fenced as error:
+        except StaleClaim as error:
             log.warning("%s", error)
         return True
 

@@ -12,7 +12,8 @@ from queue import Empty, SimpleQueue
 
 from attacker.replay.executors.process_usage import count_cores, is_measurable, read_memory_limit
 from attacker.service.audit_files import make_audit_base
-from attacker.service.jobs.queue import Claim, Fenced, Queue
+from attacker.service.jobs.queue import Queue
+from attacker.service.jobs.queue_rows import Claim, StaleClaim
 from attacker.service.jobs.run_names import make_run_path
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
@@ -136,7 +137,7 @@ class Supervisor:
             except Exception:  # the next start of the service recovers the job
                 log.exception("job %s", running.claim.id)
         if self._claimed is not None:
-            with suppress(Fenced, sqlite3.Error):  # the next start of the service recovers the job
+            with suppress(StaleClaim, sqlite3.Error):  # the next start of the service recovers the job
                 self.queue.release(self._claimed)
 
     def _listen(self) -> None:
@@ -179,7 +180,7 @@ class Supervisor:
         elif running is not None and said.progress is not None:
             try:
                 running.save_progress(said.progress)
-            except Fenced:
+            except StaleClaim:
                 worker.kill()
 
     def _finish_job(self, running: RunningJob) -> None:
@@ -206,7 +207,7 @@ class Supervisor:
         """Give waiting jobs to workers, up to the maximum number of running jobs."""
         while len(self._running) < self.size and (claim := self._claimed or self.queue.claim(self.owner)):
             self._claimed = claim  # if no worker can be started or nothing can be written, it is tried again
-            with suppress(Fenced):
+            with suppress(StaleClaim):
                 self._start_job(claim)
             self._claimed = None
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from attacker.attacks import AttackSpec
 from attacker.replay.executors import ray_cluster
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from attacker.service.audit_files import make_audit_paths
-from attacker.service.jobs.job import Attacked, AuditSpec, Result, read_stored_spec
+from attacker.service.jobs.job import AuditSpec, ReplaySummary, Result, read_stored_spec
 from attacker.service.worker.messages import JobTask, JobWatch
 from attacker.service.worker.replay_results import count_done, make_replay_options, make_result
 from fedsim import models
@@ -35,7 +35,7 @@ class AuditWork:
 
     task: JobTask
     watch: JobWatch
-    parts: list[Attacked] = field(default_factory=list)
+    parts: list[ReplaySummary] = field(default_factory=list)
     progress: "AuditProgress | None" = None
     scored: bool = False
 
@@ -78,7 +78,7 @@ class AuditWork:
         seconds = {one.spec.name: one.core_seconds for one in plan if isinstance(one, PlannedAttack)}
         self.progress = AuditProgress(seconds, self.watch)
 
-    def _replay(self, planned: Replay) -> Replayed:
+    def _replay(self, planned: Replay) -> ReplayResult:
         """Run one attack of the audit, or its null (without the update), with the options of the job; return what was done.
 
         The results are also added to `parts`. After an interruption, the results so far are added before KeyboardInterrupt is
@@ -90,7 +90,7 @@ class AuditWork:
         try:
             replayed = replay.run(lambda done, cases, words: progress.report(replay.spec, done / max(1, cases), words))
         except KeyboardInterrupt:
-            self.parts.append(make_result(replay, Replayed(replay.folder, done=count_done(replay) - before, skipped=before)))
+            self.parts.append(make_result(replay, ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before)))
             raise
         self.parts.append(make_result(replay, replayed))
         if replay.spec.null:  # an attack is compared with its null, which comes last

@@ -11,8 +11,8 @@ import torch
 from attacker.attacks import AttackSpec
 from attacker.replay.executors import ray_cluster
 from attacker.replay.executors.worker_loop import Interrupt
-from attacker.replay.replay import Replay, Replayed
-from attacker.service.jobs.job import Attacked, JobSpec, Result
+from attacker.replay.replay import Replay, ReplayResult
+from attacker.service.jobs.job import JobSpec, ReplaySummary, Result
 from attacker.service.worker.audit_execution import AuditWork
 from attacker.service.worker.messages import JobOutcome, JobTask, JobWatch
 from attacker.service.worker.replay_results import MAX_MESSAGE, count_done, make_replay_options, make_result
@@ -64,7 +64,7 @@ def import_modules(*, scores: bool) -> None:
 class _Work:
     task: JobTask
     watch: JobWatch
-    parts: list[Attacked] = field(default_factory=list)
+    parts: list[ReplaySummary] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)
     scored: bool = False
     note: str | None = None
@@ -127,7 +127,7 @@ class _Work:
         try:
             replayed = replay.run(watch)
         except KeyboardInterrupt:
-            written = Replayed(replay.folder, done=count_done(replay) - before, skipped=before)
+            written = ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before)
             self.parts.append(make_result(replay, written))
             raise
         self.parts.append(make_result(replay, replayed))

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from attacker.attacks.base import Sight
+from attacker.attacks.base import IntermediateResult
 
 PARTIAL_SUFFIX = ".partial"
 """Suffix of a file that is not completely written yet."""
@@ -89,7 +89,7 @@ class Painter:
         self.path, self._version = path, 0
         self._images: dict[tuple[int, str, int, int], tuple[NDArray[np.uint8], int]] = {}
 
-    def __call__(self, sights: Sequence[Sight], iteration: int, most: int) -> None:
+    def __call__(self, sights: Sequence[IntermediateResult], iteration: int, most: int) -> None:
         for sight in sights:
             if sight.x.ndim == 4:
                 self._take(sight)
@@ -98,7 +98,7 @@ class Painter:
             self._version = max(self._version + 1, time.time_ns() // 1000)
             self._write(iteration, most, float(np.median([sight.loss for sight in sights])))
 
-    def _take(self, sight: Sight) -> None:
+    def _take(self, sight: IntermediateResult) -> None:
         pixels, seen = _to_bytes(sight.x), set[int]()
         for slot in sight.slots:
             if slot.example not in seen:

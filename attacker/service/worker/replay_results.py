@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from attacker.replay.results import is_done
-from attacker.service.jobs.job import Attacked
+from attacker.service.jobs.job import ReplaySummary
 from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter
 
@@ -39,7 +39,7 @@ def count_done(replay: Replay) -> int:
     return sum(is_done(replay.folder, case.key) for case in replay.plan.cases)
 
 
-def make_result(replay: Replay, replayed: Replayed) -> Attacked:
+def make_result(replay: Replay, replayed: ReplayResult) -> ReplaySummary:
     """Return the results of one replay in the form in which the queue stores them.
 
     At most `MAX_MESSAGES` reasons of failed cases and at most `MAX_MESSAGES` remarks are kept, each cut after `MAX_MESSAGE`
@@ -49,7 +49,7 @@ def make_result(replay: Replay, replayed: Replayed) -> Attacked:
     notes = [*replayed.notes, *_list_left_out(replayed)]
     if len(failed) < len(replayed.failed):
         notes.insert(0, f"{len(replayed.failed)} cases failed; the first {MAX_MESSAGES} are listed")
-    return Attacked(
+    return ReplaySummary(
         source=replay.folder.name,
         null=replay.spec.null,
         done=replayed.done,
@@ -60,5 +60,5 @@ def make_result(replay: Replay, replayed: Replayed) -> Attacked:
     )
 
 
-def _list_left_out(replayed: Replayed) -> Sequence[str]:
+def _list_left_out(replayed: ReplayResult) -> Sequence[str]:
     return [f"{key}: round {round} was left out: {why}" for key, rounds in replayed.left_out.items() for round, why in rounds]

@@ -8,9 +8,9 @@ from support.contract import Options, ResultRow, measure_cpu
 from support.splits import Images, load_images
 
 from attacker.attacks import Case
-from attacker.attacks.linking import Described
-from attacker.attacks.linking.described import measure_likeness
-from attacker.attacks.linking.link import Matching
+from attacker.attacks.linking import RoundDescription
+from attacker.attacks.linking.likeness import measure_likeness
+from attacker.attacks.linking.links import Matching
 from attacker.attacks.linking.matching import Filter, match_greedily, match_optimally
 from attacker.attacks.multi_round.agic import ComparedBy, agic
 from attacker.attacks.multi_round.descriptions import Describer
@@ -62,7 +62,7 @@ def _draw_order(asked: Options, count: int, batch: int) -> list[list[int]]:
 
 def _describe_rounds(
     asked: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int
-) -> tuple[list[Described], float]:
+) -> tuple[list[RoundDescription], float]:
     """Return what the attack links rounds by: one description for each round; and CPU-seconds per round.
 
     batch: number of images per round. compare: what rounds are compared by: "features" (inputs of the last layer) or
@@ -81,7 +81,7 @@ def _describe_rounds(
 
 
 def _measure_rate(
-    found: Images, described: Sequence[Described], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
+    found: Images, described: Sequence[RoundDescription], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
 ) -> float:
     """Return the share of the second epoch's examples that are paired with the same image in the first epoch.
 

@@ -10,10 +10,10 @@ from support.single_cases import LocalClient, make_client
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, exact
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching.priors import Belief, Prior
 from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, build_smooth_spread
-from attacker.attacks.matching.warm_starts import Given
+from attacker.attacks.matching.warm_starts import WarmStart
 from attacker.attacks.optimisers.descent import Stop
 from attacker.bounds import FisherInformation, GaussianPrior, UsedExamples, bound_error, build_message
 from attacker.reconstruction import Reconstruction
@@ -128,16 +128,16 @@ def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Op
 
         def change(
             cases: Sequence[Case], rng: torch.Generator, best: list[Reconstruction] = best, scale: float = scale
-        ) -> list[Given]:
+        ) -> list[WarmStart]:
             changes = scale * (drawn.draw(len(cases), rng) - 0.5)
-            return [Given(one.x + changes[i], one.y, alone=True) for i, one in enumerate(best)]
+            return [WarmStart(one.x + changes[i], one.y, alone=True) for i, one in enumerate(best)]
 
         found = _attack(replace(search, warm_start=change), cases, replace(asked, seed=asked.seed + 1 + hop))
         best = [min(pair, key=lambda one: float(one.loss.min())) for pair in zip(best, found, strict=True)]
     return best
 
 
-def _compute_map_start(case: Case, prior: GaussianPrior, std: float) -> Given:
+def _compute_map_start(case: Case, prior: GaussianPrior, std: float) -> WarmStart:
     """Return a start for the MAP search: the image estimated from the first layer's gradient alone, and the true label.
 
     This gradient is an outer product of the image and of the gradient with respect to the layer's output. Both are estimated in
@@ -153,7 +153,7 @@ def _compute_map_start(case: Case, prior: GaussianPrior, std: float) -> Given:
         x = torch.linalg.solve(torch.diag(seen) + precision, (delta @ weight) / std**2 + precision @ prior.mean)
         delta = (weight @ x + bias) / (kept @ x.square() + bias_kept).clamp(min=1e-12)
     assert case.known_labels is not None
-    return Given(x.float().reshape(1, *DATA.shape), case.known_labels, alone=True)
+    return WarmStart(x.float().reshape(1, *DATA.shape), case.known_labels, alone=True)
 
 
 def _make_case(client: LocalClient, defense: str, i: int, x: Tensor, y: Tensor, seed: int) -> Case:

@@ -12,7 +12,7 @@ from support.splits import Images, draw, load_images
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Case, GradientMatching, cpl, exact, presets
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from fedsim import data as datasets
 
 LEARNING_RATES = (1e-4, 1e-2)

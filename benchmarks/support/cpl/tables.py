@@ -33,7 +33,7 @@ from support.splits import Images
 from torch import Tensor
 
 from attacker.attacks import GradientMatching, cpl, dlg, exact, inverting_gradients, presets
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import is_recovered
 from defenses.papers import cpl_noise, cpl_prune

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
+from attacker.attacks.closed_form.rgap.system import EquationValues, LayerSystem, apply_maps
 from attacker.attacks.networks.chain import Chain, read_chain
 
 MAX_SYSTEM_ENTRIES = 2_500_000
@@ -141,7 +141,7 @@ def compute_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]
     return list(torch.autograd.grad(nn.functional.cross_entropy(x, y), reached))
 
 
-def write_matrix(system: System) -> Tensor:
+def write_matrix(system: LayerSystem) -> Tensor:
     """Return the matrix (equations, unknowns) of the linear system for a layer's input: the system applied to unit vectors.
 
     First come the equations from the layer's weights, which give the layer's output, then the equations from the gradient of
@@ -174,7 +174,7 @@ def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[
     needed = [*find_used_values(network.chain)[1:], torch.ones(network.chain.layers[-1].outputs)]
     slopes = compute_slopes(network, x, torch.tensor([0]))
     for layer, told, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):
-        system = System(layer, weights[layer.weight][None], k)
+        system = LayerSystem(layer, weights[layer.weight][None], k)
         system.scale = EquationValues(known[None].double(), torch.ones(1, 1, 1, dtype=torch.float64))
         pairs.append((told.rank, compute_rank(write_matrix(system))))
     return pairs

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks import Case, accumulate
 from attacker.attacks.labels.probes import compute_head_inputs
-from attacker.attacks.linking import Described, Links, link
+from attacker.attacks.linking import Links, RoundDescription, link
 from attacker.attacks.multi_round.agic import Agic
 from attacker.attacks.multi_round.descriptions import Describer
 from attacker.attacks.simulation.client import build_network
@@ -156,7 +156,7 @@ def make_linking_row(asked: Options) -> ResultRow:
     }
 
 
-def _place_images(seen: Observation, one: Described, own: Images, batch: Sequence[int], places: Tensor) -> dict[int, int]:
+def _place_images(seen: Observation, one: RoundDescription, own: Images, batch: Sequence[int], places: Tensor) -> dict[int, int]:
     """Return a dict from the index of each image of a round to the number of the example that it is linked to.
 
     The features that the attack inferred in the round are assigned to the true features of its images.

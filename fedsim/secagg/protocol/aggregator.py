@@ -9,11 +9,11 @@ import numpy as np
 from fedsim.secagg.protocol import graph, shamir
 from fedsim.secagg.protocol.keys import derive_public
 from fedsim.secagg.protocol.masks import Words, add_mask, subtract_mask
-from fedsim.secagg.protocol.participant import Opened, Publics, Stage, derive_pairwise_seed
+from fedsim.secagg.protocol.participant import PublicKeys, RevealedShares, Stage, derive_pairwise_seed
 from fedsim.secagg.protocol.terms import Agreement
 
 
-class Lost(RuntimeError):
+class RoundLost(RuntimeError):
     """Error for a round of secure aggregation that must end without a sum; the message states why."""
 
 
@@ -21,10 +21,10 @@ class Roster(NamedTuple):
     """What the server tells a client of the graph: its own number, and a dict from each neighbour's number to its keys."""
 
     number: int
-    peers: dict[int, Publics]
+    peers: dict[int, PublicKeys]
 
 
-class Asked(NamedTuple):
+class ShareRequest(NamedTuple):
     """Request to one client for shares that it holds of its own seed and of its neighbours' secrets.
 
     summed:  numbers of the clients, among this client and its neighbours, whose vectors are in the sum. The server requests a
@@ -43,24 +43,24 @@ class Aggregator:
     context: name of the round and of the attempt at it, such as "round 3, attempt 1". rng: generator that draws the graph.
     Call the methods `draw_rosters`, `route_shares`, `ask_shares` and `unmask` once each, in this order. Each takes a dict from
     member number to that member's answer to one exchange. The first three return what each member is sent in the next exchange,
-    the last one returns the sum. A member without an answer has dropped out for the rest of the round. The methods raise Lost if
-    the sum cannot be computed, such as with too few answers.
+    the last one returns the sum. A member without an answer has dropped out for the rest of the round. The methods raise
+    RoundLost if the sum cannot be computed, such as with too few answers.
     """
 
     def __init__(self, agreement: Agreement, context: str, rng: Random) -> None:
         self.agreement, self._context, self._rng = agreement, context, rng
-        self._publics: Mapping[int, Publics] = {}
+        self._publics: Mapping[int, PublicKeys] = {}
         self._graph: graph.Graph = {}
         self._shared: frozenset[int] = frozenset()
         self._summed: frozenset[int] = frozenset()
         self._total: Words = np.zeros(0, np.uint32)
 
-    def draw_rosters(self, publics: Mapping[int, Publics]) -> dict[int, Roster]:
+    def draw_rosters(self, publics: Mapping[int, PublicKeys]) -> dict[int, Roster]:
         """Draw the graph of neighbours, and return for each member its number and its neighbours' public keys."""
         self._check_enough(publics, "setup")
         keys = [key for both in publics.values() for key in both]
         if len(set(keys)) != len(keys):
-            raise Lost(
+            raise RoundLost(
                 "two clients advertised the same public key at exchange 'setup', so that one may impersonate the other: "
                 "the round is lost"
             )
@@ -83,13 +83,13 @@ class Aggregator:
             for member in sorted(sealed)
         }
 
-    def ask_shares(self, vectors: Mapping[int, Words]) -> dict[int, Asked]:
+    def ask_shares(self, vectors: Mapping[int, Words]) -> dict[int, ShareRequest]:
         """Add up the masked vectors, each uint32 (N,), and return a dict from member to the shares that it is asked to reveal."""
         self._check_enough(vectors, "collect")
         self._summed = frozenset(vectors)
         self._check_neighbours(self._summed, "collect")
         if not graph.is_connected(self._graph, self._summed):
-            raise Lost(
+            raise RoundLost(
                 f"the {len(vectors)} clients that answered at exchange 'collect' are not all connected by masks, so that "
                 "the sum of each connected part would be revealed; raise secure_aggregation.neighbours"
             )
@@ -98,11 +98,11 @@ class Aggregator:
             self._total += vector
         dropped = self._shared - self._summed
         return {
-            member: Asked(sorted((self._graph[member] | {member}) & self._summed), sorted(self._graph[member] & dropped))
+            member: ShareRequest(sorted((self._graph[member] | {member}) & self._summed), sorted(self._graph[member] & dropped))
             for member in sorted(vectors)
         }
 
-    def unmask(self, opened: Mapping[int, Opened]) -> Words:
+    def unmask(self, opened: Mapping[int, RevealedShares]) -> Words:
         """Remove the masks with the revealed shares, and return the sum over all members that sent a vector, uint32 (N,)."""
         self._check_enough(opened, "unmask")
         for member in sorted(self._summed):
@@ -122,10 +122,10 @@ class Aggregator:
             seed = derive_pairwise_seed(key, self._publics[peer].mask, self._context)
             (subtract_mask if peer < member else add_mask)(self._total, seed)
 
-    def _recover_mask_key(self, member: int, opened: Mapping[int, Opened]) -> bytes:
+    def _recover_mask_key(self, member: int, opened: Mapping[int, RevealedShares]) -> bytes:
         key = self._recover_secret(member, {holder: own.keys for holder, own in opened.items()})
         if derive_public(key) != self._publics[member].mask:
-            raise Lost(
+            raise RoundLost(
                 f"the shares of member {member} that clients revealed at exchange 'unmask' give another key than this member "
                 "advertised, so a client sent a wrong share; training continues without this round"
             )
@@ -135,7 +135,7 @@ class Aggregator:
         shares = {holder: own[member] for holder, own in given.items() if member in own}
         if len(shares) < self.agreement.threshold:
             around = len(self._graph[member]) + 1
-            raise Lost(
+            raise RoundLost(
                 f"only {len(shares)} of the {around} clients that hold shares of member {member} answered at exchange "
                 f"'unmask', and the threshold is {self.agreement.threshold}, so that {_MEANS['unmask']}; keep more clients "
                 "connected, or lower secure_aggregation.threshold"
@@ -143,27 +143,27 @@ class Aggregator:
         try:
             return shamir.combine(shares, self.agreement.threshold)
         except ValueError as error:
-            raise Lost(
+            raise RoundLost(
                 f"the masks of member {member} cannot be removed from the sum at exchange 'unmask': {error}; training continues "
                 "without this round"
             ) from None
 
     def _check_enough(self, answered: Collection[int], stage: Stage) -> None:
         if len(answered) < self.agreement.threshold:
-            raise Lost(
+            raise RoundLost(
                 f"only {len(answered)} of {self.agreement.clients} clients answered at exchange '{stage}', and the "
                 f"threshold is {self.agreement.threshold}, so that {_MEANS[stage]}"
             )
 
     def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
-        """Raise Lost if a member in `left`, counted with its neighbours in `left`, makes a group smaller than the threshold.
+        """Raise RoundLost if a member in `left`, counted with its neighbours in `left`, makes a group smaller than the threshold.
 
         left: members that answered the exchange `stage`. A member in too small a group would refuse the next exchange.
         """
         for member in sorted(left):
             near = len((self._graph[member] | {member}) & frozenset(left))
             if near < self.agreement.threshold:
-                raise Lost(
+                raise RoundLost(
                     f"of the group of {len(self._graph[member]) + 1} clients, member {member} and its neighbours, only {near} "
                     f"answered at exchange '{stage}', and the threshold is {self.agreement.threshold}, so that {_MEANS[stage]}; "
                     "keep more clients connected, or lower secure_aggregation.threshold"

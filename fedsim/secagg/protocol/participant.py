@@ -12,7 +12,7 @@ Stage = Literal["setup", "share", "collect", "unmask"]
 STAGES: tuple[Stage, ...] = ("setup", "share", "collect", "unmask")
 
 
-class Publics(NamedTuple):
+class PublicKeys(NamedTuple):
     """Public keys of one client in one round: `mask` to agree on masks with neighbours, `share` to encrypt shares."""
 
     mask: bytes
@@ -30,7 +30,7 @@ class Shares(NamedTuple):
     seed: bytes
 
 
-class Opened(NamedTuple):
+class RevealedShares(NamedTuple):
     """Shares that a client reveals to the server.
 
     seeds: dict from the number of a member in the sum to the share of the seed of this member's own mask.
@@ -66,12 +66,12 @@ class Participant:
     share_key: bytes = b""
     seed: bytes = b""
     number: int = 0
-    peers: Mapping[int, Publics] = field(default_factory=dict)
+    peers: Mapping[int, PublicKeys] = field(default_factory=dict)
     shares: Mapping[int, Shares] = field(default_factory=dict)
 
     @property
-    def publics(self) -> Publics:
-        return Publics(derive_public(self.mask_key), derive_public(self.share_key))
+    def publics(self) -> PublicKeys:
+        return PublicKeys(derive_public(self.mask_key), derive_public(self.share_key))
 
 
 def setup(context: str, threshold: int, draw: Draw) -> Participant:
@@ -83,7 +83,7 @@ def setup(context: str, threshold: int, draw: Draw) -> Participant:
     return Participant(context=context, threshold=threshold, done="setup", mask_key=mask_key, share_key=share_key, seed=seed)
 
 
-def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
+def share(me: Participant, number: int, peers: Mapping[int, PublicKeys], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
     """Split this client's private mask key, and the seed of its own mask, into shares for its peers.
 
     The client keeps one share of the seed itself, but none of the key. Returns the new state, and a dict from peer number to the
@@ -157,7 +157,7 @@ def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
     return replace(me, done="collect"), words
 
 
-def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tuple[Participant, Opened]:
+def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tuple[Participant, RevealedShares]:
     """Return a state without secrets, and the shares of members' secrets that the server needs to remove masks from the sum.
 
     summed:  numbers of members in the sum; for each, a share of the seed of its own mask is returned.
@@ -179,7 +179,7 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
     if me.number not in summed:
         raise ValueError("this client sent its vector, but the server leaves it out of the sum; no share is sent")
     _check_enough(me, len(summed), "unmask")
-    opened = Opened(
+    opened = RevealedShares(
         seeds={member: me.shares[member].seed for member in sorted(summed)},
         keys={member: me.shares[member].key for member in sorted(dropped)},
     )

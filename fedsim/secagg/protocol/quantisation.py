@@ -15,7 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Revealed:
+class RevealedSum:
     """What the sum over all clients reveals.
 
     mean:            mean of the clipped and rounded updates, weighted by numbers of examples: dict from name to float64 array.
@@ -100,7 +100,7 @@ class Quantiser:
         within = np.clip(flat.astype(np.float64), -self.clip, self.clip)
         return np.rint(within * (weight * self.target_range / self.clip)).astype(np.int32), beyond
 
-    def decode(self, total: Words, shapes: Shapes, clients: int) -> Revealed:
+    def decode(self, total: Words, shapes: Shapes, clients: int) -> RevealedSum:
         """Return what the sum of the encoded updates of `clients` clients reveals, such as their weighted mean.
 
         total: sum of the encoded updates, uint32. shapes: shapes of the weights by name.
@@ -115,7 +115,7 @@ class Quantiser:
             )
         step = self.clip / self.target_range / num_examples
         mean = {name: total[place].view(np.int32).reshape(shapes[name]) * step for name, place in _find_slices(shapes).items()}
-        return Revealed(mean, num_examples, clipped, clipped_clients)
+        return RevealedSum(mean, num_examples, clipped, clipped_clients)
 
     def count_words(self, shapes: Shapes) -> int:
         """Return the number of 32-bit words of an encoded update with these shapes, `HEADER_WORDS` included."""

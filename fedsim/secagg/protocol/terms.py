@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from defenses._registry import suggest_name
-from fedsim.recording.observation import Training
+from fedsim.recording.training import Training
 from fedsim.secagg.protocol.quantisation import MAX_SUM, Quantiser
 
 AVERAGING_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
@@ -13,7 +13,7 @@ AVERAGING_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
 DEFAULT_NEIGHBOURS = 64
 MAX_WEIGHT = 1000
 MIN_LEVELS = 127
-"""Smallest `target_range` that is chosen if `bits` is not given. If 32-bit words leave less, `Terms.settle` raises."""
+"""Smallest `target_range` that is chosen if `bits` is not given; `SecureAggregationTable.settle` raises if words leave less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class SecureAggregationTable:
     """The table `secure_aggregation` of an experiment; every key may be left out.
 
     threshold:  see `Agreement`; by default n // 2 + 1, where n = min(neighbours + 1, clients) hold shares of a secret.
@@ -117,8 +117,8 @@ class Terms:
             )
 
     @classmethod
-    def parse(cls, value: Any) -> "Terms | None":
-        """Return the settings for `true` (all defaults) or a table, and None for `false`; a `Terms` is returned unchanged.
+    def parse(cls, value: Any) -> "SecureAggregationTable | None":
+        """Return the settings for `true` (all defaults) or a table, and None for `false`. Settings are returned unchanged.
 
         Raises ValueError for any other value, and for unknown keys and invalid values in the table.
         """

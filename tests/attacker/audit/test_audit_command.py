@@ -12,7 +12,7 @@ from attacker.audit.attack_findings import NO_ANSWER
 from attacker.cli import app
 from attacker.commands import audit as command
 from attacker.commands.audit import EXIT_ABOVE_GRADE
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from fedsim.commands.console import EXIT_FAILURES
 
 
@@ -24,8 +24,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def fail_always(replay: Replay) -> Replayed:
-    return Replayed(replay.folder, failed={case.key: "ValueError: no" for case in replay.plan.cases})
+def fail_always(replay: Replay) -> ReplayResult:
+    return ReplayResult(replay.folder, failed={case.key: "ValueError: no" for case in replay.plan.cases})
 
 
 @pytest.mark.parametrize(

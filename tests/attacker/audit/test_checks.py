@@ -19,7 +19,7 @@ from attacker.audit.privacy_checks import EPSILON_RULE
 from attacker.audit.setting_checks import find_isolated_clients
 from defenses import DefenseSpec
 from defenses.base import Update
-from fedsim.models.imprints import find_parallel_rows
+from fedsim.models.imprint_layers import find_parallel_rows
 from fedsim.recording import DataSpec, ModelSpec, Observation, Recording, Training
 from fedsim.recording.files import read_json_lines
 

@@ -12,17 +12,17 @@ from attacker.audit import Audit, NotChecked, audit
 from attacker.audit.attack_findings import MAX_REASON, NO_ANSWER, AuditedAttack, judge_results
 from attacker.audit.output import render, to_junit, to_sarif
 from attacker.audit.what_if import AuditOutcome, MeasuredChange, describe_change, describe_outcome
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 
 REASON = "ValueError: mat1 and mat2 must have the same dtype\n" + "long " * 100
 
 
-def fail_first(count: int) -> Callable[[Replay], Replayed]:
+def fail_first(count: int) -> Callable[[Replay], ReplayResult]:
     """Return a replay of which each attack, but not its null, fails on its first `count` cases and does nothing for others."""
 
-    def replay(one: Replay) -> Replayed:
+    def replay(one: Replay) -> ReplayResult:
         failed = {case.key: REASON for case in one.plan.cases[:count]}
-        return Replayed(one.folder, failed={} if one.spec.null else failed)
+        return ReplayResult(one.folder, failed={} if one.spec.null else failed)
 
     return replay
 

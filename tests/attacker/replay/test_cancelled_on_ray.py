@@ -17,7 +17,7 @@ import ray
 
 from attacker.attacks import AttackSpec
 from attacker.replay.executors import ray_cluster
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from fedsim.recording import Recording
 
 folder, place = Path(sys.argv[1]), sys.argv[2]
@@ -47,7 +47,7 @@ ray_cluster.run_remote_task = work
 if place == "files":
     ray_cluster.write_bytes = fail
 if place == "outcome":
-    Replayed.add = fail
+    ReplayResult.add = fail
 spec = AttackSpec(name="inverting_gradients", arguments={"steps": 1})
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 try:

@@ -14,7 +14,7 @@ from attacker.replay.batching import CaseFootprint
 from attacker.replay.executors import process_pool
 from attacker.replay.forecast import Forecast, describe_routes
 from attacker.replay.replay import Replay
-from attacker.replay.tasks import Member, Task
+from attacker.replay.tasks import Task, TaskCase
 from fedsim.recording import Recording
 
 
@@ -99,7 +99,7 @@ def test_lack_of_memory_is_told_before_the_attack(run: Path, tmp_path: Path, mon
     assert small.estimate_work().memory == ""
     monkeypatch.setattr(batching, "read_memory", lambda device: 1000)
     monkeypatch.setattr(process_pool, "choose_workers", lambda *_: 4)
-    tasks = [Task(members=(Member(key=case.key, rows=()),)) for case in small.plan.cases]
+    tasks = [Task(members=(TaskCase(key=case.key, rows=()),)) for case in small.plan.cases]
     assert "its process may be killed" in small.estimate_work().memory
     assert small._choose_workers(tasks) == 1
     monkeypatch.setattr(batching, "read_memory", lambda device: 10**9)

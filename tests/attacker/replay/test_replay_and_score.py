@@ -17,10 +17,10 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
 from attacker.replay.replay import Replay
-from attacker.report.undone import make_replay_command
+from attacker.report.missing import make_replay_command
 from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.oracle import compute_true_logits, read_true_labels
-from attacker.scoring.truth.originals import Use
+from attacker.scoring.truth.originals import CaseObservation
 from fedsim.recording import Recording
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "model": "lenet_dlg", "clients": 3, "batch_size": 2}
@@ -289,7 +289,7 @@ def test_oracle_labels_repeat_with_repeated_examples(tmp_path: Path) -> None:
     training = {"learning_rate": 0.1, "batch_size": 100, "steps": 7}
     run = federate(tmp_path / "again", training=training, clients=3, model="lenet_dlg")
     scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").read_rows()
-    assert len(scorer.truth.read_originals([Use(1, 1, (row.client,))])[0]) < row.num_examples
+    assert len(scorer.truth.read_originals([CaseObservation(1, 1, (row.client,))])[0]) < row.num_examples
     assert len(read_true_labels(scorer, row)) == row.num_examples
 
 

@@ -10,11 +10,12 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from processes import is_alive
 
 from attacker.replay.executors import process_pool, process_usage
 from attacker.replay.executors.process_pool import run_tasks
 from attacker.replay.executors.worker_process import WorkerProcess
-from attacker.replay.tasks import Member, ReplayJob, Task
+from attacker.replay.tasks import ReplayJob, Task, TaskCase
 
 SECONDS = 60.0
 """Time limit in seconds, generous for busy machines."""
@@ -36,13 +37,6 @@ def start() -> Iterator[Start]:
     yield start
     for worker in started:
         worker.end()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_messages_arrive_in_order_and_the_end_last(start: Start) -> None:
@@ -154,7 +148,7 @@ def test_task_fails_after_retries_if_workers_write_invalid_messages(tmp_path: Pa
     monkeypatch.setattr(process_pool, "WORKER_PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); print('no json')")
     job = ReplayJob(recording=str(tmp_path), folder=str(tmp_path), attack="cpl", arguments={}, null=False, seed=0, device="cpu")
     retries: list[str] = []
-    task = Task(members=(Member(key="case", rows=((1, "a"),)),))
+    task = Task(members=(TaskCase(key="case", rows=((1, "a"),)),))
     ((number, outcome),) = run_tasks(job, [task], 1, lambda number, share, words: retries.append(words))
     assert number == 0
     assert "invalid message" in outcome.failed["case"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compared import answers, check_equal
+from equal_results import answers, check_equal
 from federations import federate
 
 from attacker.attacks import AttackSpec
@@ -20,7 +20,7 @@ from attacker.replay.executors.process_pool import choose_workers, run_tasks
 from attacker.replay.executors.ray_cluster import read_parcel, run_remote_task
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay
-from attacker.replay.tasks import Member, ReplayJob, Task
+from attacker.replay.tasks import ReplayJob, Task, TaskCase
 from fedsim.recording import Recording
 
 
@@ -72,7 +72,7 @@ def test_task_of_a_killed_worker_is_repeated(run: Path) -> None:
     job, keys = there._job, [row.key for row in Recording(run / "recording").read_rows()]
     there.folder.mkdir(parents=True)
     (row, *_) = Recording(run / "recording").read_rows()
-    task = Task(members=(Member(key=keys[0], rows=((row.round, row.client),)),))
+    task = Task(members=(TaskCase(key=keys[0], rows=((row.round, row.client),)),))
     before = set(children(os.getpid()))
     results = run_tasks(job, [task], 1, lambda number, share, words: None)
 
@@ -99,8 +99,8 @@ def test_task_that_kills_every_worker_fails_alone(run: Path, monkeypatch: pytest
     there = replay(run, "there")
     job, rows = there._job, Recording(run / "recording").read_rows()
     there.folder.mkdir(parents=True)
-    good, deadly = (Task(members=(Member(key=row.key, rows=((row.round, row.client),)),)) for row in rows[:2])
-    deadly = Task(members=(Member(key=rows[1].key, rows=deadly.members[0].rows, labels=("no label",)),))  # type: ignore[arg-type]
+    good, deadly = (Task(members=(TaskCase(key=row.key, rows=((row.round, row.client),)),)) for row in rows[:2])
+    deadly = Task(members=(TaskCase(key=rows[1].key, rows=deadly.members[0].rows, labels=("no label",)),))  # type: ignore[arg-type]
     outcomes = dict(run_tasks(job, [deadly, good], 1, lambda number, share, words: None))
     assert list(outcomes[1].done) == [rows[0].key]
     reason = outcomes[0].failed[rows[1].key]
@@ -179,7 +179,7 @@ def test_remote_task_without_the_recording_gets_its_files(run: Path, tmp_path: P
     here.run()
     job, recording = here._job, Recording(run / "recording")
     row = recording.read_rows()[0]
-    task = Task(members=(Member(key=row.key, rows=((row.round, row.client),)),))
+    task = Task(members=(TaskCase(key=row.key, rows=((row.round, row.client),)),))
     away = ReplayJob.from_json(job.to_json().replace(str(run), str(tmp_path / "not there")))
     assert run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), None) is None
     returned = run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), read_parcel(recording, task))

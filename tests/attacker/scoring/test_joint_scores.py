@@ -11,10 +11,10 @@ import torch
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded
-from attacker.scoring.truth.originals import Original, Use, list_originals, list_uses, make_link_fields
+from attacker.scoring.truth.originals import CaseObservation, Original, list_originals, list_uses, make_link_fields
 from fedsim import data as datasets
 from fedsim.recording.files import write_json
-from fedsim.truth import TruthWriter, Used, describe_dataset
+from fedsim.truth import RoundUsage, TruthWriter, describe_dataset
 
 USED = {1: [[3, 5]], 2: [[7, 9]], 4: [[5, 7]]}
 """Indices by round, batch by batch: 5 is used in rounds 1 and 4, 7 in rounds 2 and 4."""
@@ -161,16 +161,16 @@ def test_scores_of_a_superseded_case_are_removed(joint: Joint) -> None:
 
 
 def test_originals_are_listed_by_first_use() -> None:
-    used = [(2, Used(((4, 6), (4,)))), (5, Used(((6,), (8, 4))))]
+    used = [(2, RoundUsage(((4, 6), (4,)))), (5, RoundUsage(((6,), (8, 4))))]
     assert list_originals(used) == [Original((2, 5), 1, 0, 4), Original((2, 5), 1, 1, 6), Original((5,), 2, 0, 8)]
 
 
 def test_observations_of_a_case_are_listed_with_attempts_and_cohorts() -> None:
     case = {"round": 1, "attempt": 2, "client": "ada"}
-    assert list_uses(case) == [Use(1, 2, ("ada",))]
-    assert list_uses({**case, "client": "sum", "cohort": ["ada", "bob"]}) == [Use(1, 2, ("ada", "bob"))]
+    assert list_uses(case) == [CaseObservation(1, 2, ("ada",))]
+    assert list_uses({**case, "client": "sum", "cohort": ["ada", "bob"]}) == [CaseObservation(1, 2, ("ada", "bob"))]
     several = {**case, "client": "sum", "rounds": [[1, 2], [3, 1]], "cohorts": [["ada"], ["ada", "bob"]]}
-    assert list_uses(several) == [Use(1, 2, ("ada",)), Use(3, 1, ("ada", "bob"))]
+    assert list_uses(several) == [CaseObservation(1, 2, ("ada",)), CaseObservation(3, 1, ("ada", "bob"))]
 
 
 def test_claim_of_one_round_is_no_link() -> None:

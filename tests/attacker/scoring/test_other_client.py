@@ -12,7 +12,7 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.comparison import compare_with_other, pair_clients
-from attacker.scoring.truth.originals import Use
+from attacker.scoring.truth.originals import CaseObservation
 from fedsim.recording import Recording
 
 
@@ -36,8 +36,8 @@ def test_an_exact_attack_recovers_nothing_from_another_clients_update(tmp_path: 
     assert [(row.success, row.other_success) for row in rows] == [(True, False)] * 3
 
     # the first case is paired with the second client, whose reconstruction is exact
-    _, truth, labels = scorer.truth.read_originals([Use(1, 1, (rows[0].client,))])
-    _, other, _ = scorer.truth.read_originals([Use(1, 1, (rows[1].client,))])
+    _, truth, labels = scorer.truth.read_originals([CaseObservation(1, 1, (rows[0].client,))])
+    _, other, _ = scorer.truth.read_originals([CaseObservation(1, 1, (rows[1].client,))])
     expected = float(10 * torch.log10(1 / (truth[0] - other[0]).square().mean()))
     assert rows[0].other_psnr == pytest.approx(expected, abs=0.05)
     (summary,) = summarise(rows)

@@ -9,7 +9,7 @@ import torch
 
 from attacker.scoring.score import Scorer
 from attacker.scoring.truth.holdings import load_holdings
-from attacker.scoring.truth.originals import Use
+from attacker.scoring.truth.originals import CaseObservation
 from fedsim import data as datasets
 from fedsim.data import Dataset, Examples
 from fedsim.data import client_parts as parts
@@ -41,10 +41,10 @@ def test_each_client_is_compared_with_its_own_examples(tmp_path: Path) -> None:
     truth = [client(tmp_path / "one", [10, 20], [0, 1]), client(tmp_path / "two", [30, 40, 50], [2, 1, 0])]
     scorer = Scorer(tmp_path, truth)
     for name, pixels, labels in (("one", [20, 10], [1, 0]), ("two", [50, 30], [0, 2])):
-        _, x, y = scorer.truth.read_originals([Use(1, 1, (name,))])
+        _, x, y = scorer.truth.read_originals([CaseObservation(1, 1, (name,))])
         assert torch.equal(x.flatten(), torch.tensor(pixels) / 255)
         assert y.tolist() == labels
-    originals, x, _ = scorer.truth.read_originals([Use(1, 1, ("one", "two"))])
+    originals, x, _ = scorer.truth.read_originals([CaseObservation(1, 1, ("one", "two"))])
     assert (255 * x.flatten()).round().tolist() == [20, 10, 50, 30]
     assert len({one.index for one in originals}) == 4, "indices of different clients are different examples"
 
@@ -53,7 +53,9 @@ def test_moved_client_folder_can_be_scored(tmp_path: Path) -> None:
     client(tmp_path / "there", [10, 20], [0, 1])
     (tmp_path / "there").rename(tmp_path / "here")
     scorer = Scorer(tmp_path, [tmp_path / "here" / "truth"])
-    assert scorer.truth.read_originals([Use(1, 1, ("there",))])[1].flatten().tolist() == pytest.approx([20 / 255, 10 / 255])
+    assert scorer.truth.read_originals([CaseObservation(1, 1, ("there",))])[1].flatten().tolist() == pytest.approx(
+        [20 / 255, 10 / 255]
+    )
 
 
 def test_changed_examples_are_refused(tmp_path: Path) -> None:
@@ -78,4 +80,4 @@ def test_common_data_set_keeps_its_indices(tmp_path: Path) -> None:
     TruthWriter(tmp_path / "truth", "one").write(1, 1, [[7, 3]])
     scorer = Scorer(tmp_path, [tmp_path / "truth"])
     assert scorer.data is digits
-    assert [one.index for one in scorer.truth.read_originals([Use(1, 1, ("one",))])[0]] == [7, 3]
+    assert [one.index for one in scorer.truth.read_originals([CaseObservation(1, 1, ("one",))])[0]] == [7, 3]

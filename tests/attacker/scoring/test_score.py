@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from PIL import Image
 from attacker.attacks import AttackSpec
 from attacker.attacks.learned.perceptual import load
 from attacker.reconstruction import Reconstruction
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from attacker.replay.results import write_failure
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.comparison import match_labels
@@ -33,7 +33,7 @@ def federate_here(tmp_path: Path) -> Federate:
     return partial(federate, tmp_path / "run", model="lenet_dlg", batch_size=2)
 
 
-def attack(run: Path, **arguments: Any) -> Replayed:
+def attack(run: Path, **arguments: Any) -> ReplayResult:
     spec = AttackSpec(name="cpl", arguments=arguments or {"steps": 2})
     return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
 
@@ -103,18 +103,6 @@ def test_rows_of_a_table_state_where_its_ranges_come_from(federate_here: Federat
     run = federate_here(model="mlp", data={"name": "breast_cancer", "ranges_from": source})
     rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
     assert {row.ranges_from for row in rows} == {source}
-
-
-def test_run_without_a_source_of_ranges_is_scored(federate_here: Federate) -> None:
-    """Runs of earlier versions do not state the source of ranges, which were those over all rows."""
-    run = federate_here(model="mlp", data={"name": "breast_cancer", "ranges_from": "clients"})
-    for path, keys in ((run / "recording" / "manifest.json", ["data"]), (run / "truth" / "dataset.json", ["arguments"])):
-        facts_of_file = json.loads(path.read_text())
-        del reduce(dict.__getitem__, keys, facts_of_file)["ranges_from"]
-        path.write_text(json.dumps(facts_of_file))
-    rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
-    assert {row.ranges_from for row in rows} == {""}
-    assert all(row.failure is None for row in rows)
 
 
 def test_reconstructions_of_another_shape_are_a_failure(federate_here: Federate) -> None:

@@ -14,7 +14,7 @@ from attacker.scoring.assignment import assign_reconstructions, keep_first, rank
 from attacker.scoring.truth.originals import count_places
 from fedsim import data as datasets
 from fedsim.recording.files import write_json
-from fedsim.truth import TruthWriter, Used, describe_dataset
+from fedsim.truth import RoundUsage, TruthWriter, describe_dataset
 
 KNOWN = {**dict.fromkeys(("model", "defense", "gradient", "network", "inputs"), ""), "secure_aggregation": False}
 EIGHT = tuple(range(8))
@@ -138,6 +138,6 @@ def test_the_slots_of_kept_examples_follow_them() -> None:
 
 
 def test_places_of_examples_are_counted() -> None:
-    used = [Used(((4, 5), (4,))), Used(((5, 6),))]
+    used = [RoundUsage(((4, 5), (4,))), RoundUsage(((5, 6),))]
     assert count_places(used) == {4: 2, 5: 1, 6: 1}
-    assert count_places([Used(((4, 5), (5, 4)))], epochs=2) == {4: 1, 5: 1}
+    assert count_places([RoundUsage(((4, 5), (5, 4)))], epochs=2) == {4: 1, 5: 1}

@@ -15,7 +15,8 @@ from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.service.http.app import make_app, make_parts
-from attacker.service.http.dependencies import Parts
+from attacker.service.http.dependencies import ServiceComponents
+from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
 from fedsim.recording import Recording
 
@@ -47,8 +48,8 @@ class Client:
         self.app, self.base = app, base
 
     @property
-    def parts(self) -> Parts:
-        parts: Parts = self.app.state.parts
+    def parts(self) -> ServiceComponents:
+        parts: ServiceComponents = self.app.state.parts
         return parts
 
     def scan(self) -> None:
@@ -87,7 +88,7 @@ def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Client]]:
 
     All clients use the configuration of the last call.
     """
-    made: list[Parts] = []
+    made: list[ServiceComponents] = []
 
     def make(**settings: Any) -> Client:
         made.append(make_parts(ServiceSettings(root=root, workers=0, **{"token": False, **settings})))
@@ -99,3 +100,18 @@ def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Client]]:
     yield make
     for parts in made:
         parts.queue.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ServiceSettings:
+    """Settings of a service with one worker, whose root has the empty folders `photos` and `other`."""
+    for name in ("photos", "other"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    return ServiceSettings(root=tmp_path / "root", state=tmp_path / "state", workers=1)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    queue = Queue(tmp_path / "queue.sqlite")
+    yield queue
+    queue.close()

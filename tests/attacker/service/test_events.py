@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attacker.service.events import KEEP_ALIVE_COMMENT, MAX_WAITING_EVENTS, Event, Feed, TooMany, encode_event
+from attacker.service.events import KEEP_ALIVE_COMMENT, MAX_WAITING_EVENTS, Event, Feed, TooManyListeners, encode_event
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -92,7 +92,7 @@ async def test_number_of_listeners_is_limited() -> None:
     async with aclosing(feed.listen()) as one, aclosing(feed.listen()) as two:
         await take(one, 1)
         await take(two, 1)
-        with pytest.raises(TooMany):
+        with pytest.raises(TooManyListeners):
             await anext(feed.listen())
     assert len(feed) == 0
 
@@ -104,7 +104,7 @@ async def test_closing_the_feed_ends_its_listeners() -> None:
         await anext(events)
         feed.close()
         assert [event async for event in events] == []
-    with pytest.raises(TooMany):
+    with pytest.raises(TooManyListeners):
         await anext(feed.listen())
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from publications import list_publications
 
 from attacker.replay.executors.worker_loop import Interrupt
-from attacker.service.background import Works
+from attacker.service.background import BackgroundWork
 from attacker.service.http.app import make_parts
 from attacker.service.index import Catalogue
 from attacker.service.index import json_lines as lines_module
@@ -156,7 +157,7 @@ def test_rules_submit_missed_rounds_after_a_full_disk(root: Path, tmp_path: Path
     rules.write_text('[[rule]]\nname = "a"\nattack = "exact"\n')
     shutil.copytree(root / "digits", root / "other")
     parts = make_parts(ServiceSettings(root=root, workers=0, rules=rules))
-    works, take = Works(parts), parts.queue.add_job
+    works, take = BackgroundWork(parts), parts.queue.add_job
     arrived = parts.catalogue.scan().arrived
 
     def full(*arguments: Any) -> Any:
@@ -205,7 +206,7 @@ def test_failed_transaction_is_rolled_back(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.IntegrityError):
         execute(queue, "PRAGMA defer_foreign_keys = ON", "INSERT INTO publications VALUES ('of no job', 1, '')")
     assert queue.submit(JobSpec(recording="digits", attack="exact")).state == "queued"
-    assert queue.list_publications() == {}
+    assert list_publications(queue) == {}
     with pytest.raises(sqlite3.OperationalError, match="no such table: what"):
         execute(queue, "ROLLBACK", "SELECT * FROM what")  # SQLite itself rolls back on a full disk
     queue.close()

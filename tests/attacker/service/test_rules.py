@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from attacker.service import rules as module
-from attacker.service.background import Works
+from attacker.service.background import BackgroundWork
 from attacker.service.http.app import make_parts
 from attacker.service.jobs.job import Result
-from attacker.service.jobs.queue import Full, Limits, Queue
-from attacker.service.jobs.rule_history import Recorded
+from attacker.service.jobs.queue import Limits, Queue, TooManyJobs
+from attacker.service.jobs.rule_history import RecordingIdentity
 from attacker.service.rules import Rules, read
 from attacker.service.settings import ServiceSettings
 
@@ -34,12 +34,12 @@ class RulesWithRounds:
 
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules = Rules(path, queue, root)
-        self.there: dict[Recorded, dict[int, int]] = {}
+        self.there: dict[RecordingIdentity, dict[int, int]] = {}
 
-    def arrived(self, id: str, rounds: Iterable[int], *, attempt: int = 1, identity: str = "a", created: str = "") -> None:
-        attempts = self.there.setdefault(Recorded(id, identity), {})
+    def arrived(self, id: str, rounds: Iterable[int], *, attempt: int = 1, identity: str = "a") -> None:
+        attempts = self.there.setdefault(RecordingIdentity(id, identity), {})
         attempts.update(dict.fromkeys(rounds, attempt))
-        self.rules.follow(Recorded(id, identity), attempts, created=created)
+        self.rules.follow(RecordingIdentity(id, identity), attempts)
 
 
 def rules(queue: Queue, tmp_path: Path, *lines: str) -> RulesWithRounds:
@@ -177,7 +177,7 @@ def test_cpu_seconds_are_limited_per_recording(queue: Queue, tmp_path: Path) -> 
 def test_rounds_refused_by_a_full_queue_are_submitted_later(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     given = rules(queue, tmp_path)
-    with pytest.raises(Full):
+    with pytest.raises(TooManyJobs):
         given.arrived("photos", [1, 2, 3])
     assert queue.claim("me") is not None
     assert queue.claim("me") is not None
@@ -239,58 +239,11 @@ def test_repeated_first_round_is_attacked_again(queue: Queue, tmp_path: Path) ->
     assert [rounds for _, rounds in submitted(queue)] == ["1", "1"]
 
 
-OLDER = """
-CREATE TABLE taken_older (
-    rule TEXT NOT NULL, recording TEXT NOT NULL, round INTEGER NOT NULL, job TEXT REFERENCES jobs (id), created TEXT NOT NULL,
-    PRIMARY KEY (rule, recording, round)
-) WITHOUT ROWID;
-INSERT INTO taken_older SELECT rule, recording, round, job, created FROM taken;
-DROP TABLE taken;
-ALTER TABLE taken_older RENAME TO taken;
-PRAGMA user_version = 1;
-"""
-
-
-@pytest.mark.parametrize(
-    ("created", "expected"),
-    [
-        ("2020-01-01T00:00:00Z", "3"),
-        ("", "3"),
-        ("yesterday", "3"),
-        ("2020-01-01T00:00:00", "3"),
-        ("2999-01-01T00:00:00Z", "1 2 3"),
-    ],
-)
-def test_history_of_version_1_counts_for_older_recordings(queue: Queue, tmp_path: Path, created: str, expected: str) -> None:
-    """A database of version 1 identifies a recording by its id only, so that the time of creation must decide."""
-    given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0 }")
-    given.arrived("photos", [1, 2], identity="of before")
-    jobs = queue.list()
-    queue.close()
-    with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as db:
-        db.executescript(OLDER)
-    updated = Queue(tmp_path / "queue.sqlite")
-    assert updated.list() == jobs
-    given = RulesWithRounds(tmp_path / "rules.toml", updated, tmp_path)
-    given.arrived("photos", [1, 2], created=created)
-    given.arrived("photos", [3], created=created)
-    assert [rounds for _, rounds in submitted(updated)[2:]] == expected.split()
-    given.arrived("photos", [1, 2, 3], identity="b", created="2999-01-01T00:00:00Z")
-    assert [rounds for _, rounds in submitted(updated)[-3:]] == ["1", "2", "3"], "they count once"
-    claim = updated.claim("me")
-    assert claim is not None
-    updated.publish(claim, Result(), cpu=11.0)
-    before = submitted(updated)
-    given.arrived("photos", [4], created=created)
-    assert submitted(updated)[len(before) :] == ([] if expected == "3" else [("photos", "4")]), "what they cost counts, too"
-    updated.close()
-
-
 def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, tmp_path: Path, federated: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n')
     parts = make_parts(ServiceSettings(root=root, workers=0, rules=path))
-    works = Works(parts)
+    works = BackgroundWork(parts)
     for _ in range(2):
         works.apply_rules(parts.catalogue.scan().arrived)
     assert submitted(parts.queue) == [("digits", "1"), ("digits", "2")]

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attacker.cli import app
-from attacker.service.background import Works
+from attacker.service.background import BackgroundWork
 from attacker.service.http.app import make_parts
 from attacker.service.server import open_listener
 from attacker.service.settings import ServiceSettings
@@ -193,7 +193,7 @@ def test_cpu_budget_is_refused_with_a_shared_cluster(tmp_path: Path) -> None:
         parts = make_parts(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
         words = rf"rules.toml: rule 'b': budget.cpu_seconds cannot be applied with --ray {ray}: .* use --ray local"
         with pytest.raises(ValueError, match=words) if refused else nullcontext():
-            Works(parts)
+            BackgroundWork(parts)
         parts.queue.close()
 
 

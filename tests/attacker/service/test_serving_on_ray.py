@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from processes import is_alive
 
 from attacker.replay.executors.process_usage import list_children
 from attacker.service.jobs.job import FINAL_STATES
@@ -32,13 +33,6 @@ def descendants(pid: int) -> dict[int, str]:
                 found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
                 waiting.append(child)
     return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def until(condition: Callable[[], Any], what: str, state: Callable[[], Any] = lambda: "") -> Any:
@@ -86,7 +80,9 @@ def test_jobs_on_ray_survive_killed_workers_and_can_be_cancelled(root: Path, tmp
         assert any("raylet" in words for words in processes.values())
         service.send_signal(signal.SIGTERM)
         assert service.wait(TIME_LIMIT) == 0
-        until(lambda: not any(map(alive, processes)), f"left behind: {[words for p, words in processes.items() if alive(p)]}")
+        until(
+            lambda: not any(map(is_alive, processes)), f"left behind: {[words for p, words in processes.items() if is_alive(p)]}"
+        )
     finally:
         service.kill()
         service.communicate()

@@ -1,10 +1,11 @@
-"""Fixtures for `fedsim import`: a training step of one client, and a function that imports it."""
+"""Fixtures: a small experiment; and for `fedsim import`, a training step of one client and a function that imports it."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from cli_runs import SMALL
 from state_dicts import RATE, SETTINGS, Arrays, network
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
@@ -34,3 +35,11 @@ def bring(tmp_path: Path) -> Callable[..., Result]:
         return CliRunner().invoke(app, [str(part) for part in call])
 
     return go
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """File of a small experiment in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path / "small.toml"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedsim import data as datasets
-from fedsim.config.experiment import Experiment, ExperimentError, Named, _override, read, validate
+from fedsim.config.experiment import Experiment, ExperimentError, NamedSetting, _override, read, validate
 from fedsim.recording.selection import parse_rounds
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +56,7 @@ def test_the_complete_example_is_understood(tmp_path: Path) -> None:
     (tmp_path / "complete.toml").write_text(COMPLETE)
     e = read(tmp_path / "complete.toml")
     assert (e.seed, e.rounds, e.clients.count, e.clients.fraction) == (0, 8, 8, 1.0)
-    assert (e.model, e.data) == (Named(name="lenet_cpl"), Named.model_validate({"name": "photos", "size": 32}))
+    assert (e.model, e.data) == (NamedSetting(name="lenet_cpl"), NamedSetting.model_validate({"name": "photos", "size": 32}))
     assert e.partition.arguments == {"alpha": 0.5}
     assert (e.training.learning_rate, e.training.batch_size, e.training.steps, e.training.epochs) == (0.01, 1, 1, None)
     assert (e.defense, e.record.rounds) == ("clip(1) | gaussian(0.1)", "1-8")
@@ -198,9 +198,9 @@ def test_an_experiment_is_frozen(small: Path) -> None:
         ([("training.epochs", 4)], "training.epochs", 4),  # replaces steps
         ([("training.gradient_squeezing", 4)], "training.steps", 4),  # the name of steps in the CPL paper
         ([("training.gradient_squeezing", 4), ("training.steps", 2)], "training.steps", 2),
-        ([("model", "lenet_dlg")], "model", Named(name="lenet_dlg")),
-        ([("model.hidden", [7])], "model", Named.model_validate({"name": "mlp", "hidden": [7]})),
-        ([("data", "photos"), ("data.size", 64)], "data", Named.model_validate({"name": "photos", "size": 64})),
+        ([("model", "lenet_dlg")], "model", NamedSetting(name="lenet_dlg")),
+        ([("model.hidden", [7])], "model", NamedSetting.model_validate({"name": "mlp", "hidden": [7]})),
+        ([("data", "photos"), ("data.size", 64)], "data", NamedSetting.model_validate({"name": "photos", "size": 64})),
         ([("partition.name", "dirichlet"), ("partition.alpha", 2)], "partition.arguments", {"alpha": 2}),
         ([("rounds", 5), ("rounds", 6)], "rounds", 6),
         ([("training", {"learning_rate": 1, "batch_size": 2, "epochs": 3})], "training.epochs", 3),

@@ -93,7 +93,7 @@ def test_pixels_stay_bytes_until_they_are_used() -> None:
 
 
 def test_the_module_exports_exactly_these_names() -> None:
-    others = {"Array", "DATASETS", "Dataset", "Examples", "MIN_CONTRAST", "PHOTOGRAPHS", "describe", "load"}
+    others = {"DATASETS", "Dataset", "Examples", "describe", "load"}
     others |= {"is_code", "load_text", "parse_text", "split_name"}
     assert set(datasets.__all__) == {*DATASETS, *others}
     assert all(hasattr(datasets, name) for name in datasets.__all__)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from fedsim import data as datasets
-from fedsim.data import MIN_CONTRAST, PHOTOGRAPHS
+from fedsim.data.shipped import MIN_CONTRAST, PHOTOGRAPHS
 
 SETTINGS = [(32, None, 2), (32, 1, 1), (32, 3, 3), (64, None, 1), (64, 2, 2), (128, None, 1)]
 

@@ -11,9 +11,8 @@ from socket import create_server
 
 import pytest
 
-from fedsim.deployment import native
-from fedsim.deployment.folders import Layout
-from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes, is_healthy
+from fedsim.deployment.health import is_healthy
+from fedsim.deployment.processes import RUNNER_NAME, ProcessEnded, Processes
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 
@@ -116,9 +115,9 @@ def test_a_party_that_exits_is_reported_with_its_output_and_a_runner_may_exit(tm
         processes.check()
         processes.start("client-0", ["sh", "-c", "echo no key; exit 3"], cwd=tmp_path)
         processes.wait("client-0", 30)
-        with pytest.raises(Ended, match=r"client-0 has exited with status 3\nno key"):
+        with pytest.raises(ProcessEnded, match=r"client-0 has exited with status 3\nno key"):
             processes.check()
-        with pytest.raises(Ended, match="client-0 has exited with status 3"):
+        with pytest.raises(ProcessEnded, match="client-0 has exited with status 3"):
             processes.wait_for("client-0", lambda: False, timeout=30)
 
 
@@ -168,17 +167,3 @@ def test_telemetry_is_off_and_programs_are_those_of_this_python(tmp_path: Path) 
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
     assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-
-
-def test_restarted_client_that_runs_without_joining_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native.commands, "make_client_command", lambda link, **options: ["sleep", "5"])
-    monkeypatch.setattr(native, "START_SECONDS", 0.2)
-    party = native.Party(number=0, key=None, config={}, home=tmp_path)
-    federation = native.Native(Layout(tmp_path), [party], secure=False)
-    with federation.processes:
-        federation.start_client(party)
-        federation.kill("client-0")
-        with pytest.raises(Ended, match=r"client-0 runs, but the SuperLink has not accepted it within 0\.4 seconds"):
-            federation.restart_client(party)

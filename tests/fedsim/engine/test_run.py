@@ -11,7 +11,7 @@ import torch
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
-from fedsim.engine.run import FederationRun, Unfinished
+from fedsim.engine.run import FederationRun, UnfinishedRun
 from fedsim.recording import Recording
 
 Federate = Callable[..., FederationRun]
@@ -134,7 +134,7 @@ def test_an_interrupted_run_is_neither_done_nor_overwritten(planned: Callable[..
 
     with pytest.raises(EngineError, match="power cut"):
         engine.run(planned(), engine="local", on_round=stop)
-    with pytest.raises(Unfinished, match="unfinished run, 1 of 2 rounds; continue it with --resume, or delete it first"):
+    with pytest.raises(UnfinishedRun, match="unfinished run, 1 of 2 rounds; continue it with --resume, or delete it first"):
         planned().is_done()
     before = {p: p.read_bytes() for p in planned().out.rglob("*") if p.is_file()}
     with pytest.raises(EngineError, match="unfinished run"):

@@ -11,7 +11,7 @@ from torchvision import models as vision
 
 import fedleak
 from fedsim import models
-from fedsim.models.imprints import find_imprint
+from fedsim.models.imprint_layers import find_imprint
 from fedsim.models.tampering import inspect_model, inspect_weights
 from fedsim.recording import DataSpec, ModelSpec
 

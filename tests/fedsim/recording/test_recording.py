@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsim.recording import DamagedFile, Manifest, Payload, Recorder, Recording, Reply, files
 from fedsim.recording.codec import encode
-from fedsim.recording.reader import Counts
+from fedsim.recording.reader import ReplyCounts
 
 Tensors = dict[str, Tensor]
 Same = Callable[[Tensors, Tensors], bool]
@@ -102,9 +102,9 @@ def test_rounds_clients_and_replies_are_counted_without_reading_tensors(recorded
     assert recording.list_clients() == ["anna", "bert"]
     assert recording.list_rounds() == [1, 2, 3]
     assert recording.count_replies() == [
-        Counts(round=1, complete=2, failed=0, late=0, bytes=0),
-        Counts(round=2, complete=2, failed=0, late=0, bytes=0),
-        Counts(round=3, complete=0, failed=1, late=1, bytes=0),
+        ReplyCounts(round=1, complete=2, failed=0, late=0, bytes=0),
+        ReplyCounts(round=2, complete=2, failed=0, late=0, bytes=0),
+        ReplyCounts(round=3, complete=0, failed=1, late=1, bytes=0),
     ]
 
 

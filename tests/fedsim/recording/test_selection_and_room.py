@@ -19,7 +19,7 @@ from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.disk_space import SPARE_BYTES, DiskFull, check_room, explain_full_disk
-from fedsim.recording.selection import Rounds, Wanted, complete_names, parse_clients, parse_rounds
+from fedsim.recording.selection import RecordSelection, Rounds, complete_names, parse_clients, parse_rounds
 
 Federate = Callable[..., FederationRun]
 
@@ -57,7 +57,7 @@ def test_named_clients_are_recorded(federate: Federate) -> None:
     everyone = Recording(federate("all").out / "recording").list_clients()
     run = federate("some", record={"clients": f"{everyone[0]},{everyone[2]}"})
     assert Recording(run.out / "recording").list_clients() == [everyone[0], everyone[2]]
-    assert Wanted.parse("1-2", "3") == Wanted(rounds=frozenset({1, 2}), at_most=3)
+    assert RecordSelection.parse("1-2", "3") == RecordSelection(rounds=frozenset({1, 2}), at_most=3)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from failing import Failing, Fails
+from failing_grid import Failing, Fails
 from flwr.serverapp.strategy import FedAvg
-from secured import EPOCH, assert_is_mean, of_partitions, recorded
+from secure_runs import EPOCH, assert_is_mean, of_partitions, recorded
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine

@@ -12,21 +12,21 @@ import torch
 from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Recorder, Recording, Reply
 from fedsim.recording.files import write_tensors
-from fedsim.recording.masked_vectors import Masked, check_fit
+from fedsim.recording.masked_vectors import MaskedMessage, check_fit
 from fedsim.recording.writer import is_plain
 
 WEIGHTS = {"w": torch.zeros(2, 3), "b": torch.zeros(())}
 
 
-def made(**changes: Any) -> Masked:
+def made(**changes: Any) -> MaskedMessage:
     words = torch.arange(3 + 7, dtype=torch.int64).to(torch.uint32)
     settings: dict[str, Any] = {"words": words, "mask_key": b"m" * 32, "share_key": b"s" * 32, "sealed": (160, 161)}
-    return Masked(**{**settings, "up": {"setup": 3, "collect": 9}, "down": {"setup": 4}, **changes})
+    return MaskedMessage(**{**settings, "up": {"setup": 3, "collect": 9}, "down": {"setup": 4}, **changes})
 
 
-def read(tensors: dict[str, torch.Tensor]) -> Masked:
+def read(tensors: dict[str, torch.Tensor]) -> MaskedMessage:
     check_fit(tensors, WEIGHTS)
-    return Masked.from_tensors(tensors)
+    return MaskedMessage.from_tensors(tensors)
 
 
 @pytest.mark.parametrize("changes", [{}, {"words": None, "up": {}, "sealed": ()}])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from played import Round, agreed
+from protocol_round import Round, agreed
 from scipy import stats
 
 from fedsim.secagg.protocol.masks import CHUNK_WORDS, Words, add_mask, subtract_mask

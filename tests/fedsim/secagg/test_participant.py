@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.secagg.protocol import participant
 from fedsim.secagg.protocol.keys import agree, derive_public, draw_bytes, seal, unseal
-from fedsim.secagg.protocol.participant import Participant, Publics
+from fedsim.secagg.protocol.participant import Participant, PublicKeys
 
 CONTEXT = "round 1, attempt 1"
 Members = dict[int, Participant]
@@ -81,7 +81,7 @@ def test_exchanges_out_of_turn_are_refused() -> None:
 def test_a_public_key_that_comes_twice_is_refused() -> None:
     me = participant.setup(CONTEXT, 2, draw_bytes)
     one, two = (participant.setup(CONTEXT, 2, draw_bytes).publics for _ in range(2))
-    same = [{2: one, 3: one}, {2: one, 3: Publics(two.mask, one.share)}, {2: one, 3: Publics(one.share, two.share)}]
+    same = [{2: one, 3: one}, {2: one, 3: PublicKeys(two.mask, one.share)}, {2: one, 3: PublicKeys(one.share, two.share)}]
     for peers in (*same, {2: one, 3: me.publics}):
         with pytest.raises(ValueError, match="two public keys are equal"):
             participant.share(me, 1, peers, draw_bytes)

@@ -5,10 +5,10 @@ from random import Random
 
 import numpy as np
 import pytest
-from played import CONTEXT, Round, agreed
+from protocol_round import CONTEXT, Round, agreed
 
 from fedsim.secagg.protocol import participant, shamir
-from fedsim.secagg.protocol.aggregator import Aggregator, Lost
+from fedsim.secagg.protocol.aggregator import Aggregator, RoundLost
 from fedsim.secagg.protocol.keys import draw_bytes
 from fedsim.secagg.protocol.masks import Words
 
@@ -69,7 +69,7 @@ def test_the_sum_over_a_graph_with_dropouts_is_exact(some_words: MakeWords) -> N
     ],
 )
 def test_below_the_threshold_the_round_is_lost(stage: str, words: str, some_words: MakeWords) -> None:
-    with pytest.raises(Lost, match=words):
+    with pytest.raises(RoundLost, match=words):
         Round(agreed(5), some_words(5), {stage: (1, 2, 4)}).run()
     if stage != "unmask":
         return
@@ -79,11 +79,11 @@ def test_below_the_threshold_the_round_is_lost(stage: str, words: str, some_word
 def test_a_member_with_too_few_neighbours_left_is_named(some_words: MakeWords) -> None:
     """In a ring, three clients hold shares of a member; if one of them drops out, two shares are left, below the threshold."""
     with pytest.raises(
-        Lost,
+        RoundLost,
         match=r"3 clients, member \d+ and its neighbours, only 2 answered at exchange 'collect', and",
     ):
         Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"collect": (5,)}).run()
-    with pytest.raises(Lost, match=r"2 of the 3 clients that hold shares of member \d+ answered at exchange 'unmask'"):
+    with pytest.raises(RoundLost, match=r"2 of the 3 clients that hold shares of member \d+ answered at exchange 'unmask'"):
         Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"unmask": (5,)}).run()
 
 
@@ -94,14 +94,14 @@ def test_a_sum_is_not_unmasked_if_the_graph_is_disconnected(some_words: MakeWord
     for one in rounds:
         try:
             one.run()
-        except Lost as error:
+        except RoundLost as error:
             lost += "are not all connected by masks" in str(error) or "and its neighbours" in str(error)
     assert lost == 5
 
 
 def test_two_clients_under_one_key_end_the_round() -> None:
     one, two = (participant.setup(CONTEXT, 2, draw_bytes).publics for _ in range(2))
-    with pytest.raises(Lost, match="the same public key"):
+    with pytest.raises(RoundLost, match="the same public key"):
         Aggregator(agreed(3), CONTEXT, Random(0)).draw_rosters({1: one, 2: two, 3: one})
 
 
@@ -109,7 +109,7 @@ def test_wrong_shares_are_detected(some_words: MakeWords, monkeypatch: pytest.Mo
     """Otherwise the server would subtract a wrong mask and get a wrong sum."""
     real = shamir.combine
     monkeypatch.setattr(shamir, "combine", lambda shares, threshold: real({**shares, min(shares): bytes(66)}, threshold))
-    with pytest.raises(Lost, match=r"cannot be removed .* 'unmask': the shares at points .* belong to different secrets"):
+    with pytest.raises(RoundLost, match=r"cannot be removed .* 'unmask': the shares at points .* belong to different secrets"):
         Round(agreed(5), some_words(5)).run()
 
 
@@ -117,7 +117,7 @@ def test_shares_of_another_key_than_the_advertised_one_are_detected(
     some_words: MakeWords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shamir, "combine", lambda shares, threshold: bytes(32))
-    with pytest.raises(Lost, match=r"shares of member 2 .* another key than this member advertised"):
+    with pytest.raises(RoundLost, match=r"shares of member 2 .* another key than this member advertised"):
         Round(agreed(5), some_words(5), {"collect": (2,)}).run()
 
 

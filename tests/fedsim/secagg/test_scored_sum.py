@@ -9,11 +9,11 @@ import torch
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.simulation.client import build_gradient
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.scoring.oracle import read_true_labels
-from attacker.scoring.truth.originals import Use
+from attacker.scoring.truth.originals import CaseObservation
 from fedsim import models
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
@@ -51,7 +51,7 @@ def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: Federati
     """Attacks on a sum rely on this: it is the update of one batch with all clients' examples."""
     observation = next(Recording(run.out / "recording").read_observations())
     scorer = Scorer(run.out, [run.out / "truth"])
-    _, x, y = scorer.truth.read_originals([Use(1, 1, observation.cohort)])
+    _, x, y = scorer.truth.read_originals([CaseObservation(1, 1, observation.cohort)])
     assert observation.num_examples == len(y) == 3
     network = models.build(observation.model, observation.data)
     update = train(network, dict(observation.weights), [(x, y)], observation.training, observation.data).update
@@ -64,7 +64,7 @@ def test_the_label_oracle_knows_everyones_labels(federate: Federate, tmp_path: P
     recording, scorer = Recording(run.out / "recording"), Scorer(run.out, [run.out / "truth"])
     row = next(row for row in recording.read_rows() if row.client == "sum")
     known = read_true_labels(scorer, row, recording.list_summed(1))
-    _, _, labels = scorer.truth.read_originals([Use(1, 1, recording.list_summed(1))])
+    _, _, labels = scorer.truth.read_originals([CaseObservation(1, 1, recording.list_summed(1))])
     assert known.tolist() == sorted(labels.tolist())
     assert len(known) == row.num_examples
 
@@ -79,7 +79,7 @@ def test_the_number_of_steps_of_a_sum_is_that_of_each_client(federate: Federate)
     assert isinstance(attack, GradientMatching)
     (search,) = CaseBatch(attack, [Case((observation,))]).views
     assert (search.sizes, search.steps) == ((observation.num_examples,), 1)
-    _, x, y = Scorer(run.out, [run.out / "truth"]).truth.read_originals([Use(1, 1, observation.cohort)])
+    _, x, y = Scorer(run.out, [run.out / "truth"]).truth.read_originals([CaseObservation(1, 1, observation.cohort)])
     network = models.build(observation.model, observation.data)
     gradient = build_gradient(network, observation.data)(observation.weights, x, y)
     for name, expected in gradient.items():

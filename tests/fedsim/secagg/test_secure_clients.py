@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from failing import Failing
-from secured import recorded, weights_after
+from failing_grid import Failing
+from secure_runs import recorded, weights_after
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine
@@ -21,7 +21,7 @@ from fedsim.flower import records
 from fedsim.recording import Recording
 from fedsim.secagg import messages
 from fedsim.secagg.cohorts import Cohorts
-from fedsim.secagg.protocol.aggregator import Lost
+from fedsim.secagg.protocol.aggregator import RoundLost
 
 Federate = Callable[..., FederationRun]
 
@@ -281,7 +281,7 @@ def test_the_stored_members_of_a_sum_are_respected_and_a_damaged_file_is_refused
     cohorts.store(2, ["a", "b"])
     again = Cohorts(tmp_path / "cohort.json")
     assert (again.is_admitted(2, "a"), again.is_admitted(2, "c"), again.is_admitted(3, "c")) == (True, False, True)
-    with pytest.raises(Lost, match="round 2 may have been summed before with 1 more"):
+    with pytest.raises(RoundLost, match="round 2 may have been summed before with 1 more"):
         again.store(2, ["a"])
     again.store(2, ["b", "a"])
     for content in ("{}", '{"round": Infinity, "members": []}', "[" * 100_000):

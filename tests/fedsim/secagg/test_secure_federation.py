@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from failing import Failing
+from failing_grid import Failing
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
-from secured import EPOCH, assert_is_mean, half_a_step, mean_of, recorded, weights_after
+from secure_runs import EPOCH, assert_is_mean, half_a_step, mean_of, recorded, weights_after
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine

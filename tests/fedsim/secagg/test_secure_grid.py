@@ -3,7 +3,7 @@
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from played import agreed
+from protocol_round import agreed
 
 from fedsim.engine.engines import LocalGrid
 from fedsim.secagg.grid import SecureGrid

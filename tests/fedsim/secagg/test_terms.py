@@ -9,16 +9,16 @@ import pytest
 
 from fedsim.config.experiment import ExperimentError, read
 from fedsim.engine.run import FederationRun
-from fedsim.recording.observation import Training
+from fedsim.recording.training import Training
 from fedsim.secagg.protocol.quantisation import MAX_SUM
-from fedsim.secagg.protocol.terms import Agreement, Terms
+from fedsim.secagg.protocol.terms import Agreement, SecureAggregationTable
 
 STEPS = Training(learning_rate=0.1, batch_size=8, steps=3)
 EPOCHS = Training(learning_rate=0.1, batch_size=8, epochs=3)
 
 
 def settled(clients: int = 5, training: Training = STEPS, strategy: str = "FedAvg", **table: Any) -> Agreement:
-    return Terms(**table).settle(clients=clients, training=training, strategy=strategy)
+    return SecureAggregationTable(**table).settle(clients=clients, training=training, strategy=strategy)
 
 
 def test_defaults_follow_from_the_federation() -> None:
@@ -53,7 +53,7 @@ def test_defaults_follow_from_the_federation() -> None:
 )
 def test_wrong_values_are_refused_with_their_range(table: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Terms.parse(table)
+        SecureAggregationTable.parse(table)
 
 
 @pytest.mark.parametrize(

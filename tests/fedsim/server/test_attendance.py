@@ -15,7 +15,7 @@ from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.server import attendance
-from fedsim.server.attendance import Attended
+from fedsim.server.attendance import WaitingGrid
 
 Federate = Callable[..., FederationRun]
 
@@ -127,7 +127,7 @@ def test_more_clients_than_needed_are_accepted() -> None:
         def get_node_ids(self) -> Iterable[int]:
             return [1, 2, 3, 4]
 
-    assert list(Attended(Many(), 3, patience=0).get_node_ids()) == [1, 2, 3, 4]
+    assert list(WaitingGrid(Many(), 3, patience=0).get_node_ids()) == [1, 2, 3, 4]
 
 
 def test_a_round_begins_within_a_second_after_the_last_client_connects() -> None:
@@ -143,4 +143,4 @@ def test_a_round_begins_within_a_second_after_the_last_client_connects() -> None
 
     threading.Timer(0.2, back.set).start()
     assert attendance.POLL_SECONDS <= 1
-    assert list(Attended(Coming(), 2, patience=30).get_node_ids()) == [1, 2]
+    assert list(WaitingGrid(Coming(), 2, patience=30).get_node_ids()) == [1, 2]

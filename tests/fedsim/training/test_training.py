@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
-from fedsim.training.local import Trained, evaluate, train
+from fedsim.training.local import TrainingResult, evaluate, train
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=4, mean=(0.3,), std=(0.7,))
 
@@ -175,7 +175,7 @@ def test_loss_and_update_are_means_over_the_batch() -> None:
     """Repeating every example in a batch changes neither loss nor update."""
     model, ((x, y),) = network(), some_batches((3,))
     once, twice = (train(model, weights_of(model), [(x.repeat(k, 1, 1, 1), y.repeat(k))], settings(), DATA) for k in (1, 2))
-    assert isinstance(once, Trained)
+    assert isinstance(once, TrainingResult)
     assert once.loss == pytest.approx(twice.loss, rel=1e-12)
     assert all(torch.allclose(once.update[name], twice.update[name], rtol=1e-10) for name in once.update)
     assert math.isfinite(once.loss)

@@ -18,12 +18,12 @@ from attacker.attacks.closed_form.cocktail.features import (
 )
 from attacker.attacks.closed_form.cocktail.labels import find_labels
 from attacker.attacks.closed_form.cocktail.mixtures import Mixtures, differentiate_images, read_mixtures, scale_images
-from attacker.attacks.closed_form.cocktail.published import PublishedLoss, search_published
+from attacker.attacks.closed_form.cocktail.published_loss import PublishedLoss, search_published
 from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range
 from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern
-from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.closed_form.observations import StackedObservations, observe
 from attacker.attacks.confidence.evidence import CERTIFIED_MISFIT, judge_closed_form, judge_prior
 from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.nulls import blind_cases
@@ -36,7 +36,7 @@ MAX_EXAMPLES = 256
 
 
 @dataclass(frozen=True)
-class Separated:
+class SeparatedExamples:
     """The R examples that were separated from one update.
 
     x:         images (R, *shape); empty as long as only the layer's inputs are known, and these are not the images.
@@ -112,14 +112,14 @@ class CocktailParty:
         return self._build(case, observed, found, labels, rng, perf_counter() - started)
 
     def _separate(
-        self, mixtures: Mixtures, observed: Observed, layer: FeatureLayer, rng: Generator, *, images: bool
-    ) -> Separated:
+        self, mixtures: Mixtures, observed: StackedObservations, layer: FeatureLayer, rng: Generator, *, images: bool
+    ) -> SeparatedExamples:
         """Return the separated inputs of the layer. images: whether these inputs are the images; else `x` is empty."""
         unmixed, whitening = self._unmix(mixtures, observed, rng, images=images, layer=layer)
         vectors = unmixed.matrix.double() @ whitening @ mixtures.basis
         none = vectors.new_zeros(0, *observed.data.shape)
         x = scale_images(vectors, observed.data) if images else none
-        separated = Separated(x, vectors, vectors.new_zeros(len(vectors)), unmixed.loss, "separated")
+        separated = SeparatedExamples(x, vectors, vectors.new_zeros(len(vectors)), unmixed.loss, "separated")
         factors = mixtures.factors
         if not self.refine or not layer.bias or factors is None or factors.saturated or len(vectors) < mixtures.rank:
             return separated
@@ -133,10 +133,10 @@ class CocktailParty:
             return separated
         vectors = fitted
         x = scale_images(vectors, observed.data) if images else none
-        return Separated(x, vectors, exact.replaced.to(vectors), unmixed.loss, "separated, refined by zeros")
+        return SeparatedExamples(x, vectors, exact.replaced.to(vectors), unmixed.loss, "separated, refined by zeros")
 
     def _unmix(
-        self, mixtures: Mixtures, observed: Observed, rng: Generator, *, images: bool, layer: FeatureLayer
+        self, mixtures: Mixtures, observed: StackedObservations, rng: Generator, *, images: bool, layer: FeatureLayer
     ) -> tuple[Unmixing, Tensor]:
         """Return the unmixing (R', R') with the lowest loss of all restarts, and the whitening matrix (R', R) before it.
 
@@ -164,7 +164,7 @@ class CocktailParty:
         return min(found, key=lambda one: one.loss), whitening
 
     def _build(
-        self, case: Case, observed: Observed, found: Separated, labels: Tensor, rng: Generator, seconds: float
+        self, case: Case, observed: StackedObservations, found: SeparatedExamples, labels: Tensor, rng: Generator, seconds: float
     ) -> Reconstruction:
         missed = observed.measure_misfit(0, found.x, labels)
         certified = "linear" if missed <= CERTIFIED_MISFIT else found.route

@@ -26,7 +26,7 @@ HALVINGS = 10
 class Unmixing(NamedTuple):
     """An unmixing matrix (R, R) of R whitened mixtures, and its loss.
 
-    The loss is the negative mean log-likelihood per sample, up to a constant, or the value of `published.PublishedLoss`.
+    The loss is the negative mean log-likelihood per sample, up to a constant, or the value of `published_loss.PublishedLoss`.
     """
 
     matrix: Tensor

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.matching.smooth_images import build_smooth_spread
 from attacker.attacks.networks.forward import run_forward_pass
 
@@ -37,7 +37,7 @@ class FeatureLayer:
     bias: str
 
 
-def find_feature_layer(observed: Observed) -> FeatureLayer:
+def find_feature_layer(observed: StackedObservations) -> FeatureLayer:
     """Return the first linear layer that is called once with one vector per example. Raises ValueError if there is none."""
     probe = torch.rand(2, *observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     for name, inputs in _record_inputs(observed, probe).items():
@@ -50,7 +50,7 @@ def find_feature_layer(observed: Observed) -> FeatureLayer:
     )
 
 
-def standardise_features(observed: Observed, layer: FeatureLayer, basis: Tensor, rng: Generator) -> Tensor:
+def standardise_features(observed: StackedObservations, layer: FeatureLayer, basis: Tensor, rng: Generator) -> Tensor:
     """Return the mixtures (R, F) of features, with a mean subtracted, divided by each feature's standard deviation.
 
     The mean and the deviation of each feature are estimated from random smooth images.
@@ -81,7 +81,9 @@ def scale_features(vectors: Tensor, *, biased: bool) -> Tensor:
     return vectors[:, :-1] * torch.where(vectors[:, -1:] < 0, -1.0, 1.0).to(vectors)
 
 
-def invert_separated(observed: Observed, layer: FeatureLayer, features: Tensor, *, steps: int, rng: Generator) -> Tensor:
+def invert_separated(
+    observed: StackedObservations, layer: FeatureLayer, features: Tensor, *, steps: int, rng: Generator
+) -> Tensor:
     """Search for images (R, *shape) in [0, 1] whose inputs of the layer have the directions of `features` (R, F)."""
     spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
     target = features.float()
@@ -104,7 +106,7 @@ def invert_separated(observed: Observed, layer: FeatureLayer, features: Tensor, 
     return found
 
 
-def _record_inputs(observed: Observed, x: Tensor) -> dict[str, list[Tensor]]:
+def _record_inputs(observed: StackedObservations, x: Tensor) -> dict[str, list[Tensor]]:
     """Return a dict from the name of each linear layer to a list of its inputs, one per call, for images x (N, *shape).
 
     Layers that are not called are missing; the others are in the order of their first calls. The inputs are float32.

@@ -5,12 +5,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from attacker.attacks.closed_form.cocktail.features import FeatureLayer
-from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.networks.forward import run_forward_pass
 from fedsim import models
 
 
-def find_labels(observed: Observed, layer: FeatureLayer, rows: Tensor, vectors: Tensor, x: Tensor) -> Tensor:
+def find_labels(observed: StackedObservations, layer: FeatureLayer, rows: Tensor, vectors: Tensor, x: Tensor) -> Tensor:
     """Return for each example the label (R,) with which its simulated gradient dL/dz fits the observed one best, by the cosine.
 
     z are the layer's outputs. The observed dL/dz of each example is the least-squares solution that explains `rows` by `vectors`.
@@ -24,7 +24,7 @@ def find_labels(observed: Observed, layer: FeatureLayer, rows: Tensor, vectors: 
     return best
 
 
-def _differentiate_outputs(observed: Observed, layer: FeatureLayer, x: Tensor) -> Tensor:
+def _differentiate_outputs(observed: StackedObservations, layer: FeatureLayer, x: Tensor) -> Tensor:
     """Return the gradient of each example's own loss at the outputs of `layer` for every label, (classes, R, M).
 
     x: the examples (R, *shape) in [0, 1], as inputs of the whole network; they are normalised here.

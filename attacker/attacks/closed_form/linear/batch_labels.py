@@ -39,7 +39,7 @@ TWIN_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explained:
+class LabelledExamples:
     """Examples with their labels: x (N, F), y (N,). Examples that occur several times in the batch are repeated.
 
     source: (N,) index of each example among the `found` examples of the `LinearAnswer`.
@@ -74,7 +74,7 @@ def explain(
     examples: int,
     *,
     bounds: tuple[Tensor, Tensor] | None = None,
-) -> Explained:
+) -> LabelledExamples:
     """Choose the label of each example so that its simulated gradient at the first layer's pre-activations fits the observed one.
 
     model, weights: the network, which takes normalised inputs, and its weights by name. loss: name of the loss.
@@ -112,7 +112,7 @@ def explain(
         beside.append(simulate.measure_distance(one, part))
         twins.append(twin)
         mixed.append(missed > MIN_SINGLE_MISFIT and simulate.has_mixed_labels(one, part))
-    return Explained(
+    return LabelledExamples(
         x=torch.stack(x), y=torch.tensor(y), source=torch.tensor(source), misfit=torch.tensor(misfit, dtype=torch.float64),
         turned=torch.tensor(turned, dtype=torch.float64),
         beside=torch.tensor(beside, dtype=torch.float64), twins=torch.tensor(twins), mixed=torch.tensor(mixed),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.linear.low_rank import Factors
-from attacker.attacks.closed_form.linear.sampling import Space
+from attacker.attacks.closed_form.linear.sampling import InformativeRows
 from attacker.attacks.closed_form.linear.zeros import (
     MAX_ZERO_COMPONENT,
     compute_balanced_accuracy,
@@ -60,7 +60,7 @@ class DirectionPool:
     score: `zeros.measure_separability` of each direction, (K,): at most 1; near 1 for the direction of a single example.
     """
 
-    def __init__(self, space: Space, factors: Factors, forward: Tensor) -> None:
+    def __init__(self, space: InformativeRows, factors: Factors, forward: Tensor) -> None:
         self.space, self.factors, self.forward = space, factors, forward
         self.q = space.rows.new_zeros(0, space.rank)
         self.off = torch.zeros(0, len(space.rows), dtype=torch.bool, device=space.rows.device)
@@ -135,7 +135,7 @@ class DirectionPool:
     def find_off_neurons(self, q: Tensor, least: float) -> Tensor:
         """Return a mask (K, M') of the rows whose component along unit directions q (K, R) is zero.
 
-        The tolerance is the one for noise (`Space.compute_tolerance`), but at least `least` and at most MAX_TOLERANCE.
+        The tolerance is the one for noise (`InformativeRows.compute_tolerance`), but at least `least` and at most MAX_TOLERANCE.
         """
         return (q @ self.space.rows.T).abs() <= self.space.compute_tolerance(q).clamp(min=least).clamp(max=MAX_TOLERANCE)
 

@@ -40,7 +40,7 @@ MIN_INDEPENDENT = 0.02
 """Smallest norm of the part of a unit direction outside the span of the others."""
 
 
-class Refined(NamedTuple):
+class RefinedDirections(NamedTuple):
     """The directions of the R examples of a batch, of which some are exact.
 
     replaced: mask (R,) of the directions that an exact one has replaced; the others are approximate.
@@ -66,7 +66,7 @@ class _Whitened(NamedTuple):
         return _Whitened(left * scale, right.T / value * scale)
 
 
-def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Tensor) -> Refined | None:
+def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Tensor) -> RefinedDirections | None:
     """Return the directions of the R examples of a batch (see `Directions`), exact where enough zeros of the gradient show it.
 
     p: approximate examples [x, 1] (R, R) up to a factor, in the coordinates of the basis, one per row.
@@ -96,7 +96,7 @@ def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Te
             break
     q = space.back @ q.T
     q = _sharpen(q / q.norm(dim=0), replaced, factors)
-    return Refined(Directions(q, measure_agreement(q, find_pattern(q, factors), forward, constant), 0), replaced)
+    return RefinedDirections(Directions(q, measure_agreement(q, find_pattern(q, factors), forward, constant), 0), replaced)
 
 
 def _sharpen(q: Tensor, replaced: Tensor, factors: Factors) -> Tensor:
@@ -104,7 +104,8 @@ def _sharpen(q: Tensor, replaced: Tensor, factors: Factors) -> Tensor:
 
     Each exact one becomes the unit direction with the least sum of squares over the live rows that are zero along it, where every
     row is divided by the standard deviation of its noise. It stays as it is if there are fewer than R + SPARE_ZEROS such rows.
-    replaced: mask (R,) of the exact directions, see `Refined`. factors: the rows, not whitened, in whose coordinates q is given.
+    replaced: mask (R,) of the exact directions, see `RefinedDirections`. factors: the rows, not whitened, in whose coordinates q
+    is given.
     """
     columns = list(q.T)
     for i in replaced.nonzero()[:, 0].tolist():

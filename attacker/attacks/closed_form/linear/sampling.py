@@ -21,7 +21,7 @@ EXAMPLE_SPREAD = 0.5
 """Assumed spread of the examples, relative to the norm of their mean."""
 
 
-class Space(NamedTuple):
+class InformativeRows(NamedTuple):
     """The informative rows of a gradient, as unit vectors in whitened coordinates, in which no direction is preferred.
 
     rows:  the unit vectors, (M', R). back: (R, R) matrix that maps directions from whitened coordinates to those of the factors.
@@ -40,7 +40,7 @@ class Space(NamedTuple):
         return self.rows.shape[1]
 
     @staticmethod
-    def of(factors: Factors) -> "Space":
+    def of(factors: Factors) -> "InformativeRows":
         rows, noise = factors.coordinates[factors.live], factors.noise[factors.live]
         rank = rows.shape[1]
         eye = torch.eye(rank, dtype=rows.dtype, device=rows.device)
@@ -53,7 +53,7 @@ class Space(NamedTuple):
             unit = rows @ back
             length = unit.norm(dim=1)
             unit = unit / length[:, None]
-        return Space(unit, back, noise / length, factors.live)
+        return InformativeRows(unit, back, noise / length, factors.live)
 
     def compute_tolerance(self, q: Tensor) -> Tensor:
         """Return up to which magnitude the component of each of the M' rows along K directions counts as zero, (K, M').
@@ -92,7 +92,7 @@ def score_likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generato
     return result
 
 
-def sample_directions(space: Space, likely: Tensor, rng: Generator) -> Tensor:
+def sample_directions(space: InformativeRows, likely: Tensor, rng: Generator) -> Tensor:
     """Sample unit directions (K, R), each orthogonal to R - 1 independent rows that are drawn without replacement.
 
     likely: (N, M') scores of `score_likely_on`; rows that are probably off tend to be drawn first. K is N, less the samples with

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.directions import WRONG_SIDE_PENALTIES, DirectionPool
 from attacker.attacks.closed_form.linear.low_rank import Factors
-from attacker.attacks.closed_form.linear.sampling import SAMPLES_PER_BATCH, Space, sample_directions, score_likely_on
+from attacker.attacks.closed_form.linear.sampling import SAMPLES_PER_BATCH, InformativeRows, sample_directions, score_likely_on
 from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 
 MIN_AGREEMENT = 0.98
@@ -61,7 +61,7 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
     samples:  about the largest number of sets of rows drawn; large batches draw fewer. The search stops early if the agreement of
               every example is at least STOP_AGREEMENT.
     """
-    space = Space.of(factors)
+    space = InformativeRows.of(factors)
     if len(space.rows) < space.rank + 2:
         return None
     pool, best = DirectionPool(space, factors, forward), None

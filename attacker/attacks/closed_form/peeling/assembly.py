@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.peeling.equations import Composed
+from attacker.attacks.closed_form.peeling.equations import ComposedEquations
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, broadcast_like, unfold
 from attacker.attacks.closed_form.rgap.walk import Point, build_equations, compute_offset, invert_lengths
@@ -17,7 +17,7 @@ from attacker.attacks.networks.chain import Chain, Layer
 from defenses.base import Tensors
 
 
-def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:
+def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> ComposedEquations:
     """Return the equations, which are not linear, of layer `point.at` and the layers before it for the network's input.
 
     point: the outputs of layer `point.at` and the loss gradient there, as R-GAP solved for them, for N problems (observations).
@@ -30,7 +30,7 @@ def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low
     system.scale = EquationValues(used * invert_lengths(lengths.weights), invert_lengths(lengths.gradients))
     below = layers[:-1]
     flat = tuple(gradient[layer.weight].reshape(len(system.k), layer.shape[0], -1) for layer in below)
-    problem = Composed(
+    problem = ComposedEquations(
         layers=layers,
         system=system,
         target=target,
@@ -47,7 +47,7 @@ def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low
     return _scale_equations(problem)
 
 
-def build_grey_images(problem: Composed) -> Tensor:
+def build_grey_images(problem: ComposedEquations) -> Tensor:
     """Return an image of constant value 0.5 for each problem, (N, *inputs)."""
     k = problem.system.k
     return torch.full((len(k), *problem.layers[0].inputs), 0.5, dtype=k.dtype, device=k.device)
@@ -62,7 +62,7 @@ def build_sign_pattern(x: Tensor) -> Tensor:
     return (2 * torch.randint(2, x.shape[1:], generator=rng) - 1).to(x).expand_as(x)
 
 
-def _scale_equations(problem: Composed) -> Composed:
+def _scale_equations(problem: ComposedEquations) -> ComposedEquations:
     """Scale the equations, so that those of a layer have about equal norms, and all layers respond equally to a test change.
 
     The response is measured at grey images, see `build_sign_pattern`. The equations of the last of `problem.layers`, the one with

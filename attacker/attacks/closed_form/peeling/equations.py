@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from attacker.attacks.closed_form.rgap.least_squares import Weighing, compute_whitening
+from attacker.attacks.closed_form.rgap.least_squares import ConstraintWeights, compute_whitening
 from attacker.attacks.closed_form.rgap.system import (
     EquationValues,
-    System,
+    LayerSystem,
     apply_maps,
     apply_transposed_maps,
     broadcast_like,
@@ -52,7 +52,7 @@ class EquationSides:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Composed:
+class ComposedEquations:
     """The equations for the network's inputs of N problems (observations), and the factors by which they are scaled.
 
     layers:    layers 0 to i; layer i is the one with too few equations for its input. system: the equations of layer i, scaled by
@@ -65,7 +65,7 @@ class Composed:
     """
 
     layers: tuple[Layer, ...]
-    system: System
+    system: LayerSystem
     target: EquationValues
     known: Tensor
     weights: tuple[Tensor, ...]
@@ -86,9 +86,9 @@ class Composed:
         return self.system.scale
 
     @property
-    def whole(self) -> Weighing:
+    def whole(self) -> ConstraintWeights:
         """The weighting that uses all equations of the layers below unchanged."""
-        return Weighing((None,) * len(self.below))
+        return ConstraintWeights((None,) * len(self.below))
 
     @property
     def sides(self) -> EquationSides:
@@ -115,7 +115,7 @@ class Composed:
             lengths=tuple(map(pick, self.lengths)),
         )
 
-    def linearise(self, x: Tensor, weighing: Weighing | None = None) -> "Tangent":
+    def linearise(self, x: Tensor, weighing: ConstraintWeights | None = None) -> "Tangent":
         """Return the linearisation of the equations at x (N, *inputs), on the scale of [0, 1].
 
         weighing: weights of the equations of the layers below layer i; None leaves these equations out.
@@ -131,7 +131,7 @@ class Composed:
         system, missed = self._linearise_top(inputs)
         return Tangent(self, x, system, missed, tuple(columns), tuple(z), tuple(slopes), outputs, k, bends, weighing)
 
-    def _linearise_top(self, inputs: Tensor) -> tuple[System, EquationValues]:
+    def _linearise_top(self, inputs: Tensor) -> tuple[LayerSystem, EquationValues]:
         """Return the equations of layer i, without upper bounds that its `inputs` fulfil, and the residual, right less left."""
         got = self.system.apply(inputs)
         missed = (self.target * self.scale).add(got, torch.full_like(got.weights.flatten(1)[:, 0], -1))
@@ -165,19 +165,19 @@ class Tangent:
     `apply` multiplies a change of x by the scaled Jacobian, weighted by `weighing`; `adjoint` multiplies by its transpose. Slopes
     of piecewise linear activations count as constant.
     x:        (N, *inputs), in units in which data are in [0, 1], not normalised.
-    system:   the equations of layer i, without the upper bounds that x fulfils (see `Composed.known`).
+    system:   the equations of layer i, without the upper bounds that x fulfils (see `ComposedEquations.known`).
     top:      residual of these equations: right-hand side less left-hand side, scaled.
     columns, z, slopes: for each layer below, the input patches, pre-activations, and derivatives of the activation.
     outputs, k: for each layer below, the loss gradients at its outputs after the activation and at its products W U, as
-              `Composed.backpropagate` returns them.
+              `ComposedEquations.backpropagate` returns them.
     bends:    for each layer below, the derivative of dL/dz by z at a fixed gradient of the outputs, (N, *outputs); None for
               piecewise linear activations.
     weighing: weights of the equations of the layers below; None leaves these equations out.
     """
 
-    problem: Composed
+    problem: ComposedEquations
     x: Tensor
-    system: System
+    system: LayerSystem
     top: EquationValues
     columns: tuple[Tensor, ...]
     z: tuple[Tensor, ...]
@@ -185,7 +185,7 @@ class Tangent:
     outputs: tuple[Tensor, ...]
     k: tuple[Tensor, ...]
     bends: tuple[Tensor | None, ...]
-    weighing: Weighing | None
+    weighing: ConstraintWeights | None
 
     @cached_property
     def missed(self) -> EquationSides:
@@ -268,7 +268,7 @@ class Tangent:
                 ahead = self.problem.weights[j + 1] @ columns
         return found
 
-    def suppress_doubtful(self, unsure: Sequence[Tensor]) -> Weighing:
+    def suppress_doubtful(self, unsure: Sequence[Tensor]) -> ConstraintWeights:
         """Return weights for the equations of the layers below that suppress what depends on uncertain activation slopes.
 
         The slope of a ReLU or leaky ReLU is uncertain if the sign of its pre-activation is. The slope affects k at that position
@@ -285,7 +285,7 @@ class Tangent:
             variance = _map_to_products(layer, self.slopes[j].square() * behind + jump.square())
             factors.insert(0, compute_whitening(self.columns[j], variance, problem.lengths[j]) if bool(variance.any()) else None)
             behind = _apply_transposed_weight(layer, problem.weights[j].square(), variance)
-        return Weighing(tuple(factors))
+        return ConstraintWeights(tuple(factors))
 
 
 def _compute_bend(layer: Layer, z: Tensor, slope: Tensor, gradient: Tensor) -> Tensor | None:

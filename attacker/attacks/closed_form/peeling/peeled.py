@@ -5,7 +5,7 @@
 by Gauss-Newton steps with conjugate gradients. x is in units in which data are in [0, 1], but is not confined to this range. The
 prior (total variation of images, distance to 0.5 of rows) brings x close to the solution, and the last steps are without it. If
 these last steps leave a residual, for example because of noise, the answer is usually the x found at a lambda above 0, see
-`Peeling.noise`. The input is exact only if the equations of all these layers together determine it, and the signs of all
+`PeelingSettings.noise`. The input is exact only if the equations of all these layers together determine it, and the signs of all
 pre-activations before the deficient layer, the one with too few equations, are right.
 """
 
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.peeling.assembly import build_grey_images, build_sign_pattern, compose
-from attacker.attacks.closed_form.peeling.equations import Composed, Tangent
-from attacker.attacks.closed_form.peeling.smoothness import Middle, SmoothnessPrior, TotalVariation
-from attacker.attacks.closed_form.rgap.least_squares import Weighing
+from attacker.attacks.closed_form.peeling.equations import ComposedEquations, Tangent
+from attacker.attacks.closed_form.peeling.smoothness import MidpointPrior, SmoothnessPrior, TotalVariation
+from attacker.attacks.closed_form.rgap.least_squares import ConstraintWeights
 from attacker.attacks.closed_form.rgap.system import broadcast_like
 from attacker.attacks.closed_form.rgap.walk import Point
 from attacker.attacks.networks.chain import Chain
@@ -31,7 +31,7 @@ MAX_PROGRESS_RATIO = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peeling:
+class PeelingSettings:
     """The settings of `peel`.
 
     The deficient layer is the last one that has too few equations for its own input; the layers below are those before it.
@@ -45,7 +45,7 @@ class Peeling:
     inner, thorough: largest number of iterations of conjugate gradients in each step with the prior, and in each step without it.
     last:     largest number of steps without the prior. patience: number of successive steps without progress that ends these
               steps, for a problem whose misfit exceeds `rounding`; for the others, one such step ends them.
-    rounding: largest relative misfit of an exact answer, see `Peeled.misfit`.
+    rounding: largest relative misfit of an exact answer, see `PeelingAnswers.misfit`.
     noise:    if the misfit without the prior exceeds `rounding`, the answer is the x of the largest lambda at which the residual
               of the deficient layer's equations is at most `noise` times the residual without the prior (discrepancy principle,
               Morozov 1966). If there is no such lambda, it is the x without the prior.
@@ -66,11 +66,11 @@ class Peeling:
     noise: float = 1.5
 
 
-PEELING = Peeling()
+PEELING = PeelingSettings()
 
 
 @dataclass(frozen=True)
-class Peeled:
+class PeelingAnswers:
     """The answers of `peel` to N problems (observations).
 
     x:      normalised inputs of the network, (N, *inputs).
@@ -79,8 +79,8 @@ class Peeled:
             prior.
     free:   (N,) norm of the part of a random change of x that changes no equation, relative to the norm of the whole change;
             found by iterations that end early, so that it is too high rather than too low. NaN if the misfit exceeds
-            `Peeling.rounding`.
-    exact:  (N,) whether x fulfils the equations up to `Peeling.rounding`, and `free` is so small that they determine x.
+            `PeelingSettings.rounding`.
+    exact:  (N,) whether x fulfils the equations up to `PeelingSettings.rounding`, and `free` is so small that they determine x.
             Otherwise, the prior may have influenced x.
     iterations: number of conjugate gradient iterations for the whole batch, the sum over all steps.
     """
@@ -94,8 +94,8 @@ class Peeled:
 
 
 def peel(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, *, low: Tensor, high: Tensor, how: Peeling = PEELING
-) -> Peeled:
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, *, low: Tensor, high: Tensor, how: PeelingSettings = PEELING
+) -> PeelingAnswers:
     """Solve for the network's input, given R-GAP's solution `point` at the output of the deficient layer `point.at`.
 
     A layer is deficient if it has too few equations for its own input; of several, `point.at` must be the last.
@@ -104,7 +104,7 @@ def peel(
     0.5.
     """
     problem = compose(chain, weights, gradient, point, low, high)
-    return _Peeler(problem, TotalVariation(how.edge) if len(chain.inputs) == 3 else Middle(), how).run()
+    return _Peeler(problem, TotalVariation(how.edge) if len(chain.inputs) == 3 else MidpointPrior(), how).run()
 
 
 class _Peeler:
@@ -113,12 +113,12 @@ class _Peeler:
     path: the weights lambda of the prior so far, each with the x (N, *inputs) found for it.
     """
 
-    def __init__(self, problem: Composed, belief: SmoothnessPrior, how: Peeling) -> None:
+    def __init__(self, problem: ComposedEquations, belief: SmoothnessPrior, how: PeelingSettings) -> None:
         self.problem, self.belief, self.how = problem, belief, how
         self.path: list[tuple[float, Tensor]] = []
         self.iterations = 0
 
-    def run(self) -> Peeled:
+    def run(self) -> PeelingAnswers:
         x, misfit = self._settle(*self._anneal())
         settled = misfit <= self.how.rounding
         weight = torch.zeros_like(misfit)
@@ -132,7 +132,7 @@ class _Peeler:
         free = torch.full_like(misfit, torch.nan)
         if bool(settled.any()):
             free[settled] = self._measure_freedom(self.problem.select(settled.nonzero()[:, 0]), x[settled])
-        return Peeled(
+        return PeelingAnswers(
             x=self.problem.low + self.problem.span * x,
             misfit=_compute_misfit(self.problem, x),
             weight=weight,
@@ -193,7 +193,7 @@ class _Peeler:
         self.iterations += done
         return x
 
-    def _suppress_doubtful(self, before: Tangent, now: Tangent) -> Weighing:
+    def _suppress_doubtful(self, before: Tangent, now: Tangent) -> ConstraintWeights:
         return now.suppress_doubtful(
             [self.how.sure * _compute_root_mean_square(a - b) for a, b in zip(before.z, now.z, strict=True)]
         )
@@ -225,7 +225,7 @@ class _Peeler:
             active, x, problem, before = active[rows], x[rows], problem.select(rows), before.select(rows)
         return best, misfit
 
-    def _measure_freedom(self, problem: Composed, x: Tensor) -> Tensor:
+    def _measure_freedom(self, problem: ComposedEquations, x: Tensor) -> Tensor:
         """Return the norm (N,) of the part of a random change of x that changes no equation, relative to the whole change.
 
         The iterations end once this norm is at most the threshold for all problems, so that the result is an upper estimate.
@@ -246,12 +246,12 @@ def _build_normal_operator(tangent: Tangent) -> Curvature:
     return lambda v: tangent.adjoint(tangent.apply(v))
 
 
-def _compute_misfit(problem: Composed, x: Tensor) -> Tensor:
+def _compute_misfit(problem: ComposedEquations, x: Tensor) -> Tensor:
     missed, whole = problem.linearise(x, problem.whole).missed.squared_norm(), problem.sides.squared_norm()
     return (missed / whole.clamp(min=torch.finfo(whole.dtype).tiny)).sqrt().nan_to_num(nan=torch.inf)
 
 
-def _measure_top_residual(problem: Composed, x: Tensor) -> Tensor:
+def _measure_top_residual(problem: ComposedEquations, x: Tensor) -> Tensor:
     """Return the norm (N,) of the scaled residual of the deficient layer's own equations.
 
     These are continuous in x, while the equations of the layers before it jump where a ReLU's pre-activation changes its sign.
@@ -259,8 +259,8 @@ def _measure_top_residual(problem: Composed, x: Tensor) -> Tensor:
     return problem.linearise(x).top.squared_norm().sqrt()
 
 
-def _compute_freedom_threshold(problem: Composed) -> float:
-    """Return the threshold for `Peeled.free`, a quarter of 1 / sqrt(number of input values).
+def _compute_freedom_threshold(problem: ComposedEquations) -> float:
+    """Return the threshold for `PeelingAnswers.free`, a quarter of 1 / sqrt(number of input values).
 
     1 / sqrt(number of input values) is the root mean square that `free` would have if the equations left one random direction
     open.

@@ -63,7 +63,7 @@ class TotalVariation:
 
 
 @dataclass(frozen=True)
-class Middle:
+class MidpointPrior:
     """Prior of table rows: half the squared Euclidean distance of each row to 0.5."""
 
     def value(self, x: Tensor) -> Tensor:

@@ -12,11 +12,17 @@ from math import prod
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rank.counting import Count, compute_pooled_rank, count_dead_values, count_equations
-from attacker.attacks.closed_form.rank.generic import compute_generic_ranks
+from attacker.attacks.closed_form.rank.equation_counts import (
+    EquationCount,
+    compute_pooled_rank,
+    count_dead_values,
+    count_equations,
+)
+from attacker.attacks.closed_form.rank.generic_rank import compute_generic_ranks
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_footprint, build_pooling_matrix, find_used_values
 from attacker.attacks.networks.activations import IDENTITY, RELU
-from attacker.attacks.networks.chain import Chain, Layer, are_reshapes
+from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.traced import are_reshapes
 
 MAX_PROVED_UNKNOWNS = 3000
 """Largest number of unknowns, after the gradient constraints are used, for which `attacker rank` proves the rank of a layer by
@@ -217,7 +223,7 @@ def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
     return not activation.smooth and bool(dead if activation is RELU else pooled)
 
 
-def _count_linear(layer: Layer) -> Count:
+def _count_linear(layer: Layer) -> EquationCount:
     """Count the equations of a linear layer.
 
     The gradient constraints k x^T = dL/dW alone determine x, the layer's input after any pooling that precedes the weights. The
@@ -229,7 +235,7 @@ def _count_linear(layer: Layer) -> Count:
     else:
         unknowns, rank = layer.inputs[0] * int(pool.any(dim=0).sum()), layer.inputs[0] * compute_pooled_rank(pool)
     weights = min(layer.shape[0], rank)
-    return Count(unknowns, rank, weights, weights, rank)
+    return EquationCount(unknowns, rank, weights, weights, rank)
 
 
 def _count_known(layer: Layer, live: Tensor, dead: float) -> int:
@@ -238,7 +244,7 @@ def _count_known(layer: Layer, live: Tensor, dead: float) -> int:
     return layer.shape[0] * (int(live.sum()) - count_dead_values(dead, live))
 
 
-def _count_locally_independent(chain: Chain, counts: Sequence[Count], ranks: Sequence[int]) -> list[int]:
+def _count_locally_independent(chain: Chain, counts: Sequence[EquationCount], ranks: Sequence[int]) -> list[int]:
     """Return the number of independent equations for each layer's input from it and all later layers, to first order.
 
     As long as the later layers are fully determined, this number is the layer's rank. Otherwise the equations for the next
@@ -256,7 +262,7 @@ def _count_locally_independent(chain: Chain, counts: Sequence[Count], ranks: Seq
     return near[::-1]
 
 
-def _count_shared(layer: Layer, one: Count) -> int:
+def _count_shared(layer: Layer, one: EquationCount) -> int:
     """Return how many of the relations `one.shared` between weight and gradient constraints hold even if z is not known.
 
     They hold where the next layer's gradient determines the product <k_a, z_b> of the output channels a and b, with k_a =

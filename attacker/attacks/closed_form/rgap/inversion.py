@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.heads import has_rank_above_one
-from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.closed_form.plausibility import measure_outside
 from attacker.attacks.closed_form.rgap.walk import (
     DEFAULT_WALK,
     Point,
-    Walk,
+    WalkSettings,
     is_homogeneous,
     solve_last_layer,
     solve_layer,
@@ -78,7 +78,7 @@ class Readings:
     doubts: tuple[tuple[str, ...], ...] = field(default_factory=tuple)
 
 
-def require_single(observed: Observed) -> Chain:
+def require_single(observed: StackedObservations) -> Chain:
     """Return the model as a chain of layers.
 
     Raises ValueError with the reason if the model is not such a chain, or the update is not of exactly one example.
@@ -97,7 +97,7 @@ def require_single(observed: Observed) -> Chain:
     return chain
 
 
-def choose_readings(observed: Observed, chain: Chain, walk: Walk) -> Readings:
+def choose_readings(observed: StackedObservations, chain: Chain, walk: WalkSettings) -> Readings:
     """Return the likeliest of the possible solutions of the last layer, and a second one where it fits as well (the twin).
 
     Solutions are compared by how badly they fit the last layer's gradient and how well the layer before can be solved with them.
@@ -127,7 +127,7 @@ def choose_readings(observed: Observed, chain: Chain, walk: Walk) -> Readings:
 
 
 def build_answers(
-    observed: Observed, readings: Readings, first: Tensor, second: Tensor | None, route: str
+    observed: StackedObservations, readings: Readings, first: Tensor, second: Tensor | None, route: str
 ) -> list[ClosedFormAnswer]:
     """Return one answer per problem (observation) from the normalised inputs (N, *shape) that R-GAP found.
 
@@ -141,10 +141,10 @@ def build_answers(
     if second is None:
         labels = readings.first.head.y
         return [ClosedFormAnswer(x[i : i + 1], labels[i : i + 1], route, doubts=readings.doubts[i]) for i in range(len(x))]
-    return _choose_twins(observed, readings, x, observed.data.denormalise(second), route)
+    return _choose_twins(readings, x, observed.data.denormalise(second), route)
 
 
-def run_rgap(observed: Observed, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAnswer]:
+def run_rgap(observed: StackedObservations, walk: WalkSettings = DEFAULT_WALK) -> list[ClosedFormAnswer]:
     """Solve for the input of each layer, from the last to the first (R-GAP), for all observations at once; return their answers.
 
     Raises ValueError if R-GAP does not apply, see `require_single`, or if the last layer cannot be solved, such as a convolution.
@@ -156,7 +156,7 @@ def run_rgap(observed: Observed, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAn
     return build_answers(observed, readings, first.f, second, "layers")
 
 
-def _choose_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
+def _choose_twins(readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
     """Return one answer per problem, with x or, where there is a twin (`readings.twins`), the better one of x and `other`.
 
     If both are in [0, 1], the better one has the larger variance of its values. If not, the better one is nearer to [0, 1]. The
@@ -203,7 +203,7 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
     return tuple(found)
 
 
-def read_known_labels(observed: Observed) -> Tensor | None:
+def read_known_labels(observed: StackedObservations) -> Tensor | None:
     """Return the true labels (N,), which no server knows, that the user gave; None unless each case has exactly one."""
     known = [case.known_labels for case in observed.cases]
     told = [t for t in known if t is not None and len(t) == 1]

@@ -13,7 +13,7 @@ MAX_WHITENED_VALUES = 256
 
 
 @dataclass(frozen=True)
-class Weighing:
+class ConstraintWeights:
     """Weights for the gradient constraints k U^T = dL/dW of several layers, one equation per weight.
 
     factors: for each layer, a factor of each equation (N, C_out, values under the kernel), or whitening matrices (N, C_out,

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attacker.attacks.closed_form.rgap.system import System, fold, unfold
-from attacker.attacks.networks.chain import Layer, are_reshapes
+from attacker.attacks.closed_form.rgap.system import LayerSystem, fold, unfold
+from attacker.attacks.networks.chain import Layer
+from attacker.attacks.networks.traced import are_reshapes
 
 Inverse = Callable[[Tensor], Tensor]
 """A symmetric positive definite linear map of a layer's inputs (N, *inputs)."""
@@ -34,7 +35,7 @@ DIAGONAL_FLOOR = 1e-9
 """Multiple of the mean diagonal that is added to K^T K before it is inverted, if all of W^T W is added later."""
 
 
-def build_preconditioner(system: System) -> Inverse | None:
+def build_preconditioner(system: LayerSystem) -> Inverse | None:
     """Return a preconditioner for the equations of `system`; None for linear layers, pooled inputs, and unscaled equations.
 
     The scale of the gradient constraints must be equal for all input channels.
@@ -65,13 +66,13 @@ def estimate_bytes(layer: Layer) -> int:
     return 8 * (working + 2 * len(classes) * most**2 + whole)
 
 
-def _needs_whole(layer: Layer, classes: list["Class"]) -> bool:
+def _needs_whole(layer: Layer, classes: list["PixelClass"]) -> bool:
     few = any(layer.shape[0] * len(one.taps) < MIN_SURPLUS * len(one.places) for one in classes)
     return few and are_reshapes(layer.after) and prod(layer.given) <= MAX_WHOLE_OUTPUTS
 
 
 @dataclass(frozen=True)
-class Class:
+class PixelClass:
     """A class of pixels of an input channel: those whose row and column have the same remainders when divided by the stride.
 
     places: (P,) indices of the pixels, row by row. taps: (A,) indices of the taps (positions inside the kernel) that see any of
@@ -85,7 +86,7 @@ class Class:
     meets: Tensor
 
 
-def find_pixel_classes(layer: Layer) -> list[Class]:
+def find_pixel_classes(layer: Layer) -> list[PixelClass]:
     """Return the classes of the pixels of a convolution's input.
 
     There are at most as many as the product of the strides of both axes.
@@ -104,7 +105,7 @@ def find_pixel_classes(layer: Layer) -> list[Class]:
         if not len(places):
             continue
         taps = torch.nonzero((meets[:, places] < outputs).any(dim=1))[:, 0]
-        found.append(Class(places, taps, meets[taps][:, places]))
+        found.append(PixelClass(places, taps, meets[taps][:, places]))
     return found
 
 
@@ -126,7 +127,7 @@ class _Blocks:
     K is the matrix of the gradient constraints.
     """
 
-    def __init__(self, system: System, classes: list[Class], diagonal: Tensor) -> None:
+    def __init__(self, system: LayerSystem, classes: list[PixelClass], diagonal: Tensor) -> None:
         """Compute the inverses of all blocks. diagonal: (N, pixels of a channel), added to K^T K of every channel."""
         count, most = len(system.k), max(len(one.places) for one in classes)
         self.inverse = system.k.new_zeros(count, len(classes), most, most)
@@ -156,7 +157,7 @@ class _Whole:
     A small multiple of the identity (DIAGONAL_FLOOR) is added to K^T K, so that it can be inverted.
     """
 
-    def __init__(self, system: System, classes: list[Class]) -> None:
+    def __init__(self, system: LayerSystem, classes: list[PixelClass]) -> None:
         layer, count = system.layer, len(system.k)
         assert system.scale is not None
         self.layer, self.weight = layer, system.weight
@@ -175,7 +176,7 @@ class _Whole:
         taken = torch.cholesky_solve(given, self.factor).reshape(self.scale.shape) * self.scale
         return near - self.blocks(fold(self.layer, self.weight.mT @ taken).reshape(x.shape))
 
-    def _compute_product(self, classes: list[Class]) -> Tensor:
+    def _compute_product(self, classes: list[PixelClass]) -> Tensor:
         """Return W (K^T K)^-1 W^T with unscaled W, (N, outputs, outputs), summed over pairs of taps of each class."""
         filters, channels = self.layer.shape[:2]
         weight = self.weight.reshape(len(self.weight), filters, channels, -1)
@@ -195,7 +196,7 @@ class _Whole:
         return total.reshape(count, filters, filters, places, places).transpose(2, 3).reshape(count, filters * places, -1)
 
 
-def _invert_diagonal(system: System) -> Inverse:
+def _invert_diagonal(system: LayerSystem) -> Inverse:
     diagonal = _compute_weight_diagonal(system)
     square = _compute_gradient_scale(system).square().mT @ system.k.square()
     shared = fold(system.layer, square.repeat(1, system.layer.taken[0], 1)).flatten(2)
@@ -203,7 +204,7 @@ def _invert_diagonal(system: System) -> Inverse:
     return lambda x: (inverse * x.reshape(inverse.shape)).reshape(x.shape)
 
 
-def _compute_weight_diagonal(system: System) -> Tensor:
+def _compute_weight_diagonal(system: LayerSystem) -> Tensor:
     """Return the diagonal of W^T W for the scaled weight constraints W, (N, C_in, pixels).
 
     If the layer pools its outputs, the mean scale of its weight constraints is used for all of them, which is an approximation.
@@ -219,18 +220,18 @@ def _compute_weight_diagonal(system: System) -> Tensor:
     return fold(layer, system.weight.square().mT @ spread).flatten(2)
 
 
-def _compute_gradient_scale(system: System) -> Tensor:
+def _compute_gradient_scale(system: LayerSystem) -> Tensor:
     """Return the factors by which the gradient constraints of one input channel are multiplied, (N or 1, C_out, taps).
 
-    They are read from `System.scale` for the first channel, and must be equal for all channels. A tap is a position inside the
-    kernel.
+    They are read from `LayerSystem.scale` for the first channel, and must be equal for all channels. A tap is a position inside
+    the kernel.
     """
     assert system.scale is not None
     channels = system.layer.shape[1]
     return system.scale.gradients.reshape(*system.scale.gradients.shape[:2], channels, -1)[:, :, 0]
 
 
-def _build_rows(system: System, one: Class) -> Tensor:
+def _build_rows(system: LayerSystem, one: PixelClass) -> Tensor:
     """Return the scaled matrix K of gradient constraints for one class of pixels and one input channel, (N, C_out * A, P).
 
     A and P are the numbers of taps and of pixels of the class.
@@ -240,7 +241,7 @@ def _build_rows(system: System, one: Class) -> Tensor:
     return (rows * _compute_gradient_scale(system)[..., one.taps.to(padded.device), None]).flatten(1, 2)
 
 
-def _compute_mean_square(system: System) -> Tensor:
+def _compute_mean_square(system: LayerSystem) -> Tensor:
     """Return the mean squared norm of the columns of K, the matrix of gradient constraints of one channel, (N,).
 
     It is too high with padding, whose entries are included.

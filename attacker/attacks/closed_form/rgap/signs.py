@@ -8,7 +8,7 @@ input patch at that position.
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps, broadcast_like, unfold
+from attacker.attacks.closed_form.rgap.system import EquationValues, LayerSystem, apply_maps, broadcast_like, unfold
 from attacker.attacks.networks.activations import Activation
 
 MIN_EXPLAINED = 0.04
@@ -25,7 +25,9 @@ def flip_outputs(activation: Activation, f: Tensor) -> Tensor:
     return torch.where(f > 0, -low * f, torch.where(f < 0, -inside, compute_root_mean_square(f) * 1e-9))
 
 
-def find_doubtful_signs(system: System, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
+def find_doubtful_signs(
+    system: LayerSystem, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor
+) -> Tensor:
     """Return a mask (N, *outputs), true at the one output of each problem whose changed sign would explain most of its residual.
 
     The sign of an output is the sign of its pre-activation, which decides the slope of ReLU there. The mask is false everywhere

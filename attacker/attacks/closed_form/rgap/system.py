@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.func import vjp
 from torch.nn import functional
 
-from attacker.attacks.networks.chain import Layer, Linear, are_reshapes
+from attacker.attacks.networks.chain import Layer
+from attacker.attacks.networks.traced import Linear, are_reshapes
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class EquationValues:
         return self.weights.flatten(1).square().sum(dim=1) + self.gradients.flatten(1).square().sum(dim=1)
 
 
-class System:
+class LayerSystem:
     """The equations for the input of `layer` for N problems, as a linear map [W; K] with scaled rows.
 
     W and K are the matrices of the weight and the gradient constraints.
@@ -71,7 +72,7 @@ class System:
         self.k = apply_transposed_maps(layer.after, k, layer.given).reshape(len(k), layer.shape[0], -1)
         self.scale: EquationValues | None = None
 
-    def select(self, rows: slice) -> "System":
+    def select(self, rows: slice) -> "LayerSystem":
         """Return the equations of the problems `rows` only."""
         part = copy(self)
         part.weight, part.k = self.weight[rows] if len(self.weight) > 1 else self.weight, self.k[rows]
@@ -150,7 +151,7 @@ def apply_transposed_maps(maps: Sequence[Linear], y: Tensor, shape: tuple[int, .
 
 
 @dataclass(frozen=True)
-class Solved:
+class SystemSolutions:
     """The least-squares solutions of N problems.
 
     x: (N, *inputs). residual: (N,) norm of the residual, relative to the norm of the right-hand sides, both of the scaled
@@ -167,7 +168,7 @@ CHECK_INTERVAL = 10
 
 
 def solve_least_squares(
-    system: System,
+    system: LayerSystem,
     target: EquationValues,
     *,
     tolerance: float = 1e-14,
@@ -175,7 +176,7 @@ def solve_least_squares(
     start: Tensor | None = None,
     inverse: Callable[[Tensor], Tensor] | None = None,
     spare: Tensor | None = None,
-) -> Solved:
+) -> SystemSolutions:
     """Solve the equations by least squares, with conjugate gradients on the normal equations (CGLS).
 
     If there are several solutions, the one nearest to `start`, or to 0, is approached, unless `inverse` is given.
@@ -210,13 +211,13 @@ def solve_least_squares(
         before, power = power, _dot(gradient, better)
         direction = torch.addcmul(better, broadcast_like(power / (before + tiny), better), direction)
     whole = _dot(one.target, one.target).clamp(min=tiny)
-    return Solved(x, (_dot(residual, residual) / whole).sqrt(), done)
+    return SystemSolutions(x, (_dot(residual, residual) / whole).sqrt(), done)
 
 
 class _Flat:
     """The scaled equations of a system, with the values of all equations of a problem in one vector."""
 
-    def __init__(self, system: System, target: EquationValues) -> None:
+    def __init__(self, system: LayerSystem, target: EquationValues) -> None:
         self.system = system
         self.sides = target.weights.shape, target.gradients.shape
         self.cut = target.weights[0].numel()

@@ -19,19 +19,20 @@ from attacker.attacks.closed_form.rgap.preconditioning import Inverse, build_pre
 from attacker.attacks.closed_form.rgap.signs import compute_root_mean_square, find_doubtful_signs, flip_outputs
 from attacker.attacks.closed_form.rgap.system import (
     EquationValues,
-    Solved,
-    System,
+    LayerSystem,
+    SystemSolutions,
     apply_maps,
     broadcast_like,
     solve_least_squares,
 )
 from attacker.attacks.networks.activations import settle_zeros
-from attacker.attacks.networks.chain import Chain, Layer, are_reshapes
+from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.traced import are_reshapes
 from defenses.base import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk:
+class WalkSettings:
     """The settings of R-GAP, which solves for the input of each layer, from the last to the first.
 
     The defaults differ from the paper; `PAPER_WALK` holds the settings of its authors' code.
@@ -49,8 +50,8 @@ class Walk:
     iterations: int = 3000
 
 
-DEFAULT_WALK = Walk()
-PAPER_WALK = Walk(scaled=False, mended=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
+DEFAULT_WALK = WalkSettings()
+PAPER_WALK = WalkSettings(scaled=False, mended=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
 """The settings of the authors' code: unscaled equations, and float32 between layers."""
 
 
@@ -112,7 +113,7 @@ def solve_last_layer(chain: Chain, weights: Tensors, gradient: Tensors, loss: st
 
 
 def _build_point(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReading, at: int) -> Point:
-    system = System(layer, weight, head.k)
+    system = LayerSystem(layer, weight, head.k)
     below = system.compute_gradient_below()
     if are_reshapes(layer.before):
         return Point(at, head.features.reshape(below.shape), below, head)
@@ -122,7 +123,7 @@ def _build_point(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReadi
     return Point(at, solved.x, below, head)
 
 
-def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK) -> Point:
+def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: WalkSettings = DEFAULT_WALK) -> Point:
     """Solve the layer `point.at` for its input, and return the `Point` at this input."""
     system, target = build_equations(chain, weights, gradient, point, walk)
     unknowns = int(find_used_values(chain)[point.at].sum())
@@ -136,19 +137,19 @@ def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point,
 
 
 def build_equations(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK
-) -> tuple[System, EquationValues]:
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: WalkSettings = DEFAULT_WALK
+) -> tuple[LayerSystem, EquationValues]:
     """Return the equations for the input of layer `point.at`, and their right-hand sides without scaling.
 
-    `System.scale` is 0 for weight constraints whose right-hand side is unknown: at the zeros of a ReLU, and at outputs that no
-    later layer uses. For the other equations, it is 1 over the expected error if `walk.scaled` is set (0 if that error is 0 or
+    `LayerSystem.scale` is 0 for weight constraints whose right-hand side is unknown: at the zeros of a ReLU, and at outputs that
+    no later layer uses. For the other equations, it is 1 over the expected error if `walk.scaled` is set (0 if that error is 0 or
     infinite), and 1 otherwise.
     """
     layer = chain.layers[point.at]
     f, act = point.f.reshape(-1, *layer.outputs), layer.activation
     z, k = act.inverse(f), point.gradient.reshape(f.shape) * act.slope(f)
     z, k = (t.to(walk.precision).to(t.dtype) for t in (z, k))
-    system = System(layer, weights[layer.weight], k)
+    system = LayerSystem(layer, weights[layer.weight], k)
     known = act.known(f) * find_used_values(chain)[point.at + 1].to(f.device)
     sides = gradient[layer.weight].reshape(len(z), layer.shape[0], -1)
     if walk.scaled:
@@ -160,7 +161,7 @@ def build_equations(
     return system, EquationValues(z - offset, sides)
 
 
-def estimate_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
+def estimate_errors(system: LayerSystem, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
     """Return the expected error of each equation of a layer, in units of the relative error of f.
 
     The relative error of f is the absolute error of its entries, assumed to be equal for all entries of a problem, divided by
@@ -174,13 +175,13 @@ def estimate_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) 
     size = compute_root_mean_square(f)
     slope = act.slope(f)
     doubt = torch.hypot(gradient * act.bend(f) * size, slope * compute_root_mean_square(gradient))
-    lengths, k = (System(system.layer, system.weight, t).compute_norms().gradients for t in (doubt, gradient * slope))
+    lengths, k = (LayerSystem(system.layer, system.weight, t).compute_norms().gradients for t in (doubt, gradient * slope))
     inputs = sides.flatten(1).norm(dim=1) * invert_lengths(k.flatten(1).norm(dim=1))  # estimate of the norm of a patch
     return EquationValues(size / slope, lengths * inputs[:, None, None])
 
 
 def solve_layers(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK, *, until: int = -1
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: WalkSettings = DEFAULT_WALK, *, until: int = -1
 ) -> Point:
     """Solve layer after layer until the output of layer `until` is known; -1 is the network's input."""
     while point.at > until:
@@ -196,13 +197,13 @@ def is_homogeneous(chain: Chain) -> bool:
     return all(layer.bias is None and layer.activation.name.startswith(("identity", "relu", "leaky")) for layer in chain.layers)
 
 
-_Solved = tuple[System, EquationValues, Tensor, Tensor]
+_Solved = tuple[LayerSystem, EquationValues, Tensor, Tensor]
 """Equations of a layer, their right-hand sides, the solution x, and its relative residual."""
 
 
 def _flip_signs(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk, unknowns: int, solved: _Solved
-) -> tuple[System, Tensor, Tensor]:
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: WalkSettings, unknowns: int, solved: _Solved
+) -> tuple[LayerSystem, Tensor, Tensor]:
     """Change signs of pre-activations near zero where that reduces the residual; return new equations, solution and residual.
 
     unknowns: number of the layer's input values that the network uses.
@@ -234,7 +235,7 @@ def _flip_signs(
 
 
 def _solve_system(
-    system: System, target: EquationValues, unknowns: int, walk: Walk, *, start: Tensor | None = None
+    system: LayerSystem, target: EquationValues, unknowns: int, walk: WalkSettings, *, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Solve a layer's equations for its input x; return x and the relative residual (N,) of the scaled equations.
 
@@ -255,7 +256,9 @@ def _solve_system(
     return torch.cat([one.x for one in found]), torch.cat([one.residual for one in found])
 
 
-def _solve_part(system: System, target: EquationValues, unknowns: int, walk: Walk, start: Tensor | None) -> Solved:
+def _solve_part(
+    system: LayerSystem, target: EquationValues, unknowns: int, walk: WalkSettings, start: Tensor | None
+) -> SystemSolutions:
     spare, inverse = _count_spare_equations(system, unknowns), build_preconditioner(system)
     if inverse is not None:
         determined = torch.isfinite(spare).reshape(-1, *[1] * len(system.layer.inputs))
@@ -273,7 +276,7 @@ def _split_range(count: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
 
 
-def _count_spare_equations(system: System, unknowns: int) -> Tensor:
+def _count_spare_equations(system: LayerSystem, unknowns: int) -> Tensor:
     """Return the estimated number of independent equations minus `unknowns`, (N,), for `spare` of `solve_least_squares`.
 
     It is inf for problems with at most MIN_SURPLUS_EQUATIONS surplus equations, too few to estimate noise from the residual. The
@@ -290,7 +293,7 @@ def _get_memory_limit(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 2**27
 
 
-def _solve_linear_layer(system: System, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
+def _solve_linear_layer(system: LayerSystem, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
     """Solve for the input x of a linear layer, whose gradient constraints alone determine it.
 
     Returns x and its relative residual (N,) over the scaled equations of both kinds.

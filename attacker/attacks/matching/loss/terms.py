@@ -20,7 +20,7 @@ NOISE_SHIFT = 997
 pixel."""
 
 
-class OtherTerms:
+class LossTerms:
     """The sum of the terms of a problem's loss other than the distance of gradients.
 
     space: the latent space. epochs: number of local epochs, each of which has its own copies of the examples; 1 if the epochs

@@ -22,8 +22,9 @@ from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.simulation.batch_statistics import compute_statistics, measure_mismatch, read_statistics
 from attacker.attacks.simulation.bottleneck import SolvedBottleneck, find_solved_bottleneck
-from attacker.attacks.simulation.client import build_gradient, follow_channel, simulate_channel
+from attacker.attacks.simulation.client import follow_channel, simulate_channel
 from attacker.attacks.simulation.draws import Draws
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import ChannelState, transparent
 from fedsim.recording.observation import Observation

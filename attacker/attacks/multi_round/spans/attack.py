@@ -32,8 +32,9 @@ from attacker.attacks.multi_round.spans.recovery import (
 )
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
-from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
+from attacker.attacks.networks.chain import Chain, read_chain
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer, is_input_random
+from attacker.attacks.networks.traced import NotAChain
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models

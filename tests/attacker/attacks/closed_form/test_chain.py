@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
+from attacker.attacks.networks.chain import Chain, read_chain
+from attacker.attacks.networks.traced import NotAChain
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 

@@ -9,7 +9,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from attacker.attacks.networks.chain import NotAChain, read_chain
+from attacker.attacks.networks.chain import read_chain
+from attacker.attacks.networks.traced import NotAChain
 from defenses.networks import precode, take_penalty
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec

@@ -16,7 +16,7 @@ from attacker.attacks.closed_form.cocktail.attack import join_bias
 from attacker.attacks.closed_form.cocktail.components import Unmixing, run_fast_ica, separate, whiten
 from attacker.attacks.closed_form.cocktail.features import FeatureLayer, find_feature_layer, scale_features
 from attacker.attacks.closed_form.cocktail.mixtures import differentiate_images, read_mixtures, scale_images
-from attacker.attacks.closed_form.cocktail.published import PublishedLoss, search_published
+from attacker.attacks.closed_form.cocktail.published_loss import PublishedLoss, search_published
 from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range, measure_excess
 from attacker.attacks.closed_form.linear.low_rank import factorise
 from attacker.attacks.closed_form.linear.refinement import refine_directions

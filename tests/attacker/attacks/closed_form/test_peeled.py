@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attacker.attacks.closed_form.peeling.assembly import compose
-from attacker.attacks.closed_form.peeling.equations import Composed, EquationSides, Tangent
-from attacker.attacks.closed_form.peeling.peeled import PEELING, Peeled, Peeling, peel
+from attacker.attacks.closed_form.peeling.equations import ComposedEquations, EquationSides, Tangent
+from attacker.attacks.closed_form.peeling.peeled import PEELING, PeelingAnswers, PeelingSettings, peel
 from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
 from attacker.attacks.closed_form.rgap.system import EquationValues
 from attacker.attacks.closed_form.rgap.walk import Point, solve_last_layer, solve_layer, solve_layers
@@ -74,11 +74,11 @@ def see(model: nn.Module, x: Tensor, *, at: int, dtype: torch.dtype = torch.floa
     return Seen(chain, weights, gradient, solve_layers(chain, weights, gradient, first, until=at))
 
 
-def peeled(seen: Seen, low: Tensor = LOW, high: Tensor = HIGH, how: Peeling = PEELING) -> Peeled:
+def peeled(seen: Seen, low: Tensor = LOW, high: Tensor = HIGH, how: PeelingSettings = PEELING) -> PeelingAnswers:
     return peel(seen.chain, seen.weights, seen.gradient, seen.point, low=low, high=high, how=how)
 
 
-def composed(seen: Seen) -> Composed:
+def composed(seen: Seen) -> ComposedEquations:
     return compose(seen.chain, seen.weights, seen.gradient, seen.point, LOW, HIGH)
 
 
@@ -226,7 +226,7 @@ def test_undetermined_values_are_filled_in_smoothly_and_counted() -> None:
 def test_with_noise_the_prior_keeps_weight_and_lowers_the_error() -> None:
     x = photographs(2, 12)
     seen = see(two_layers(lambda: nn.LeakyReLU(0.2)), x, at=1, noise=5e-2)
-    found, without = peeled(seen), peeled(seen, how=Peeling(noise=0))
+    found, without = peeled(seen), peeled(seen, how=PeelingSettings(noise=0))
     assert not found.exact.any()
     assert (found.weight > 0).all()
     assert (without.weight == 0).all()

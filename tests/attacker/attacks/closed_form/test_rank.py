@@ -17,12 +17,11 @@ from torch import nn
 from torch.func import functional_call, grad, jacfwd
 
 from attacker.attacks.closed_form.rank.analysis import RankReport, analyse_rank, count_virtual_constraints
-from attacker.attacks.closed_form.rank.verdict import write_headline, write_verdict
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
-from attacker.attacks.closed_form.rgap.walk import Walk, solve_last_layer, solve_layers
+from attacker.attacks.closed_form.rgap.system import EquationValues, LayerSystem, apply_maps
+from attacker.attacks.closed_form.rgap.walk import WalkSettings, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
-from attacker.report.rank_report import make_table
+from attacker.report.rank_report import make_table, write_headline, write_verdict
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -125,7 +124,7 @@ def attacked(network: RandomNetwork) -> float:
     loss = nn.functional.cross_entropy(network.model(x), torch.tensor([0]))
     gradient = {key: g[None] for key, g in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True)}
     stacked = {key: w.detach()[None] for key, w in weights.items()}
-    walk = Walk(tolerance=1e-14, iterations=20_000)
+    walk = WalkSettings(tolerance=1e-14, iterations=20_000)
     ends = [
         solve_layers(network.chain, stacked, gradient, p, walk)
         for p in solve_last_layer(network.chain, stacked, gradient, "cross_entropy")
@@ -236,7 +235,7 @@ def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
     rng = torch.Generator().manual_seed(0)
     alive = (torch.rand(3, 64, generator=rng).argsort(dim=1) < 32).double().reshape(1, 3, 8, 8)
     weight, k = (torch.randn(1, *shape, generator=rng, dtype=torch.float64) for shape in ((3, 4, 3, 3), (3, 8, 8)))
-    system = System(chain.layers[0], weight, k * alive)
+    system = LayerSystem(chain.layers[0], weight, k * alive)
     system.scale = EquationValues(alive, torch.ones(1, 1, 1, dtype=torch.float64))
     assert compute_rank(write_matrix(system)) == half.rank
 

@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.peeling.smoothness import (
-    Middle,
+    MidpointPrior,
     SmoothnessPrior,
     TotalVariation,
     compute_differences,
     transpose_differences,
 )
 
-PRIORS: list[SmoothnessPrior] = [TotalVariation(0.05), Middle()]
+PRIORS: list[SmoothnessPrior] = [TotalVariation(0.05), MidpointPrior()]
 
 
 def draw(seed: int, *, count: int = 3) -> Tensor:

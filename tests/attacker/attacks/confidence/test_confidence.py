@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from generators import seeded
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
@@ -175,7 +174,7 @@ def test_the_calibration_file_and_the_code_agree() -> None:
             assert float(said[0]) == pytest.approx(min(max(float(said[0]), MIN_PROBABILITY), 1 - MIN_PROBABILITY))
 
 
-def test_files_without_evidence_are_read_with_undecided_confidence(image_case: Make, tmp_path: Path) -> None:
+def test_files_hold_confidence_and_evidence(image_case: Make, tmp_path: Path) -> None:
     case, _, _ = image_case()
     (found,) = cpl(steps=1)([case], rng=seeded())
     path = tmp_path / "answer.safetensors"
@@ -183,17 +182,3 @@ def test_files_without_evidence_are_read_with_undecided_confidence(image_case: M
     again = Reconstruction.read(path)
     assert torch.allclose(again.confidence, found.confidence, equal_nan=True)
     assert again.evidence == found.evidence
-    tensors = load_file(path)
-    old = {name: t for name, t in tensors.items() if name != "explained"} | {"confidence": tensors["explained"]}
-    facts = json.dumps({**_facts(found), "slots": []})
-    save_file(old, path, metadata={"facts": facts})
-    before = Reconstruction.read(path)
-    assert bool(before.confidence.isnan().all())
-    assert torch.equal(before.explained, found.explained)
-    assert before.evidence == {}
-
-
-def _facts(found: Reconstruction) -> dict[str, object]:
-    """Return the fields of files written before evidence existed."""
-    names = ("case", "iterations", "evaluations", "restarts", "seconds", "route", "attack", "seed")
-    return {name: getattr(found, name) for name in names} | {"oracles": []}

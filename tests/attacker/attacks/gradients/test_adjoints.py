@@ -19,7 +19,7 @@ from attacker.attacks.matching.objectives import absolute, cosine, euclidean
 from attacker.attacks.networks.activations import TANH
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.optimisers.first_order import SGD
-from attacker.attacks.simulation.client import build_gradient
+from attacker.attacks.simulation.gradients import build_gradient
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 

@@ -17,7 +17,8 @@ from attacker.attacks.gradients.convolutions import (
 )
 from attacker.attacks.gradients.layer_gradients import compute_convolution_weight_gradients
 from attacker.attacks.gradients.vectorised import PerProblem, StackedGradients, build_per_problem, join_problems, split_problems
-from attacker.attacks.simulation.client import Weights, build_gradient
+from attacker.attacks.simulation.gradients import build_gradient
+from defenses.rules import Weights
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 

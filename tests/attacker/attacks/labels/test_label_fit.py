@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from attacker.attacks.labels.counts import count_by_balance
 from attacker.attacks.labels.fit import (
     FINE_ERROR,
-    Fitted,
     HeadFit,
+    LabelCandidates,
     build_head_fit,
     compute_cost,
     find_most_probable,
@@ -78,7 +78,7 @@ def test_fit_ends_at_a_lower_cost_with_a_small_slope(seed: int) -> None:
     batch = Batch(seed, 6)
     fit = batch.fit()
     y = torch.eye(CLASSES, dtype=torch.float64)[batch.y][None]
-    start = Fitted(y, 0.1 * fit.start[None, :6], torch.zeros(1))
+    start = LabelCandidates(y, 0.1 * fit.start[None, :6], torch.zeros(1))
     end = fit_features(fit, start, FINE_ERROR, steps=40)
     z = end.z.clone().requires_grad_()
     value = compute_cost(fit, z, y, FINE_ERROR * fit.scale).sum()
@@ -91,7 +91,7 @@ def test_a_step_makes_no_candidate_worse() -> None:
     batch = Batch(4, 8)
     fit = batch.fit()
     y = torch.eye(CLASSES, dtype=torch.float64)[torch.randint(CLASSES, (5, 8), generator=batch.rng)]
-    now = Fitted(y, fit.start[:8].expand(5, -1, -1), torch.full((5,), torch.inf))
+    now = LabelCandidates(y, fit.start[:8].expand(5, -1, -1), torch.full((5,), torch.inf))
     for _ in range(4):
         then = fit_features(fit, now, FINE_ERROR, steps=1)
         assert (then.cost <= now.cost).all()

@@ -18,12 +18,12 @@ from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.generator_search import match_images, measure_distance
 from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, build_network, read_prior, write_prior
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.generated import FEATURE_RADIUS, WEIGHT_UNIT, read_generator
+from attacker.attacks.matching.generator_decoders import FEATURE_RADIUS, WEIGHT_UNIT, read_generator
 from attacker.attacks.matching.names import get_decoder, get_denoiser_term
 from attacker.attacks.matching.priors import DenoiserTerm, measure_noise
 from attacker.attacks.optimisers.balls import project_onto_ball
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.attacks.optimisers.phases import Phased
+from attacker.attacks.optimisers.phases import PhasedOptimiser
 from attacker.reconstruction import Reconstruction
 from defenses._registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -140,7 +140,7 @@ def run_adam(z: Tensor, aim: Tensor, first: int) -> Tensor:
 def test_each_phase_searches_its_part_alone_from_the_best_latents_and_resumes() -> None:
     aim, z = 9 * torch.randn(3, 11, generator=seeded()), torch.randn(3, 11, generator=seeded(1))
     first, second = torch.tensor([0, 1, 5, 6]), torch.tensor([2, 3, 4, 7, 8, 9])
-    optimiser, visited = Phased(Adam(), (2, 3), examples=2), [z]
+    optimiser, visited = PhasedOptimiser(Adam(), (2, 3), examples=2), [z]
     stepper = optimiser.start()
     for step in range(40):
         if step in (7, 30):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.linking import Described, Links, link
+from attacker.attacks.linking import Links, RoundDescription, link
 
 CLASSES = 5
 
@@ -25,11 +25,11 @@ class Client:
         orders = [self.order() for _ in range(count)]
         return [order[i : i + batch] for order in orders for i in range(0, len(order), batch)]
 
-    def seen(self, round: int, used: list[int], **changes: str) -> Described:
+    def seen(self, round: int, used: list[int], **changes: str) -> RoundDescription:
         noise = self.noise * torch.randn(len(used), 32, generator=self.rng)
-        return Described(round, self.labels[used], self.features[used] + noise, **changes)
+        return RoundDescription(round, self.labels[used], self.features[used] + noise, **changes)
 
-    def rounds(self, batches: list[list[int]]) -> list[Described]:
+    def rounds(self, batches: list[list[int]]) -> list[RoundDescription]:
         return [self.seen(number, used) for number, used in enumerate(batches, start=1)]
 
 
@@ -91,7 +91,9 @@ def test_images_are_linked_if_there_are_no_features() -> None:
     images = torch.rand(24, 3, 8, 8, generator=client.rng)
     batches = client.epochs(2, 3)
     rounds = [
-        Described(number, client.labels[used], images=images[used] + 0.05 * torch.randn(len(used), 3, 8, 8, generator=client.rng))
+        RoundDescription(
+            number, client.labels[used], images=images[used] + 0.05 * torch.randn(len(used), 3, 8, 8, generator=client.rng)
+        )
         for number, used in enumerate(batches, start=1)
     ]
     assert linked(link(rounds, batch_size=3), batches) == (24, 0)
@@ -116,7 +118,7 @@ def test_unreadable_round_is_kept_unlinked_and_noted() -> None:
     client = Client()
     batches = client.epochs(2, 4)
     rounds = client.rounds(batches)
-    rounds[2] = Described(3, torch.zeros(4, dtype=torch.int64), problem="its update holds NaN")
+    rounds[2] = RoundDescription(3, torch.zeros(4, dtype=torch.int64), problem="its update holds NaN")
     links = link(rounds, batch_size=4)
     assert "round 3: its update holds NaN; its examples are not linked" in links.notes
     assert [len(places) for places in links.places] == [4] * 12
@@ -172,7 +174,7 @@ def test_rounds_of_whole_epochs_are_linked() -> None:
 
 def test_rounds_without_any_description_are_kept() -> None:
     none = torch.zeros(2, dtype=torch.int64)
-    links = link([Described(1, none, problem="its update holds NaN"), Described(4, none)], batch_size=2)
+    links = link([RoundDescription(1, none, problem="its update holds NaN"), RoundDescription(4, none)], batch_size=2)
     assert links.examples == 4
     assert "round 4: neither features nor images are known; its examples are not linked" in links.notes
 
@@ -181,12 +183,12 @@ def test_links_do_not_depend_on_the_scale_of_features() -> None:
     client = Client(noise=0.5)
     batches = client.epochs(2, 4)
     rounds = client.rounds(batches)
-    larger: list[Described] = [one._replace(features=1000 * _features(one)) for one in rounds]
+    larger: list[RoundDescription] = [one._replace(features=1000 * _features(one)) for one in rounds]
     for a, b in zip(link(rounds, batch_size=4).places, link(larger, batch_size=4).places, strict=True):
         assert a.tolist() == b.tolist()
 
 
-def _features(one: Described) -> Tensor:
+def _features(one: RoundDescription) -> Tensor:
     assert one.features is not None
     return one.features
 
@@ -200,7 +202,7 @@ def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="round 1 must have as many features as labels, got 2 features and 1 labels"):
         link([client.seen(1, [0, 1])._replace(labels=torch.tensor([0]))], batch_size=1)
     with pytest.raises(ValueError, match="contain NaN or infinite values"):
-        link([Described(1, torch.tensor([0]), torch.full((1, 3), torch.nan))], batch_size=1)
+        link([RoundDescription(1, torch.tensor([0]), torch.full((1, 3), torch.nan))], batch_size=1)
     with pytest.raises(ValueError, match="'assignment' or 'greedy', got 'best'"):
         link([client.seen(1, [0])], batch_size=1, matching="best")  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import Case, Stop, cpl, inverting_gradients
-from attacker.attacks.base import Sight, estimate_effort
+from attacker.attacks.base import IntermediateResult, estimate_effort
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.gradient_matching import GradientMatching, MatchingRun
 from attacker.attacks.matching.priors import Consistency, compute_consensus, shift_onto
@@ -124,7 +124,7 @@ def test_the_live_display_shows_the_best_start_of_each_case(image_case: Make) ->
     run = MatchingRun(grouped(0.1), [image_case(i)[0] for i in range(2)], seeded(), None)
     z, loss = torch.rand(6, 64, generator=seeded(6)), torch.tensor([3.0, 1.0, 2.0, 5.0, 6.0, 4.0])
     state = {"found.z": z, "found.loss": loss, "active.ids": torch.arange(6), "active.best_z": z, "active.best": loss}
-    shown: list[Sight] = []
+    shown: list[IntermediateResult] = []
     run._show(
         [0, 0, 0, 1, 1, 1],
         torch.zeros(6, 1, dtype=torch.long),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from attacker.attacks.matching.initialisation import STARTS, get_start
 from attacker.attacks.matching.objectives import cosine_distance, squared_distance
 from attacker.attacks.matching.priors import total_variation
-from attacker.attacks.simulation.client import build_gradient, compute_total_step, convert_to_gradient, simulate_channel
+from attacker.attacks.simulation.client import compute_total_step, convert_to_gradient, simulate_channel
+from attacker.attacks.simulation.gradients import build_gradient
 from defenses import DefenseSpec, clip
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training

@@ -10,10 +10,10 @@ from generators import seeded
 from torch import Tensor
 
 from attacker.attacks import Case, accumulate, exact
-from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.warm_starts import Held
+from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.multi_round.agic import Agic, agic
 from attacker.attacks.multi_round.certified import MAX_FAILURES, certify_rounds
 from attacker.attacks.multi_round.merging import merge
@@ -136,7 +136,7 @@ def test_known_examples_of_a_round_lower_the_error_of_its_others(client: Client)
 
 def test_held_examples_enter_the_loss_and_have_no_slope(client: Client) -> None:
     case, x, y = client(((2, 3),)), make_images()[[2, 3]], torch.tensor([2, 3])
-    held = Held(x * torch.tensor([1.0, 0.0])[:, None, None, None], torch.tensor([True, False]))
+    held = HeldExamples(x * torch.tensor([1.0, 0.0])[:, None, None, None], torch.tensor([True, False]))
     attack = replace(agic(tv=0.0, optimiser="wolfe", distance="euclidean").matching, held={case.key: held})
     batch = CaseBatch(attack, [case])
     wrong = torch.cat([torch.rand(1, 1, 8, 8, generator=seeded()), x[1:]]).flatten()[None]

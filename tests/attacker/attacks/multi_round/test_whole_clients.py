@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.reconstruction import Reconstruction, list_slots
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Replay, ReplayResult
 from fedsim.recording import DataSpec, ModelSpec, Recording
 
 SEEN: list[list[Case]] = []
@@ -106,7 +106,7 @@ def one_nan(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def entries(done: Replayed) -> dict[str, dict]:
+def entries(done: ReplayResult) -> dict[str, dict]:
     return {case["key"]: case for case in json.loads((done.folder / "attack.json").read_text())["cases"]}
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.optimisers.lbfgs import LBFGS, SearchingStepper
-from attacker.attacks.optimisers.line_search import MAX_TRIALS, Lines
+from attacker.attacks.optimisers.line_search import MAX_TRIALS, LineSearches
 
 Curve = Callable[[Tensor], Tensor]
 
@@ -52,7 +52,7 @@ def test_lbfgs_with_line_searches_agrees_with_torch() -> None:
 def search_on(loss: Curve, slope: Curve, first: float) -> tuple[Tensor, int]:
     """Return the step lengths found for functions of the length, one per problem, and the number of trials."""
     at = torch.zeros(len(loss(torch.zeros(1))), dtype=torch.float64)
-    lines = Lines.from_slope(loss(at), slope(at), torch.full_like(at, first))
+    lines = LineSearches.from_slope(loss(at), slope(at), torch.full_like(at, first))
     ended = torch.zeros_like(at, dtype=torch.bool)
     answers, trials = torch.zeros_like(at), 0
     while not ended.all():

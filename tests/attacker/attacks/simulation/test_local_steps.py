@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from attacker.attacks.simulation import local_epochs
-from attacker.attacks.simulation.client import build_gradient, compute_total_step, convert_to_gradient
+from attacker.attacks.simulation.client import compute_total_step, convert_to_gradient
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.attacks.simulation.local_steps import assign_rows, build_stepped_gradient
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training

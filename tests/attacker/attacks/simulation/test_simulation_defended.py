@@ -12,7 +12,6 @@ from attacker.attacks import Case, cpl, inverting_gradients
 from attacker.attacks.simulation.client import (
     build_channel,
     build_facts,
-    build_gradient,
     build_network,
     compute_shares,
     compute_total_step,
@@ -20,6 +19,7 @@ from attacker.attacks.simulation.client import (
     find_omitted,
     simulate_channel,
 )
+from attacker.attacks.simulation.gradients import build_gradient
 from defenses import DefenseSpec
 from defenses.gradients import GradientSpec
 from defenses.networks import Bottleneck

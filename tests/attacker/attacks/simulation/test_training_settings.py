@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attacker.attacks.simulation.client import (
-    build_gradient,
     compute_shares,
     compute_total_step,
     convert_to_gradient,
     find_omitted,
     find_schedule,
 )
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.attacks.simulation.local_steps import build_stepped_gradient, simulate_one_step
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training

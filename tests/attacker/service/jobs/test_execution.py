@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from compared import answers, check_equal
+from equal_results import answers, check_equal
+from publications import list_publications
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.base import Sight
+from attacker.attacks.base import IntermediateResult
 from attacker.attacks.matching import saved_state as memories
 from attacker.reconstruction import Slot
 from attacker.replay import metadata as facts
@@ -210,7 +211,7 @@ def test_concurrent_replays_keep_each_others_cases(run: Path, tmp_path: Path) ->
 
 def test_previews_of_a_search_are_its_results_at_that_iteration(run: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(memories, "DISPLAY_SECONDS", 0.0)
-    seen: dict[int, list[Sight]] = {}
+    seen: dict[int, list[IntermediateResult]] = {}
 
     def search(steps: int, **settings: object) -> Path:
         spec = AttackSpec(name="cpl", arguments={"steps": steps, "restarts": 1})
@@ -241,7 +242,7 @@ def test_preview_holds_images_with_their_places(tmp_path: Path) -> None:
     x[0, 2, 3, 4] = float("nan")
     slots = (Slot(2, "a", 1, 0, 1), Slot(2, "a", 1, 1, 0), Slot(2, "a", 2, 0, 1))
     assert read_preview(tmp_path, JOB) is None
-    painter([Sight(x, torch.tensor([4, 9]), slots, 0.5)], 3, 10)
+    painter([IntermediateResult(x, torch.tensor([4, 9]), slots, 0.5)], 3, 10)
     seen = read_preview(tmp_path, JOB)
     assert seen is not None
     assert seen.images.shape == (2, 4, 5, 3)
@@ -250,7 +251,7 @@ def test_preview_holds_images_with_their_places(tmp_path: Path) -> None:
     assert seen.images[1, 0, 0].tolist() == [51, 51, 51]
     assert seen.images[1, 3, 4].tolist() == [51, 51, 0]
     assert (seen.iteration, seen.most, seen.loss) == (3, 10, 0.5)
-    painter([Sight(x[:1], torch.tensor([1]), (Slot(3, "b", 1, 0, 0),), float("inf"))], 4, 10)
+    painter([IntermediateResult(x[:1], torch.tensor([1]), (Slot(3, "b", 1, 0, 0),), float("inf"))], 4, 10)
     later = read_preview(tmp_path, JOB)
     assert later is not None
     assert [place.client for place in later.places] == ["a", "a", "b"]
@@ -268,7 +269,7 @@ def test_versions_of_previews_increase_over_attacks_and_attempts(tmp_path: Path)
     for _ in range(3):  # an attack, its null, and a second attempt
         painter = Painter(path)
         for _ in range(2):
-            painter([Sight(torch.rand(1, 3, 4, 5), torch.tensor([1]), (Slot(1, "a", 1, 0, 0),), 0.5)], 1, 2)
+            painter([IntermediateResult(torch.rand(1, 3, 4, 5), torch.tensor([1]), (Slot(1, "a", 1, 0, 0),), 0.5)], 1, 2)
             seen = read_preview(tmp_path, JOB)
             assert seen is not None
             versions.append(seen.version)
@@ -279,7 +280,9 @@ def test_versions_of_previews_increase_over_attacks_and_attempts(tmp_path: Path)
 
 def test_table_rows_have_no_preview(tmp_path: Path) -> None:
     (tmp_path / "previews").mkdir()
-    Painter(make_preview_path(tmp_path, JOB))([Sight(torch.rand(2, 7), torch.zeros(2), (Slot(1, "a", 1, 0, 0),), 0.1)], 1, 2)
+    Painter(make_preview_path(tmp_path, JOB))(
+        [IntermediateResult(torch.rand(2, 7), torch.zeros(2), (Slot(1, "a", 1, 0, 0),), 0.1)], 1, 2
+    )
     assert read_preview(tmp_path, JOB) is None
 
 
@@ -307,7 +310,7 @@ def test_job_of_a_killed_worker_is_repeated_with_the_same_result(
         supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.attempts, now.crashes) == ("done", 2, 1)
-    assert queue.list_publications() == {job.id: 2}
+    assert list_publications(queue) == {job.id: 2}
     assert now.result is not None
     assert now.result.scored
     assert not make_preview_path(settings.state_folder, job.id).exists(), "a preview goes with its job"

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from publications import list_publications
 
-from attacker.service.jobs.job import FINAL_STATES, JOB_STATES, Attacked, Job, JobProgress, JobSpec, Result
-from attacker.service.jobs.queue import Claim, Fenced, Full, Limits, NotNow, Queue, UnknownJob
-from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
+from attacker.service.jobs.job import JOB_STATES, JobProgress, JobSpec, ReplaySummary, Result
+from attacker.service.jobs.queue import Limits, Queue, TooManyJobs, WrongJobState
+from attacker.service.jobs.queue_rows import Claim, StaleClaim, UnknownJob
+from attacker.service.jobs.rule_history import RecordingIdentity, RuleHistory, TakenRound
 
 SPEC = JobSpec(recording="photos", attack="cpl")
-RESULT = Result(attacks=(Attacked(source="cpl-0011aabb", null=False, done=2, skipped=0, routes={"optimisation": 2}),))
+RESULT = Result(attacks=(ReplaySummary(source="cpl-0011aabb", null=False, done=2, skipped=0, routes={"optimisation": 2}),))
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_job_goes_from_queued_to_done_with_its_facts(queue: Queue) -> None:
     assert done.started is not None
     assert done.ended is not None
     assert done.created <= done.started <= done.ended
-    assert queue.list_publications() == {job.id: 1}
+    assert list_publications(queue) == {job.id: 1}
 
 
 def test_jobs_are_claimed_by_priority_and_age(queue: Queue) -> None:
@@ -62,13 +63,13 @@ def test_jobs_are_claimed_by_priority_and_age(queue: Queue) -> None:
 def test_number_of_queued_jobs_is_limited(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     first, _ = queue.submit(SPEC), queue.submit(SPEC)
-    with pytest.raises(Full, match="2 jobs wait"):
+    with pytest.raises(TooManyJobs, match="2 jobs wait"):
         queue.submit(SPEC)
     claim_job(queue)
     queue.submit(SPEC)
     queue.cancel(first.id)
     queue.release(Claim(id=first.id, attempt=1, owner="me", spec=SPEC))
-    with pytest.raises(Full):
+    with pytest.raises(TooManyJobs):
         queue.retry(first.id)
     queue.close()
 
@@ -87,19 +88,19 @@ def test_messages_of_an_older_attempt_are_refused(queue: Queue) -> None:
         lambda: queue.end_crashed(old, "late"),
         lambda: queue.release(old),
     ):
-        with pytest.raises(Fenced, match="attempt 1"):
+        with pytest.raises(StaleClaim, match="attempt 1"):
             say()
     now = queue.get(job.id)
     assert (now.state, now.progress.share, now.crashes, now.error) == ("running", 0.0, 0, None)
     queue.publish(new, RESULT)
-    assert queue.list_publications() == {job.id: 2}
+    assert list_publications(queue) == {job.id: 2}
 
 
 def test_messages_of_another_owner_are_refused(queue: Queue) -> None:
     queue.submit(SPEC)
     claim = claim_job(queue, "me")
     stranger = Claim(id=claim.id, attempt=claim.attempt, owner="stranger", spec=SPEC)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleClaim):
         queue.publish(stranger, RESULT)
 
 
@@ -109,10 +110,10 @@ def test_finished_job_cannot_be_changed(queue: Queue) -> None:
     queue.publish(claim, RESULT)
     before = queue.get(job.id)
     for say in (lambda: queue.publish(claim, RESULT), lambda: queue.end_failed(claim, "no"), lambda: queue.release(claim)):
-        with pytest.raises(Fenced):
+        with pytest.raises(StaleClaim):
             say()
     for do in (queue.cancel, queue.retry):
-        with pytest.raises(NotNow, match="is done"):
+        with pytest.raises(WrongJobState, match="is done"):
             do(job.id)
     assert queue.get(job.id) == before
 
@@ -171,7 +172,7 @@ def test_cancelling_ends_queued_jobs_and_marks_running_ones(queue: Queue) -> Non
     queue.end_cancelled(claim, RESULT)
     ended = queue.get(running.id)
     assert (ended.state, ended.result) == ("cancelled", RESULT)
-    assert queue.list_publications() == {}
+    assert list_publications(queue) == {}
 
 
 @pytest.mark.parametrize("death", ["of the service", "of the worker", "ordered"])
@@ -248,71 +249,33 @@ def test_queue_is_persistent_private_and_versioned(tmp_path: Path) -> None:
         Queue(tmp_path / "q.sqlite")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"recording": "../etc"}, "recording"),
-        ({"recording": "a~.."}, "recording"),
-        ({"recording": ".attacker"}, "recording"),
-        ({"recording": "a~b~c~d"}, "recording"),
-        ({"recording": "photos\n"}, "recording"),
-        ({"attack": "os:system"}, "code that is not part of this project"),
-        ({"attack": "cplx"}, "Did you mean 'cpl'"),
-        ({"arguments": {"stepz": 3}}, "stepz"),
-        ({"arguments": {"restarts": 0}}, "above 0"),
-        ({"arguments": {"restarts": True}}, "above 0"),
-        ({"arguments": {"restarts": [1]}}, "arguments"),
-        ({"rounds": "0"}, "counted from 1"),
-        ({"rounds": "1-99999999999"}, "rounds"),
-        ({"rounds": "5-3"}, "counted from 1"),
-        ({"clients": ["../x"]}, "not a valid client name"),
-        ({"clients": "ab"}, "clients"),
-        ({"seed": -1}, "seed"),
-        ({"seed": True}, "seed"),
-        ({"priority": 11}, "priority"),
-        ({"priorty": 1}, "priorty"),
-    ],
-)
-def test_invalid_job_specifications_are_refused(wrong: dict[str, object], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        JobSpec.model_validate({"recording": "photos", "attack": "cpl", **wrong})
-
-
-def test_invalid_results_are_refused() -> None:
-    good = RESULT.model_dump(mode="json")
-    assert Result.model_validate(good) == RESULT
-    for wrong in ({"source": "../../etc"}, {"source": "a/b"}, {"done": -1}, {"more": 1}):
-        with pytest.raises(ValidationError):
-            Result.model_validate({"attacks": [{**good["attacks"][0], **wrong}]})
-
-
-PHOTOS, DIGITS = Recorded("photos", "a"), Recorded("digits", "a")
+PHOTOS, DIGITS = RecordingIdentity("photos", "a"), RecordingIdentity("digits", "a")
 
 
 def test_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
-    ledger = Ledger(queue)
-    job = ledger.take("live", PHOTOS, [Taken(3, 1)], SPEC)
+    ledger = RuleHistory(queue)
+    job = ledger.take("live", PHOTOS, [TakenRound(3, 1)], SPEC)
     assert job is not None
     assert job.origin == "rule live"
-    assert ledger.take("live", PHOTOS, [Taken(4, 1)], None) is None
+    assert ledger.take("live", PHOTOS, [TakenRound(4, 1)], None) is None
     queue.close()
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
-    ledger = Ledger(queue)
-    assert ledger.take("live", PHOTOS, [Taken(3, 1), Taken(4, 1)], SPEC) is None
-    assert ledger.list_taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}
-    assert ledger.take("other", PHOTOS, [Taken(3, 1)], SPEC) is not None
-    with pytest.raises(Full):
-        ledger.take("live", PHOTOS, [Taken(5, 1)], SPEC)
-    assert ledger.list_taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}, "a job that was refused has taken no round"
+    ledger = RuleHistory(queue)
+    assert ledger.take("live", PHOTOS, [TakenRound(3, 1), TakenRound(4, 1)], SPEC) is None
+    assert ledger.list_taken("live", PHOTOS) == {TakenRound(3, 1), TakenRound(4, 1)}
+    assert ledger.take("other", PHOTOS, [TakenRound(3, 1)], SPEC) is not None
+    with pytest.raises(TooManyJobs):
+        ledger.take("live", PHOTOS, [TakenRound(5, 1)], SPEC)
+    assert ledger.list_taken("live", PHOTOS) == {TakenRound(3, 1), TakenRound(4, 1)}, "a job that was refused has taken no round"
     assert queue.count_states()["queued"] == 2
     queue.close()
 
 
 def test_ledger_sums_the_cost_of_a_rule(queue: Queue) -> None:
-    ledger = Ledger(queue)
+    ledger = RuleHistory(queue)
     for round in (1, 2, 3):
-        ledger.take("live", PHOTOS, [Taken(round, 1)], SPEC)
+        ledger.take("live", PHOTOS, [TakenRound(round, 1)], SPEC)
     queue.submit(SPEC)
     before = queue.get(queue.list()[-1].id).created
     queue.end_crashed(claim_job(queue), "x", cpu=2.0)
@@ -353,7 +316,7 @@ def test_several_processes_do_each_job_once(tmp_path: Path) -> None:
     processes = [start_worker(path, f"owner {i}") for i in range(3)]
     claimed = [id for process in processes for id in process.communicate(timeout=60)[0].split()]
     assert Counter(claimed) == Counter(ids)
-    assert set(queue.list_publications()) == ids
+    assert set(list_publications(queue)) == ids
     queue.close()
 
 
@@ -373,7 +336,7 @@ def test_jobs_are_published_once_in_spite_of_killed_processes(tmp_path: Path) ->
         queue.recover("nobody")
     assert kills > 1
     assert queue.count_states() == {**dict.fromkeys(JOB_STATES, 0), "done": 40}
-    assert set(queue.list_publications()) == ids
+    assert set(list_publications(queue)) == ids
     assert all(job.crashes == 0 for job in queue.list(limit=1000))
     queue.close()
 
@@ -395,9 +358,4 @@ def test_threads_of_one_process_share_a_queue(queue: Queue) -> None:
     for thread in threads:
         thread.join()
     assert len(claimed) == len(set(claimed)) == 20
-    assert set(queue.list_publications()) == set(claimed)
-
-
-def test_final_states_are_all_but_queued_and_running() -> None:
-    assert set(JOB_STATES) - set(FINAL_STATES) == {"queued", "running"}
-    assert set(Job.model_fields) >= {"id", "spec", "state", "attempts", "crashes", "origin", "error", "result", "progress"}
+    assert set(list_publications(queue)) == set(claimed)

@@ -5,8 +5,8 @@ import torch
 from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, Walk, solve_last_layer, solve_layers
+from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, WalkSettings, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.recording import ModelSpec
@@ -14,20 +14,20 @@ from fedsim.recording import ModelSpec
 BOUNDS = (torch.zeros(DATA.shape), torch.ones(DATA.shape))
 
 
-def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[Explained, Tensors]:
+def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[LabelledExamples, Tensors]:
     weights, gradient = gradient_of(model, x, y, loss)
     answer = recover(model, weights, gradient, len(x))
     return explain(model, read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
 
 
-def missed(model: nn.Module, found: Explained, gradient: Tensors, loss: str = "cross_entropy") -> float:
+def missed(model: nn.Module, found: LabelledExamples, gradient: Tensors, loss: str = "cross_entropy") -> float:
     """Return the distance between the gradient of the recovered batch and the observed one, relative to its norm."""
     simulated = gradient_of(model, DATA.denormalise(found.x.reshape(-1, *DATA.shape)).float(), found.y, loss)[1]
     pairs = [(simulated[name].double(), g.double()) for name, g in gradient.items()]
     return float(sum((a - b).square().sum() for a, b in pairs) ** 0.5 / sum(b.square().sum() for _, b in pairs) ** 0.5)
 
 
-def labels_by_example(found: Explained, x: Tensor) -> list[tuple[int, int]]:
+def labels_by_example(found: LabelledExamples, x: Tensor) -> list[tuple[int, int]]:
     nearest = torch.cdist(found.x, DATA.normalise(x).flatten(1).double()).argmin(dim=1)
     return sorted(zip(nearest.tolist(), found.y.tolist(), strict=True))
 
@@ -83,7 +83,7 @@ def test_labels_of_an_unseparated_batch_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("walk", [DEFAULT_WALK, PAPER_WALK], ids=["ours", "paper"])
-def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: Walk) -> None:
+def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: WalkSettings) -> None:
     """For FCN3 with the logistic loss (R-GAP, section 4.4), the answer lies in the span of the examples but equals none."""
     data = DATA.__class__(shape=DATA.shape, num_classes=2)
     model = models.build(ModelSpec(name="fcn3"), data, seed=0)

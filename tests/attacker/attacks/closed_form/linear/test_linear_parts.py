@@ -12,7 +12,7 @@ from attacker.attacks.closed_form.linear.isolation import (
     select_independent,
 )
 from attacker.attacks.closed_form.linear.low_rank import factorise, polish
-from attacker.attacks.closed_form.linear.sampling import Space, sample_directions
+from attacker.attacks.closed_form.linear.sampling import InformativeRows, sample_directions
 from attacker.attacks.closed_form.linear.zeros import Pattern, find_pattern, match_kinks, measure_agreement
 
 
@@ -111,7 +111,7 @@ def test_sampled_direction_is_orthogonal_to_rank_minus_one_rows() -> None:
     _, _, rows = sparse_product()
     factors = factorise(rows.float())
     assert factors is not None
-    space = Space.of(factors)
+    space = InformativeRows.of(factors)
     q = sample_directions(space, torch.zeros(50, len(space.rows), dtype=torch.float64), torch.Generator().manual_seed(0))
     assert ((q @ space.rows.T).abs() < 1e-6).sum(dim=1).min() >= space.rank - 1
 

@@ -13,7 +13,7 @@ from attacker.attacks.closed_form.rgap.preconditioning import (
     estimate_bytes,
     find_pixel_classes,
 )
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, solve_least_squares
+from attacker.attacks.closed_form.rgap.system import EquationValues, LayerSystem, solve_least_squares
 from attacker.attacks.networks.chain import Layer, read_chain
 
 F64 = torch.float64
@@ -33,25 +33,25 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
-def system_of(name: str, *, count: int = 2, weights: int = 1) -> System:
+def system_of(name: str, *, count: int = 2, weights: int = 1) -> LayerSystem:
     shape, module = CONVOLUTIONS[name]
     width = module(torch.zeros(1, *shape))[0].numel()
     layer = read_chain(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(width, 2)), shape).layers[0]
-    system = System(layer, drawn(weights, *layer.shape, seed=1), drawn(count, *layer.outputs, seed=2))
+    system = LayerSystem(layer, drawn(weights, *layer.shape, seed=1), drawn(count, *layer.outputs, seed=2))
     rows = drawn(count, layer.shape[0], 1, prod(layer.kernel or ()), seed=4).abs() + 0.1
     rows = rows.expand(-1, -1, layer.taken[0], -1).flatten(2)
     system.scale = EquationValues(drawn(count, *layer.outputs, seed=3).abs() + 0.3, rows)
     return system
 
 
-def right_of(system: System, x: Tensor) -> EquationValues:
+def right_of(system: LayerSystem, x: Tensor) -> EquationValues:
     """Return the right-hand sides of the equations, before scaling."""
     plain = system.select(slice(0, len(x)))
     plain.scale = None
     return plain.apply(x)
 
 
-def normal(system: System, at: int, *, weights: bool) -> Tensor:
+def normal(system: LayerSystem, at: int, *, weights: bool) -> Tensor:
     """Compute [W; K]^T [W; K], or K^T K alone, of one problem, column by column.
 
     W holds the equations of the layer's forward pass, K those of its weights' gradient.
@@ -63,7 +63,7 @@ def normal(system: System, at: int, *, weights: bool) -> Tensor:
     return torch.stack([one.adjoint(one.apply(x)).flatten() for x in unit], dim=1)
 
 
-def as_matrix(inverse: object, system: System, at: int) -> Tensor:
+def as_matrix(inverse: object, system: LayerSystem, at: int) -> Tensor:
     unit = torch.eye(prod(system.layer.inputs), dtype=F64).reshape(-1, 1, *system.layer.inputs)
     columns = [inverse(x.expand(len(system.k), *x.shape[1:]))[at].flatten() for x in unit]  # type: ignore[operator]
     return torch.stack(columns, dim=1)
@@ -82,7 +82,7 @@ def test_pixel_classes_are_a_partition_and_share_no_equation_of_k(name: str) -> 
     assert (normal(system, 0, weights=False)[:side, :side][~together] == 0).all()
 
 
-def full_preconditioner(system: System, monkeypatch: pytest.MonkeyPatch) -> object:
+def full_preconditioner(system: LayerSystem, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(preconditioning, "MIN_SURPLUS", 1e9)
     monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     return build_preconditioner(system)

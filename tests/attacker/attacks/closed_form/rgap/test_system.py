@@ -10,7 +10,7 @@ from torch.func import functional_call, jacrev
 
 from attacker.attacks.closed_form.rgap.system import (
     EquationValues,
-    System,
+    LayerSystem,
     apply_maps,
     apply_transposed_maps,
     fold,
@@ -58,9 +58,9 @@ def layer_of(name: str) -> tuple[Layer, nn.Module]:
     return read_chain(network, shape).layers[0], body
 
 
-def built(name: str, count: int = 1, weights: int = 1, seed: int = 1) -> tuple[System, nn.Module]:
+def built(name: str, count: int = 1, weights: int = 1, seed: int = 1) -> tuple[LayerSystem, nn.Module]:
     layer, body = layer_of(name)
-    system = System(layer, drawn(weights, *layer.shape, seed=seed), drawn(count, *layer.outputs, seed=seed + 50))
+    system = LayerSystem(layer, drawn(weights, *layer.shape, seed=seed), drawn(count, *layer.outputs, seed=seed + 50))
     return system, body
 
 
@@ -79,7 +79,7 @@ def by_torch(name: str, weight: Tensor, k: Tensor) -> Tensor:
     return torch.cat([linear, gradient.reshape(weight.numel(), -1)])
 
 
-def dense(system: System, at: int = 0) -> Tensor:
+def dense(system: LayerSystem, at: int = 0) -> Tensor:
     """Return the matrix (equations, unknowns) of problem `at`, by applying the system to unit vectors."""
     count, width = len(system.k), int(np.prod(system.layer.inputs))
     columns = []
@@ -93,7 +93,7 @@ def stacked(rows: EquationValues, at: int = 0) -> Tensor:
     return torch.cat([rows.weights[at].flatten(), rows.gradients[at].flatten()])
 
 
-def random_rows(system: System, seed: int) -> EquationValues:
+def random_rows(system: LayerSystem, seed: int) -> EquationValues:
     layer, count = system.layer, len(system.k)
     values = int(np.prod(layer.shape[1:]))
     return EquationValues(drawn(count, *layer.outputs, seed=seed), drawn(count, layer.shape[0], values, seed=seed + 1))
@@ -171,7 +171,7 @@ def test_transposed_maps_are_adjoint_to_the_maps(name: str) -> None:
         assert torch.allclose((apply_maps(maps, x) * y).sum(), (x * apply_transposed_maps(maps, y, shape)).sum(), rtol=1e-12)
 
 
-def solved_by_numpy(system: System, target: EquationValues, at: int) -> Tensor:
+def solved_by_numpy(system: LayerSystem, target: EquationValues, at: int) -> Tensor:
     matrix, right = dense(system, at).numpy(), stacked(target if system.scale is None else target * system.scale, at).numpy()
     return torch.from_numpy(np.linalg.lstsq(matrix, right, rcond=1e-11)[0]).reshape(system.layer.inputs)
 
@@ -193,10 +193,10 @@ def test_least_squares_agrees_with_numpy_on_inconsistent_equations(name: str, sc
         assert found.residual[at] == pytest.approx(left.item(), rel=1e-6, abs=1e-9)
 
 
-def deficient(count: int = 1) -> System:
+def deficient(count: int = 1) -> LayerSystem:
     """Return a layer's system with 50 unknowns and 12 equations; 18 of the unknowns occur in none."""
     layer = read_chain(nn.Sequential(nn.Conv2d(2, 1, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 1)), (2, 5, 5)).layers[0]
-    return System(layer, drawn(1, *layer.shape, seed=2), drawn(count, *layer.outputs, seed=3))
+    return LayerSystem(layer, drawn(1, *layer.shape, seed=2), drawn(count, *layer.outputs, seed=3))
 
 
 def test_underdetermined_system_gets_the_shortest_solution() -> None:
@@ -226,7 +226,7 @@ def test_batched_problems_are_solved_like_single_ones(weights: int) -> None:
     k = drawn(4, *system.layer.outputs, seed=51)
     for at in range(4):
         weight = system.weight[at if weights > 1 else 0].reshape(1, *system.layer.shape)
-        alone = System(system.layer, weight, k[at : at + 1])
+        alone = LayerSystem(system.layer, weight, k[at : at + 1])
         single = solve_least_squares(alone, EquationValues(target.weights[at : at + 1], target.gradients[at : at + 1]))
         assert torch.allclose(found.x[at], single.x[0], rtol=1e-8, atol=1e-10 * single.x.abs().max())
         assert found.residual[at] == pytest.approx(single.residual.item(), rel=1e-8)
@@ -268,7 +268,7 @@ def test_nan_or_infinite_target_stops_and_changes_no_other_problem(value: float)
     assert not torch.isfinite(found.x[0]).all()
     assert torch.allclose(found.x[1], clean, rtol=1e-9)
     assert not torch.isfinite(found.residual[0])
-    only = System(system.layer, drawn(1, *system.layer.shape, seed=1), drawn(1, *system.layer.outputs, seed=51))
+    only = LayerSystem(system.layer, drawn(1, *system.layer.shape, seed=1), drawn(1, *system.layer.outputs, seed=51))
     assert solve_least_squares(only, EquationValues(target.weights[:1], target.gradients[:1]), iterations=10_000).iterations <= 20
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rgap_cases import ACTIVATIONS, SHAPE, Act, Seen, gradient_of, mse, seen, strided, two_convolutions
 from torch import Tensor, nn
 from torch.nn import functional
-from walked import ACTIVATIONS, SHAPE, Act, Seen, gradient_of, mse, seen, strided, two_convolutions
 
-from attacker.attacks.closed_form.rgap.system import System
+from attacker.attacks.closed_form.rgap.system import LayerSystem
 from attacker.attacks.closed_form.rgap.walk import (
     Point,
     build_equations,
@@ -217,7 +217,7 @@ def rank_of(s: Seen, point: Point) -> int:
     return int(np.linalg.matrix_rank(dense(system)))
 
 
-def dense(system: System) -> np.ndarray:
+def dense(system: LayerSystem) -> np.ndarray:
     width = int(np.prod(system.layer.inputs))
     units = torch.eye(width, dtype=torch.float64).reshape(width, 1, *system.layer.inputs)
     rows = [system.apply(unit) for unit in units]

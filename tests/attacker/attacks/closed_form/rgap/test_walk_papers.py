@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rgap_cases import ACTIVATIONS, Seen, mse, seen, two_convolutions
 from torch import Tensor, nn
 from torch.nn import functional
-from walked import ACTIVATIONS, Seen, mse, seen, two_convolutions
 
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, solve_layer
 from attacker.attacks.networks.chain import Layer

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from attacker.service.background import Works
+from attacker.service.background import BackgroundWork
 from attacker.service.http.app import make_parts
-from attacker.service.index import Arrived
+from attacker.service.index import ArrivedRound
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.jobs.job import FINAL_STATES, JobSpec
 from attacker.service.settings import ServiceSettings
@@ -36,17 +36,17 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Works]]:
+def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], BackgroundWork]]:
     """Function that starts a service without regular scans, in which the worker writes the scores of `digits`."""
     monkeypatch.setattr(job_worker, "WORKER_PROGRAM", WORKER)
     os.replace(root / "digits" / "scores.jsonl", root / "digits" / "scores.aside")
-    made: list[Works] = []
+    made: list[BackgroundWork] = []
 
-    def start() -> Works:
+    def start() -> BackgroundWork:
         application.state.parts = make_parts(
             ServiceSettings(root=root, truth="own", workers=1, every=NO_SCAN, stand_by=False, token=False)
         )
-        works = Works(application.state.parts)
+        works = BackgroundWork(application.state.parts)
         made.append(works)
         works.start()
         return works
@@ -61,7 +61,7 @@ def scored(answer: Any) -> int:
 
 
 def test_scores_of_a_job_are_served_once_it_has_ended(
-    works: Callable[[], Works], application: FastAPI, ask_of: Callable[[FastAPI], Any]
+    works: Callable[[], BackgroundWork], application: FastAPI, ask_of: Callable[[FastAPI], Any]
 ) -> None:
     works()
     ask, queue = ask_of(application), application.state.parts.queue
@@ -74,7 +74,7 @@ def test_scores_of_a_job_are_served_once_it_has_ended(
 
 
 def test_recording_is_published_before_its_job_is_done(
-    works: Callable[[], Works], application: FastAPI, ask_of: Callable[[FastAPI], Any]
+    works: Callable[[], BackgroundWork], application: FastAPI, ask_of: Callable[[FastAPI], Any]
 ) -> None:
     works()
     ask, parts = ask_of(application), application.state.parts
@@ -96,17 +96,17 @@ def test_recording_is_published_before_its_job_is_done(
 
 
 def test_new_round_is_passed_to_the_rules_at_once(
-    works: Callable[[], Works], root: Path, monkeypatch: pytest.MonkeyPatch
+    works: Callable[[], BackgroundWork], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue_module, "RECORDING_SECONDS", 1e6)
-    noted_events: list[Arrived] = []
-    arrived = Works.apply_rules
+    noted_events: list[ArrivedRound] = []
+    arrived = BackgroundWork.apply_rules
 
-    def noted(self: Works, rounds: Sequence[Arrived]) -> None:
+    def noted(self: BackgroundWork, rounds: Sequence[ArrivedRound]) -> None:
         noted_events.extend(rounds)
         arrived(self, rounds)
 
-    monkeypatch.setattr(Works, "apply_rules", noted)
+    monkeypatch.setattr(BackgroundWork, "apply_rules", noted)
     works()
     noted_events.clear()
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:

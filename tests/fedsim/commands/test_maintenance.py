@@ -12,7 +12,7 @@ import torch
 from power_cut import CutBeforeCall, PowerCut
 
 from fedsim.commands import maintenance as upkeep
-from fedsim.commands.maintenance import Verified, delete, identify_kind, verify
+from fedsim.commands.maintenance import VerificationResult, delete, identify_kind, verify
 from fedsim.recording import Manifest, Recorder, Reply
 from fedsim.recording.codec import encode
 from fedsim.truth import TruthWriter, describe_dataset
@@ -70,14 +70,14 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 def test_an_undamaged_run_is_verified_and_not_changed(run: Path) -> None:
     before = contents(run)
     found = verify(run)
-    assert found == Verified(folder=str(run), rounds=3, weights=3, observations=4, intact=4)
+    assert found == VerificationResult(folder=str(run), rounds=3, weights=3, observations=4, intact=4)
     assert found.to_json()["intact"] == 4
     assert contents(run) == before
 
 
 def test_a_recording_alone_is_verified_too(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Path(shutil.move(run / "recording", tmp_path / "alone"))
-    assert verify(alone) == Verified(folder=str(alone), rounds=3, weights=3, observations=4, intact=4)
+    assert verify(alone) == VerificationResult(folder=str(alone), rounds=3, weights=3, observations=4, intact=4)
     monkeypatch.chdir(alone)
     assert verify(Path()).intact == 4
 

@@ -8,38 +8,33 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.common.config import parse_config_args
 
-from fedsim.deployment import commands, mounts
+from fedsim.deployment import commands
 from fedsim.deployment.commands import Link
-from fedsim.deployment.flower_commands import APP_PROJECT, NotReached, RunFailed, Submitted, enrol
-from fedsim.deployment.folders import prepare
-from fedsim.deployment.parties import make_command
-from fedsim.deployment.processes import Processes, find_free_port
+from fedsim.deployment.flower_commands import APP_PROJECT, NotReached, RunFailed, SubmittedRun, enrol
+from fedsim.deployment.processes import Processes
 from fedsim.deployment.runner import Config, run_to_end
-from fedsim.engine import flower_app as flower
-from fedsim.engine.locations import Places
 
 LINK = Link(address="127.0.0.1:1", authority=None)
 LOG = "Successfully started run 17\\nTraceback (most recent call last):\\n  File x\\nValueError: no room\\nmore words"
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[[str, str], Submitted]:
+def play(tmp_path: Path) -> Callable[[str, str], SubmittedRun]:
     """A function that submits a run to a fake `flwr`, given the shell code of its commands `run` and `list`."""
 
-    def submit(run: str, listed: str) -> Submitted:
+    def submit(run: str, listed: str) -> SubmittedRun:
         script = tmp_path / "bin" / "flwr"
         script.parent.mkdir(exist_ok=True)
         script.write_text(f"#!/bin/sh\nif [ $1 = run ]; then\n{run}\nelse\n{listed}\nfi\n")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         processes = Processes(tmp_path / "logs")
         processes.environment["PATH"] = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
-        return Submitted.start(LINK, {"out": "/out"}, home=tmp_path / "home", processes=processes)
+        return SubmittedRun.start(LINK, {"out": "/out"}, home=tmp_path / "home", processes=processes)
 
     return submit
 
@@ -55,7 +50,7 @@ def status(words: str) -> str:
 
 
 def test_failed_runs_are_recognised_although_flwr_run_exits_with_0(
-    play: Callable[[str, str], Submitted],
+    play: Callable[[str, str], SubmittedRun],
 ) -> None:
     watched: list[int] = []
     play("echo 'Successfully started run 17'", status("finished:completed")).wait(lambda: watched.append(1))
@@ -71,7 +66,7 @@ def listed(status: str, details: str) -> str:
 
 
 def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(
-    play: Callable[[str, str], Submitted],
+    play: Callable[[str, str], SubmittedRun],
 ) -> None:
     said = listed("finished:failed", "ServerApp failed with exception: no client\never answered")
     with pytest.raises(RunFailed, match=r"^the run ended as finished:failed: no client ever answered$"):
@@ -80,31 +75,31 @@ def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(
 
 @pytest.mark.parametrize("details", ["No heartbeat received from the task", "Task failed with unknown error.", "N/A"])
 def test_a_server_that_died_without_a_message_is_reported_with_advice(
-    details: str, play: Callable[[str, str], Submitted]
+    details: str, play: Callable[[str, str], SubmittedRun]
 ) -> None:
     words = "the server's process exited without a message; see its log, start it again and continue with --resume"
     with pytest.raises(RunFailed, match=f"^the run ended as finished:failed: {words}$"):
         play("echo 'Successfully started run 17'", listed("finished:failed", details)).wait(lambda: None)
 
 
-def test_a_stopped_run_is_reported_as_stopped(play: Callable[[str, str], Submitted]) -> None:
+def test_a_stopped_run_is_reported_as_stopped(play: Callable[[str, str], SubmittedRun]) -> None:
     with pytest.raises(RunFailed, match=r"^the run ended as finished:stopped$"):
         play("echo 'Successfully started run 17'", listed("finished:stopped", "N/A")).wait(lambda: None)
 
 
 def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
-    play: Callable[[str, str], Submitted], tmp_path: Path
+    play: Callable[[str, str], SubmittedRun], tmp_path: Path
 ) -> None:
     """The project's server code logs them through Flower's formatter, between warnings of Flower, and the runner finds them."""
     log = tmp_path / "said.log"
     program = (
         "import logging\n"
-        "from fedsim.server.attendance import Attended\n"
+        "from fedsim.server.attendance import WaitingGrid\n"
         "from flwr.serverapp import Grid\n"
-        "Attended.__abstractmethods__ = frozenset()\n"
+        "WaitingGrid.__abstractmethods__ = frozenset()\n"
         "inner = type('Two', (), {'get_node_ids': lambda self: [1, 2]})()\n"
         "logging.getLogger('flwr').warning('5 clients are slow')\n"
-        "try: Attended(inner, 3, patience=0).get_node_ids()\n"
+        "try: WaitingGrid(inner, 3, patience=0).get_node_ids()\n"
         "except TimeoutError: pass\n"
         "words = '1 of 6 replies are missing, the first, of client 2 in round 1: OSError: a [b] 100%'\n"
         "logging.getLogger('flwr').warning('%s', words)\n"
@@ -122,7 +117,7 @@ def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
 
 
 def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
-    play: Callable[[str, str], Submitted], tmp_path: Path
+    play: Callable[[str, str], SubmittedRun], tmp_path: Path
 ) -> None:
     first, last = "2 of 3 clients are connected; start the others", "not everything succeeded: 1 reply is missing"
     ended = tmp_path / "ended"
@@ -136,21 +131,21 @@ def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
     assert heard == [first, last]
 
 
-def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], Submitted]) -> None:
+def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], SubmittedRun]) -> None:
     with pytest.raises(NotReached, match=r"did not start the run; .*Connection to the SuperLink is unavailable"):
         play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
     with pytest.raises(NotReached, match=r"did not report the status of the run.* output: gone$"):
         play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
 
 
-def test_errors_of_flower_in_json_are_reported_as_text(play: Callable[[str, str], Submitted]) -> None:
+def test_errors_of_flower_in_json_are_reported_as_text(play: Callable[[str, str], SubmittedRun]) -> None:
     refused = json.dumps({"success": False, "error-message": "The SuperLink\nis unavailable.\n\n1"})
     with pytest.raises(NotReached, match=r"status of the run.* output: The SuperLink is unavailable\. 1$"):
         play("echo 'Successfully started run 17'", f"cat <<'END'\n{refused}\nEND\nexit 1").wait(lambda: None)
 
 
 def test_a_superlink_that_never_answers_is_given_up_on(
-    play: Callable[[str, str], Submitted], monkeypatch: pytest.MonkeyPatch
+    play: Callable[[str, str], SubmittedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.deployment.flower_commands.COMMAND_SECONDS", 0.2)
     submitted = play("echo 'Successfully started run 17'", "exec sleep 20")
@@ -216,101 +211,3 @@ def test_a_clients_configuration_reads_back_as_flower_reads_it() -> None:
 def test_a_folder_without_public_keys_cannot_be_enrolled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no public keys of clients \(\*\.pub\)"):
         enrol(LINK, tmp_path, home=tmp_path / "home")
-
-
-def context(run: dict[str, Any], node: dict[str, Any]) -> Any:
-    return SimpleNamespace(run_config=run, node_config=node)
-
-
-def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    agreed = tiny(defense="clip(1)")
-    (tmp_path / "e.toml").write_text(agreed.to_toml())
-    own = {"partition-id": 0, "data": "digits", "private": str(tmp_path / "p"), "truth": str(tmp_path / "t")}
-    node = {**own, "experiment": str(tmp_path / "e.toml"), "client-seed": 3}
-    asked_for = {"experiment": "", "out": "/out", "resume": False, "threads": 2}
-    run = flower.find_client_run(context({**asked_for, "settings": agreed.to_toml()}, node))
-    assert run.experiment == agreed
-    assert (run.client_seed, run.threads, run.out) == (3, 2, Path("/out"))
-    assert run.places == Places(data="digits", private=tmp_path / "p", truth=tmp_path / "t")
-    with pytest.raises(
-        ValueError, match=r"the server's experiment differs in defense from .*e\.toml, to which this client agreed"
-    ):
-        flower.find_client_run(context({**asked_for, "settings": tiny(defense="").to_toml()}, node))
-    assert flower.find_client_run(context({**asked_for, "settings": tiny().to_toml()}, own)).experiment == tiny()
-
-
-def test_the_server_gets_the_public_folder_and_no_settings_of_a_client(tiny: Callable[..., Any]) -> None:
-    asked_for = {"experiment": "", "settings": tiny().to_toml(), "out": "/out", "resume": True, "public": "/public"}
-    run = flower.find_server_run(context(asked_for, {"data": "digits"}))
-    assert (run.places, run.resume, run.client_seed) == (Places(public=Path("/public")), True, None)
-
-
-def test_the_start_command_of_a_party_uses_its_own_files(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    layout = prepare(tiny(), tmp_path / "federation")
-    address = f"127.0.0.1:{find_free_port()}"
-    command = make_command("client-1", layout, address)
-    assert command[:3] == ["flower-supernode", "--superlink", address]
-    assert str(layout.make_key_path(1)) in command
-    assert make_command("superlink", layout, address)[-1] == str(layout.certificates.secret)
-    assert "--insecure" in make_command("server", layout, address, secure=False)
-    server = "172.31.86.0/24"
-    command = make_command("superlink", layout, address, control_from=[server])
-    assert command[command.index("--control-from") + 1] == server
-    for party, network, words in (
-        ("superlink", "server", "write a network as"),
-        ("client-1", server, "is an option of `fedsim start superlink`"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            make_command(party, layout, address, control_from=[network])
-    layout.make_key_path(1).unlink()
-    for party, words in (
-        ("client-1", r"key does not exist; create it with `fedsim prepare`, or copy it"),
-        ("client-3", "there are 3 clients, from client-0 to client-2"),
-        ("attacker", r"unknown party 'attacker'\. Known: superlink, server, or client-0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            make_command(party, layout, address)
-
-
-def test_a_port_that_is_in_use_is_refused_before_the_start(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    from socket import socket
-
-    layout = prepare(tiny(), tmp_path / "federation")
-    with socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ValueError, match=r"something listens on 127\.0\.0\.1:\d+ already"):
-            make_command("superlink", layout, address)
-
-
-@pytest.mark.skipif(mounts.explain_missing_isolation() != "", reason=mounts.explain_missing_isolation())
-def test_an_isolated_process_sees_only_its_mounts_and_writes_only_to_writable_ones(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import subprocess
-
-    for name in ("mine", "shared", "theirs"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text(name)
-    seen = (mounts.Mount("mine", True), mounts.Mount("shared/file"))
-    script = "ls; cat shared/file; echo new > mine/file; echo no > shared/file || echo refused; "
-    script += f"ls ../{tmp_path.name}/theirs 2>&1 | head -1"
-    stages = tmp_path_factory.mktemp("stages")
-    monkeypatch.setenv("TMPDIR", str(stages))
-    prefix = mounts.make_isolation_prefix(tmp_path, seen)
-    done = subprocess.run([*prefix, "sh", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:4] == ["mine", "shared", "sharedrefused", done.stdout.split("\n")[3]]
-    assert "No such file" in done.stdout
-    assert {name: (tmp_path / name / "file").read_text() for name in ("mine", "shared", "theirs")} == {
-        "mine": "new\n",
-        "shared": "shared",
-        "theirs": "theirs",
-    }
-    assert not any(stages.iterdir())  # no temporary files are left
-
-
-def test_a_folder_can_be_prepared_after_a_refused_number_of_days(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="between 1 and 825, got 900"):
-        prepare(tiny(), tmp_path / "federation", days=900)
-    assert prepare(tiny(), tmp_path / "federation").experiment.exists()

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rank.counting import compute_pooled_rank, count_dead_values, group_taps
 from attacker.attacks.closed_form.rank.elimination import compute_rank, draw, find_null_space, multiply, reduce_modulo
+from attacker.attacks.closed_form.rank.equation_counts import compute_pooled_rank, count_dead_values, group_taps
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_pooling_matrix
 from attacker.attacks.networks.activations import IDENTITY, RELU, Activation
 from attacker.attacks.networks.chain import Chain, Layer

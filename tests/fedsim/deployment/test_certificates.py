@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedsim.deployment.certificates import make_client, make_server
-from fedsim.deployment.processes import is_healthy
+from fedsim.deployment.health import is_healthy
 
 
 class Healthy(BaseHTTPRequestHandler):

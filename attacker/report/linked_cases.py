@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from attacker.reconstruction import Reconstruction
-from attacker.report.undone import Record
+from attacker.report.missing import Record
 from attacker.scoring.counted import Superseded, find_superseded
 from fedsim.recording.selection import Rounds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linked:
+class LinkedCase:
     """One case of an attack that uses the rounds of a client together. The case may hold a single round.
 
     rounds:   rounds in which the attack places an example; without a readable reconstruction, all rounds of the case.
@@ -42,7 +42,7 @@ class Linked:
         return str(Rounds.of(self.rounds)).replace("-", " to ").replace(",", ", ")
 
 
-def read_linked_cases(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:
+def read_linked_cases(folder: Path, told: Mapping[str, Any]) -> tuple[LinkedCase, ...]:
     """Return the cases of an attack that uses the rounds of a client together, in the order of its attack.json.
 
     The result is () for an attack on single rounds. folder: folder of its reconstructions. told: content of its attack.json.
@@ -51,7 +51,7 @@ def read_linked_cases(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ..
     return tuple(_read_linked_case(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)
 
 
-def _read_linked_case(folder: Path, case: Record, other: Superseded | None) -> Linked:
+def _read_linked_case(folder: Path, case: Record, other: Superseded | None) -> LinkedCase:
     facts: Record = {
         "case": str(case["key"]),
         "client": str(case["client"]),
@@ -62,10 +62,10 @@ def _read_linked_case(folder: Path, case: Record, other: Superseded | None) -> L
     try:
         found = Reconstruction.read(folder / f"{case['key']}.safetensors")
     except ValueError:
-        return Linked(**facts)
+        return LinkedCase(**facts)
     several = sum(len(rounds) > 1 for rounds in list_rounds(found).values())
     facts["rounds"] = tuple(sorted({slot.round for slot in found.slots}))
-    return Linked(**facts, notes=found.notes, examples=len(found.x), several=several)
+    return LinkedCase(**facts, notes=found.notes, examples=len(found.x), several=several)
 
 
 def list_rounds(found: Reconstruction) -> dict[int, tuple[int, ...]]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, Walk, solve_last_layer, solve_layers
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, WalkSettings, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import Chain, read_chain
 from fedsim.models import find_loss
 
@@ -28,10 +28,10 @@ class Seen(NamedTuple):
     def readings(self) -> list[Point]:
         return solve_last_layer(self.chain, self.weights, self.gradient, self.loss)
 
-    def walked(self, point: Point, walk: Walk = DEFAULT_WALK) -> Point:
+    def walked(self, point: Point, walk: WalkSettings = DEFAULT_WALK) -> Point:
         return solve_layers(self.chain, self.weights, self.gradient, point, walk)
 
-    def best(self, walk: Walk = DEFAULT_WALK) -> Point:
+    def best(self, walk: WalkSettings = DEFAULT_WALK) -> Point:
         """Run R-GAP from all solutions of the last layer, and return the result nearest to the true example."""
         ends = [self.walked(point, walk) for point in self.readings() if bool(point.head.valid.all())]
         return min(ends, key=lambda end: float(mse(end.f, self.x).max()))

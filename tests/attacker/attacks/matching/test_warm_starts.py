@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, inverting_gradients
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.warm_starts import Given, place_start
+from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.optimisers.descent import EARLY_LIMITS, Stop
 from attacker.attacks.optimisers.stalls import INVERTING_STALL, Stall
 from attacker.scoring.metrics import mse
@@ -23,8 +23,8 @@ Make = Callable[..., tuple[Case, Tensor, Tensor]]
 def given(start: Tensor, **arguments: Any) -> GradientMatching:
     """Return CPL with this warm start for every case, an example of class 1."""
 
-    def first(cases: Sequence[Case], _: torch.Generator) -> list[Given | None]:
-        return [Given(start, torch.ones(len(start), dtype=torch.long))] * len(cases)
+    def first(cases: Sequence[Case], _: torch.Generator) -> list[WarmStart | None]:
+        return [WarmStart(start, torch.ones(len(start), dtype=torch.long))] * len(cases)
 
     return cpl(optimiser="wolfe", **arguments).copy_with(warm_start=first)
 
@@ -64,7 +64,7 @@ def test_early_limits_end_neither_a_warm_start_nor_a_null(image_case: Make, limi
     """With a limit of 0 every search is hopeless; limits for starts at random say nothing about starts near the image."""
     case, x, _ = image_case(1)
     attack = inverting_gradients(steps=20).copy_with(stop=Stop(patience=20, give_up=0.5, **limits))
-    warm = attack.copy_with(warm_start=lambda cases, _: [Given(x, torch.ones(1, dtype=torch.long))] * len(cases))
+    warm = attack.copy_with(warm_start=lambda cases, _: [WarmStart(x, torch.ones(1, dtype=torch.long))] * len(cases))
     plain, null, from_warm = (one([case], rng=seeded())[0] for one in (attack, attack.null(), warm))
     assert (len(plain.loss), len(null.loss), len(from_warm.loss)) == (4, 20, 20)
     assert note in plain.notes[0]
@@ -96,7 +96,7 @@ def test_examples_of_a_start_are_placed_by_label(image_case: Make, observe: Call
     x, y = (torch.cat(parts) for parts in zip(*[image_case(i)[1:] for i in (3, 0, 2, 1)], strict=True))
     one = image_case(0)[0].observations[0]
     case = Case((observe((x, y), model=one.model, data=one.data),))
-    attack = cpl(optimiser="wolfe", steps=2).copy_with(warm_start=lambda cases, _: [Given(x + 1e-4, y)])
+    attack = cpl(optimiser="wolfe", steps=2).copy_with(warm_start=lambda cases, _: [WarmStart(x + 1e-4, y)])
     (found,) = attack([case], rng=seeded())
     assert found.y.tolist() == [0, 1, 2, 3]
     assert found.restarts == 1
@@ -106,15 +106,15 @@ def test_examples_of_a_start_are_placed_by_label(image_case: Make, observe: Call
 def test_places_without_a_given_example_keep_their_own_start() -> None:
     own, x = torch.arange(5.0)[:, None], torch.tensor([[20.0], [10.0], [21.0], [40.0]])
     labels = torch.tensor([1, 2, 2, 3, 3])
-    assert place_start(Given(x, torch.tensor([2, 1, 2, 4])), own, labels).flatten().tolist() == [10.0, 20.0, 21.0, 3.0, 4.0]
-    assert place_start(Given(x, torch.tensor([2, 1, 2, 4])), own, None).flatten().tolist() == [20.0, 10.0, 21.0, 40.0, 4.0]
+    assert place_start(WarmStart(x, torch.tensor([2, 1, 2, 4])), own, labels).flatten().tolist() == [10.0, 20.0, 21.0, 3.0, 4.0]
+    assert place_start(WarmStart(x, torch.tensor([2, 1, 2, 4])), own, None).flatten().tolist() == [20.0, 10.0, 21.0, 40.0, 4.0]
     assert own.flatten().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_warm_start_is_used_only_for_its_case(image_case: Make) -> None:
     (one, x, y), (other, _, _) = image_case(1), image_case(2)
     attack = cpl(optimiser="wolfe", steps=1).copy_with(
-        warm_start=lambda cases, _: [Given(x, y) if c is one else None for c in cases]
+        warm_start=lambda cases, _: [WarmStart(x, y) if c is one else None for c in cases]
     )
     found = attack([one, other], rng=seeded())
     (alone,) = cpl(optimiser="wolfe", steps=1)([other], rng=seeded())

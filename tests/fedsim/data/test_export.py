@@ -15,7 +15,7 @@ from fedsim.data import client_parts as parts
 from fedsim.data import export as splitting
 from fedsim.engine import apps as app
 from fedsim.engine import engines as engine
-from fedsim.engine.locations import Places
+from fedsim.engine.locations import PartyLocations
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
@@ -23,7 +23,9 @@ from fedsim.recording import Recording
 def own_parts(experiment: Any, folder: Path) -> tuple[FederationRun, list[FederationRun]]:
     """Split the data into `folder`; return the run as the server sees it, and as each client sees it."""
     splitting.split(experiment, folder)
-    server = FederationRun(experiment=experiment, out=folder / "run", device="cpu", places=Places(public=folder / "public"))
+    server = FederationRun(
+        experiment=experiment, out=folder / "run", device="cpu", places=PartyLocations(public=folder / "public")
+    )
     homes = [splitting.make_client_path(folder, number) for number in range(experiment.clients.count)]
     clients = [
         FederationRun(
@@ -31,7 +33,7 @@ def own_parts(experiment: Any, folder: Path) -> tuple[FederationRun, list[Federa
             out=Path("/nowhere"),
             device="cpu",
             client_seed=5,
-            places=Places(data=f"part:{home / 'data'}", private=home / "private", truth=home / "truth"),
+            places=PartyLocations(data=f"part:{home / 'data'}", private=home / "private", truth=home / "truth"),
         )
         for home in homes
     ]
@@ -141,7 +143,7 @@ def test_a_client_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_pat
     assert {(int(x[0, 0, 0]), int(y)) for x, y in zip(own.values, own.labels, strict=True)} == {(0, 1), (40, 2)}
     words = r"class 'cat' has another index than in public:.*; write your data with `fedsim part`, .*: ant, cat, dog"
     with pytest.raises(ValueError, match=words):
-        Places(data=mine, public=tmp_path / "public").load_dataset()
+        PartyLocations(data=mine, public=tmp_path / "public").load_dataset()
     with pytest.raises(ValueError, match="class 'eel' is not one of public:"):
         splitting.write_own_part(pictures(tmp_path / "other", "cat", "eel"), tmp_path / "public", tmp_path / "part")
 
@@ -182,7 +184,9 @@ def test_a_second_split_into_the_same_folder_is_refused(tiny: Callable[..., Any]
 
 def test_an_experiment_with_another_number_of_clients_is_refused(tiny: Callable[..., Any], tmp_path: Path) -> None:
     splitting.split(tiny(), tmp_path)
-    run = FederationRun(experiment=tiny(clients={"count": 2}), out=tmp_path / "run", places=Places(public=tmp_path / "public"))
+    run = FederationRun(
+        experiment=tiny(clients={"count": 2}), out=tmp_path / "run", places=PartyLocations(public=tmp_path / "public")
+    )
     with pytest.raises(ValueError, match=r"lists the sizes of 3 clients, and clients\.count = 2"):
         run.check()
 

@@ -1,4 +1,4 @@
-"""Router: an attack that tries closed forms in order, checks each answer by its gradient, and may search if none is exact.
+"""The attack `ClosedForm`: it tries closed forms in order, checks each answer by its gradient, and may search if none is exact.
 
 A case is the observations that are attacked together: one round of a client, or several. A route is one of the methods that an
 attack tries in turn; here, a closed form.
@@ -25,7 +25,7 @@ from attacker.attacks.base import (
 )
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, WalkSettings
 from attacker.attacks.closed_form.routes import CHANGED_INPUTS, EVALUATIONS, ROUTES, explain_refusal
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE, RoutedCase, Routing
 from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form, judge_prior
@@ -69,7 +69,7 @@ class ClosedForm:
     name: str
     routes: tuple[str, ...] = tuple(ROUTES)
     fallback: GradientMatching | None = None
-    walk: Walk = DEFAULT_WALK
+    walk: WalkSettings = DEFAULT_WALK
     stability: bool = True
     knows_defense: bool = True
     sees_gradient: bool = True

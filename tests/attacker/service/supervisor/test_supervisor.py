@@ -1,55 +1,18 @@
 """Tests of the supervisor of workers: jobs and workers end properly, whatever a worker does. The workers are scripts."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import is_alive
+from publications import list_publications
+from scripted_workers import SPEC, journal, program, until, wait_for_end, wait_until
 
-from attacker.service.jobs.job import FINAL_STATES, Job, JobSpec
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import job_worker
 from attacker.service.supervisor import running_job as running
 from attacker.service.supervisor.supervisor import Supervisor
-
-TIME_LIMIT = 90.0
-"""Time limit in seconds, generous for busy machines."""
-SPEC = JobSpec(recording="photos", attack="cpl")
-WORKER = """
-import json, os, signal, sys, time
-out = os.fdopen(os.dup(1), "w")
-def say(**said):
-    out.write(json.dumps(said) + "\\n")
-    out.flush()
-def answer(state="done", error=None, **result):
-    say(answer={"state": state, "result": result, "error": error})
-BEFORE
-say(ready=True)
-for line in sys.stdin:
-    task = json.loads(line)
-    with open(JOURNAL, "a") as journal:
-        print(os.getpid(), task["job"], task["spec"]["seed"], file=journal, flush=True)
-"""
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> ServiceSettings:
-    (tmp_path / "root" / "photos").mkdir(parents=True)
-    (tmp_path / "root" / "other").mkdir()
-    return ServiceSettings(root=tmp_path / "root", state=tmp_path / "state", workers=1)
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    queue = Queue(tmp_path / "queue.sqlite")
-    yield queue
-    queue.close()
-
 
 Work = Callable[..., Supervisor]
 
@@ -72,41 +35,8 @@ def work(settings: ServiceSettings, queue: Queue, tmp_path: Path, monkeypatch: p
         supervisor.stop()
 
 
-def program(tmp_path: Path, before: str = "") -> str:
-    return WORKER.replace("JOURNAL", repr(str(tmp_path / "journal"))).replace("BEFORE", before)
-
-
 def vars_of(settings: ServiceSettings) -> dict[str, object]:
     return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-
-
-def wait_for_end(queue: Queue, job: Job) -> Job:
-    return wait_until(queue, job, lambda now: now.state in FINAL_STATES)
-
-
-def wait_until(queue: Queue, job: Job, reached: Callable[[Job], bool]) -> Job:
-    until(lambda: reached(queue.get(job.id)), lambda: queue.get(job.id))
-    return queue.get(job.id)
-
-
-def until(reached: Callable[[], bool], description: Callable[[], object] | str) -> None:
-    """Wait until `reached()` is true, or fail with `description` after the time limit."""
-    deadline = time.monotonic() + TIME_LIMIT
-    while not reached():
-        assert time.monotonic() < deadline, description if isinstance(description, str) else description()
-        time.sleep(0.02)
-
-
-def journal(tmp_path: Path) -> list[list[str]]:
-    path = tmp_path / "journal"
-    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_result_is_published_and_the_worker_does_the_next_job(queue: Queue, work: Work, tmp_path: Path) -> None:
@@ -116,7 +46,7 @@ def test_result_is_published_and_the_worker_does_the_next_job(queue: Queue, work
     assert [(job.state, job.attempts) for job in done] == [("done", 1)] * 3
     assert done[0].result is not None
     assert done[0].result.scored
-    assert queue.list_publications() == {job.id: 1 for job in jobs}
+    assert list_publications(queue) == {job.id: 1 for job in jobs}
     assert len({pid for pid, *_ in journal(tmp_path)}) == 1
 
 
@@ -128,7 +58,7 @@ def test_each_worker_serves_one_recording(queue: Queue, work: Work, tmp_path: Pa
     pids = [int(pid) for pid, *_ in journal(tmp_path)]
     assert pids[1] == pids[2]
     assert len(set(pids)) == 3
-    assert not any(map(alive, pids[:3])), "no more workers are kept than there may be"
+    assert not any(map(is_alive, pids[:3])), "no more workers are kept than there may be"
 
 
 def test_number_of_running_jobs_is_limited_by_workers(queue: Queue, work: Work, tmp_path: Path) -> None:
@@ -232,9 +162,9 @@ def test_cancelled_running_job_keeps_its_best_so_far(queue: Queue, work: Work, t
     assert (now.state, now.crashes) == ("cancelled", 0)
     assert now.result is not None
     assert now.result.score_note == "best so far"
-    assert queue.list_publications() == {}
+    assert list_publications(queue) == {}
     pid = int(journal(tmp_path)[0][0])
-    until(lambda: not alive(pid), "the signal may still be on its way: no other job may meet it")
+    until(lambda: not is_alive(pid), "the signal may still be on its way: no other job may meet it")
 
 
 def test_job_beyond_its_time_fails_and_keeps_its_best_so_far(queue: Queue, work: Work) -> None:
@@ -259,7 +189,7 @@ def test_worker_that_ignores_the_interrupt_is_killed(
         queue.cancel(job.id)
     now = wait_for_end(queue, job)
     assert (now.state, now.attempts, now.crashes) == (reason, 1, 0)
-    until(lambda: not any(alive(int(pid)) for pid, *_ in journal(tmp_path)), "it lives on")
+    until(lambda: not any(is_alive(int(pid)) for pid, *_ in journal(tmp_path)), "it lives on")
 
 
 @pytest.mark.parametrize("whose", ["its own", "its child's"])
@@ -299,7 +229,7 @@ def test_memory_left_by_an_earlier_job_does_not_count(queue: Queue, work: Work, 
     assert "MB of memory, and a job may take 200" in (now.error or "")
     pids = [int(pid) for pid, *_ in journal(tmp_path)]
     assert [pids.index(pid) for pid in pids] == [0, 0, 2, 2, 4], "the first two share a worker, and so do the next two"
-    assert queue.list_publications() == {first.id: 1, second.id: 2}
+    assert list_publications(queue) == {first.id: 1, second.id: 2}
 
 
 def test_job_of_a_stopped_service_is_queued_again(queue: Queue, work: Work, tmp_path: Path) -> None:
@@ -309,9 +239,9 @@ def test_job_of_a_stopped_service_is_queued_again(queue: Queue, work: Work, tmp_
     supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.crashes) == ("queued", 0)
-    assert not alive(int(journal(tmp_path)[0][0]))
+    assert not is_alive(int(journal(tmp_path)[0][0]))
     work("answer()")
-    assert (wait_for_end(queue, job).state, queue.list_publications()) == ("done", {job.id: 2})
+    assert (wait_for_end(queue, job).state, list_publications(queue)) == ("done", {job.id: 2})
 
 
 def test_only_one_service_uses_a_state_folder(work: Work) -> None:
@@ -321,11 +251,11 @@ def test_only_one_service_uses_a_state_folder(work: Work) -> None:
 
 
 def test_the_processor_time_of_a_job_is_counted(queue: Queue, work: Work) -> None:
-    from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
+    from attacker.service.jobs.rule_history import RecordingIdentity, RuleHistory, TakenRound
 
-    ledger, photos = Ledger(queue), Recorded("photos", "a")
-    first = ledger.take("busy", photos, [Taken(1, 1)], SPEC.model_copy(update={"seed": 1}))
-    second = ledger.take("lazy", photos, [Taken(1, 1)], SPEC)
+    ledger, photos = RuleHistory(queue), RecordingIdentity("photos", "a")
+    first = ledger.take("busy", photos, [TakenRound(1, 1)], SPEC.model_copy(update={"seed": 1}))
+    second = ledger.take("lazy", photos, [TakenRound(1, 1)], SPEC)
     assert first is not None
     assert second is not None
     work("until = time.process_time() + task['spec']['seed']\nwhile time.process_time() < until: pass\nanswer()")
@@ -384,83 +314,3 @@ def test_job_is_not_lost_if_its_start_fails_once(
     now = wait_for_end(queue, job)
     assert (now.state, now.attempts) == ("failed" if what.startswith("the end") else "done", 1)
     assert len(tries) == 2
-
-
-SLOW_TASK = """
-    while task["spec"]["seed"] and not os.path.exists(GO): time.sleep(0.01)  # so that there is always something left to do
-    time.sleep(0.05)
-    answer()
-"""
-SERVICES = """
-import os, sys, time
-from pathlib import Path
-from attacker.service.supervisor import job_worker
-from attacker.service.supervisor.supervisor import Supervisor
-from attacker.service.jobs.queue import Limits, Queue
-from attacker.service.settings import ServiceSettings
-job_worker.WORKER_PROGRAM = sys.argv[2]
-at = Path(sys.argv[1])
-for line in sys.stdin:
-    service = os.fork()
-    if not service:
-        queue = Queue(at / "queue.sqlite", Limits(crashes=1000))
-        Supervisor(ServiceSettings(root=at / "root", state=at / "state", workers=2), queue).start()
-        print(os.getpid(), flush=True)
-        time.sleep(600)
-    os.waitpid(service, 0)
-"""
-
-
-@pytest.fixture
-def services(settings: ServiceSettings, tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """Function that starts a service in a new process once the last one has ended, and returns its process id."""
-    work = program(tmp_path) + SLOW_TASK.replace("GO", repr(str(tmp_path / "go")))
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", SERVICES, str(tmp_path), work],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert launcher.stdin is not None
-    assert launcher.stdout is not None
-
-    def start() -> int:
-        print("next", file=launcher.stdin, flush=True)
-        return int(launcher.stdout.readline())
-
-    yield start
-    os.killpg(launcher.pid, signal.SIGKILL)
-    launcher.communicate()
-
-
-def test_jobs_are_published_once_although_services_and_workers_are_killed(
-    services: Callable[[], int], queue: Queue, tmp_path: Path
-) -> None:
-    """Services and workers are killed at arbitrary instants."""
-    jobs = {queue.submit(SPEC.model_copy(update={"seed": later})).id for later in (0, 1) for _ in range(20)}
-    for kills in range(3):
-        _one_life(services(), kills, queue, tmp_path)
-    (tmp_path / "go").touch()
-    services()
-    until(lambda: queue.count_states()["done"] == len(jobs), queue.count_states)
-    finished = {job.id: job for job in queue.list(limit=100)}
-    assert queue.list_publications() == {id: job.attempts for id, job in finished.items()}
-    assert set(finished) == jobs == {job for _, job, _ in journal(tmp_path)}
-    assert max(job.attempts for job in finished.values()) > 1, "somebody was killed at work"
-    assert all(job.crashes < job.attempts for job in finished.values())
-
-
-def _one_life(service: int, kills: int, queue: Queue, tmp_path: Path) -> None:
-    """Kill some workers of a running service, and then the service."""
-    begun, killed = len(journal(tmp_path)), set[str]()
-    until(lambda: len(journal(tmp_path)) > begun, "no worker has begun")
-    for _ in range(kills):
-        time.sleep(0.17)
-        last = journal(tmp_path)[-1][0]
-        if last not in killed:
-            killed.add(last)
-            os.kill(int(last), signal.SIGKILL)
-    until(lambda: queue.count_states()["running"] > 0, "no job is under way")
-    os.kill(service, signal.SIGKILL)
-    until(lambda: not any(alive(int(pid)) for pid, *_ in journal(tmp_path)), "a worker ends with its service")

@@ -43,7 +43,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Count:
+class EquationCount:
     """The number of unknowns and independent equations of a layer.
 
     unknowns:  input values x that later layers depend on through this layer.
@@ -61,7 +61,7 @@ class Count:
     rank: int
 
 
-def count_equations(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
+def count_equations(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> EquationCount:
     """Count the independent equations of a convolution, or an upper bound of their number.
 
     live: mask of the output values of one channel that later layers depend on.
@@ -78,7 +78,7 @@ def count_equations(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> C
     weights = min(_count_weight_constraints(layer, live, everywhere, alive), ceiling)
     shared = _count_relations(layer, live, open_taps, dead)
     rank = min(gradients + _count_weight_constraints(layer, live, open_taps, alive) - shared, ceiling)
-    return Count(unknowns, min(gradients, ceiling), weights, shared, rank)
+    return EquationCount(unknowns, min(gradients, ceiling), weights, shared, rank)
 
 
 def group_taps(layer: LayerFootprint, live: Tensor) -> list[Group]:

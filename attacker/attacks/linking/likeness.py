@@ -21,7 +21,7 @@ SAMPLED_EXAMPLES = 400
 """Largest number of examples from which the cost of different pairs is estimated."""
 
 
-class Described(NamedTuple):
+class RoundDescription(NamedTuple):
     """The description of one observation of a client.
 
     round:     number of the round, 1-based. labels: inferred labels (N,), int64, of the N examples of the update.
@@ -58,11 +58,11 @@ class Likeness(NamedTuple):
     usual: Tensor
 
 
-def measure_likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "own") -> Likeness:
+def measure_likeness(rounds: Sequence[RoundDescription], *, rule: Filter = "own") -> Likeness:
     """Return the costs between all pairs of places (positions in observations), at least 0 and low for similar examples.
 
     The cost of features is 1 - cosine, after `make_comparable`. The cost of images is their mean squared difference, after
-    averages over squares of side `kernel`. Each of these two costs is divided by its median over pairs of different examples.
+    averages over squares of 2x2 pixels. Each of these two costs is divided by its median over pairs of different examples.
     Features are compared if all usable observations have features, and images if all have images; if both are compared, the two
     costs are averaged. The cost is infinite for pairs within one observation, for pairs with an observation that is not usable,
     and for pairs that `rule` excludes.
@@ -80,7 +80,7 @@ def measure_likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filt
     if not usable:
         return Likeness(cost, owner, torch.empty(0))
     different = (labels[known][:, None] != labels[known][None]) | (owner[known][:, None] == owner[known][None])
-    parts = [part / _estimate_typical_cost(part, different) for part in _compute_costs(usable, kernel)]
+    parts = [part / _estimate_typical_cost(part, different) for part in _compute_costs(usable)]
     total = torch.stack(parts).mean(dim=0) if len(parts) > 1 else parts[0]
     usual = _sample_costs(total, different)
     own = owner[known]
@@ -89,7 +89,7 @@ def measure_likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filt
     return Likeness(cost, owner, usual)
 
 
-def _compute_costs(usable: Sequence[Described], kernel: int) -> list[Tensor]:
+def _compute_costs(usable: Sequence[RoundDescription]) -> list[Tensor]:
     parts = []
     features = [one.features for one in usable if one.features is not None]
     if len(features) == len(usable):
@@ -97,7 +97,7 @@ def _compute_costs(usable: Sequence[Described], kernel: int) -> list[Tensor]:
         parts.append(cosine_distances(all_features, all_features).clamp(min=0).float())
     images = [one.images for one in usable if one.images is not None]
     if len(images) == len(usable):
-        small = pool(torch.cat(images).clamp(0, 1), kernel)
+        small = pool(torch.cat(images).clamp(0, 1))
         parts.append(squared_distances(small, small).float())
     if not parts:
         raise ValueError("some observations have only features and some only images; give features for all, or images for all")
@@ -121,7 +121,7 @@ def _sample_costs(cost: Tensor, different: Tensor) -> Tensor:
     return chosen
 
 
-def _check_rounds(rounds: Sequence[Described]) -> None:
+def _check_rounds(rounds: Sequence[RoundDescription]) -> None:
     for before, after in pairwise(rounds):
         if after.round <= before.round:
             raise ValueError(
@@ -138,6 +138,6 @@ def _check_rounds(rounds: Sequence[Described]) -> None:
                 )
             if not bool(values.isfinite().all()):
                 raise ValueError(
-                    f"{name} of round {one.round} contain NaN or infinite values; set Described.problem of this round to a text "
-                    "that says so, and it is not compared"
+                    f"{name} of round {one.round} contain NaN or infinite values; set RoundDescription.problem of this round "
+                    "to a text that says so, and it is not compared"
                 )

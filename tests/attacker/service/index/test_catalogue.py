@@ -2,12 +2,10 @@
 
 import json
 import os
-import random
 import shutil
 import sqlite3
-import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +13,10 @@ from typing import Any
 import pytest
 
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.states import CaseState
 from attacker.service.index import Catalogue, Changes, UnknownName
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.index import run_folders as finding_module
 from attacker.service.index import verdicts as verdicts_module
-from attacker.service.index.attack_folders import CaseFacts, Source
-from attacker.service.index.cache import Shelf
-from attacker.service.index.grid import make_grid
-from attacker.service.index.json_lines import ShownScore
-from attacker.service.index.means import average_success
-from attacker.service.index.reconstruction_files import thin_curve
-from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts
 from attacker.service.settings import ServiceSettings
 
@@ -287,127 +277,6 @@ def test_damaged_rows_are_reported_and_others_kept(root: Path, catalogue: Open) 
     add_round(root / "digits", 3)
     found.scan()
     assert len(found.get_run("digits").told["trouble"]) == 3
-
-
-def row(number: int, client: str) -> IndexRow:
-    return IndexRow(number, client, "complete", 1, 8, 0.0, "")
-
-
-def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
-    cases = {key: CaseFacts(key, client, rounds, 1, "complete", "") for key, client, rounds in keys}
-    facts = {"attack": "cpl", "spec": "cpl()", "seed": 0, "null": False, "oracles": (), "knows_defense": True}
-    return Source(name=name, cases=cases, **facts)  # type: ignore[arg-type]
-
-
-def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: CaseState = "done") -> ShownScore:
-    more = {"label_true": "", "label": "", "psnr": None, "ssim": None, "lpips": None, "confidence": None}
-    return ShownScore(
-        case=case,
-        state=state,
-        rounds=rounds,
-        client="a",
-        batch=1,
-        position=0,
-        example=example,
-        success=success,
-        label_success=success,
-        failure=None,
-        pair=None,
-        **more,
-    )
-
-
-def test_grid_cell_has_the_strongest_attack() -> None:
-    weak, strong = attack("weak", ("1-a", "a", (1,))), attack("strong", ("1-a", "a", (1,)))
-    scores = {"weak": {"1-a": [score("1-a", 0, success=False)]}, "strong": {"1-a": [score("1-a", 0, success=True)]}}
-    (cell,) = make_grid({1: [row(1, "a")]}, [strong, weak], scores)["cells"]
-    assert (cell["attack"], cell["leak"]) == ("strong", 1.0)
-
-
-def test_case_of_several_rounds_fills_their_grid_cells() -> None:
-    whole = attack("agic", ("1-2-a", "a", (1, 2)))
-    rows = [score("1-2-a", 0, success=True, rounds=(1,)), score("1-2-a", 1, success=False, rounds=(1, 2))]
-    cells = make_grid({1: [row(1, "a")], 2: [row(2, "a")], 3: [row(3, "a")]}, [whole], {"agic": {"1-2-a": rows}})["cells"]
-    assert [cell["leak"] for cell in cells] == [0.5, 0.0, None]
-    assert [cell["cases"] for cell in cells] == [["1-2-a"], ["1-2-a"], []]
-    assert [cell["state"] for cell in cells] == ["waiting", "waiting", "none"]
-
-
-def test_average_counts_an_example_once() -> None:
-    rows = [score("a", 0, success=True), score("b", 0, success=True), score("c", 1, success=False)]
-    assert average_success(rows) == 0.5
-    assert average_success([]) is None
-
-
-def test_thinned_curve_keeps_its_ends_and_drops_nan() -> None:
-    import numpy as np
-
-    losses = np.arange(10_000, dtype=float)
-    points = thin_curve(losses, 200)
-    assert (len(points), points[0], points[-1]) == (200, (1, 0.0), (10_000, 9_999.0))
-    assert thin_curve(np.array([np.nan, 1.0, np.inf])) == ((2, 1.0),)
-    assert thin_curve(np.array([])) == ()
-
-
-def test_shelf_is_bounded_and_keeps_the_last_used() -> None:
-    shelf: Shelf[bytes] = Shelf(100, len)
-    for number in range(20):
-        shelf.get(number, 0, lambda before: b"x" * 30)
-        shelf.get(0, 0, lambda before: b"y" * 30)
-    assert shelf.weight <= 100
-    assert shelf.peek(0, 0) == b"x" * 30
-    assert shelf.peek(1, 0) is None
-    assert shelf.peek(0, 1) is None
-
-
-def test_weight_of_a_shelf_is_the_sum_of_its_values() -> None:
-    draw, shelf = random.Random(0), Shelf[bytes](100, len)
-
-    def refuse(before: bytes | None) -> bytes:
-        raise ValueError
-
-    for number in range(500):
-        key, version = draw.randrange(12), draw.randrange(3)
-        if draw.random() < 0.2:
-            with suppress(ValueError):
-                shelf.get(key, number, refuse)
-        else:
-            shelf.get(key, version, lambda before: b"x" * draw.randrange(60))
-        kept = [one for key in range(12) for version in range(3) if (one := shelf.peek(key, version)) is not None]
-        assert shelf.weight == sum(map(len, kept)) <= 100
-
-
-def test_shelf_stores_nothing_for_a_failed_call() -> None:
-    shelf: Shelf[int] = Shelf(10)
-
-    def fail(before: int | None) -> int:
-        raise ValueError("no")
-
-    for number in range(100):
-        with pytest.raises(ValueError, match="no"):
-            shelf.get(number, 0, fail)
-    assert len(shelf) == 0
-
-
-def test_shelf_computes_a_value_once_for_concurrent_calls() -> None:
-    shelf: Shelf[int] = Shelf(10)
-    made, begun, go = [], threading.Event(), threading.Event()
-
-    def make(before: int | None) -> int:
-        made.append(1)
-        begun.set()
-        go.wait(5)
-        return 7
-
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(shelf.get("a", 0, make))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    begun.wait(5)
-    go.set()
-    for thread in threads:
-        thread.join(5)
-    assert (found, len(made)) == ([7] * 8, 1)
 
 
 def test_no_verdict_without_truth_or_with_invalid_or_too_many_rows(

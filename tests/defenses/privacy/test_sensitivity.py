@@ -197,7 +197,7 @@ def test_the_noise_of_a_gradient_rule_is_in_units_of_its_bound(text: str, expect
 @pytest.mark.parametrize("text", ["dp_sgd(max_norm=0.5, noise={})", "fed_cdp(max_norm=0.5, noise={})"])
 def test_one_example_moves_the_sum_by_no_more_than_the_noise_is_made_for(text: str) -> None:
     """Replacing one example changes the clipped sum by at most twice the norm bound from which the multiplier is computed."""
-    from defenses.gradients import GradientProblem
+    from defenses.rules import GradientProblem
 
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Sigmoid(), torch.nn.Linear(5, 3)).double()
     weights = dict(model.named_parameters())

@@ -12,7 +12,6 @@ from observations import make_observation
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact, rgap
-from attacker.attacks.closed_form import router
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE
 from attacker.attacks.optimisers.lbfgs import LBFGSStepper
 from fedsim import models
@@ -135,7 +134,9 @@ def test_failed_case_does_not_discard_the_answers_of_an_interrupted_search(
     data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name="lenet_dlg", arguments={"pooling": "max"})
     x = torch.rand(1, *data.shape, generator=seeded(3))
     first, second = (Case((observe((x, torch.tensor([1])), model=model, data=data, client=name),)) for name in "ab")
-    monkeypatch.setattr(router, "find_unmet", lambda attack, case: ["it cannot"] if case is second else [])
+    monkeypatch.setattr(
+        "attacker.attacks.closed_form.attack.find_unmet", lambda attack, case: ["it cannot"] if case is second else []
+    )
     with pytest.raises(ValueError, match="it cannot"):
         attack([first, second], rng=seeded())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from processes import is_alive
 
 from attacker.replay.executors.process_usage import list_children
 from attacker.service.settings import ServiceSettings
@@ -58,14 +59,7 @@ def stand_by(idle: IdleWorkers) -> None:
 
 def workers() -> set[int]:
     """Return the ids of living child processes."""
-    return {pid for pid in list_children(os.getpid()) if alive(pid)}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    return {pid for pid in list_children(os.getpid()) if is_alive(pid)}
 
 
 def test_first_job_gets_a_worker_started_in_advance(make_idle_workers: Callable[..., IdleWorkers]) -> None:

@@ -1,0 +1,127 @@
+"""Tests of recordings of replies with other names, without metrics, or with further records, as third-party clients send them."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from fedsim.recording import Observation, Training
+
+
+def observations(app: Any) -> list[Observation]:
+    return list(app.recording.read_observations())
+
+
+def test_records_of_a_reply_may_have_any_name(app: Any, tmp_path: Path) -> None:
+    def rename(message: Message, context: Any, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            reply.content["net"], reply.content["figures"] = reply.content["arrays"], reply.content["metrics"]
+            del reply.content["arrays"], reply.content["metrics"]
+            reply.content["figures"]["num-examples"] = 0.5  # a weight and no number of examples
+        return reply
+
+    app.run(app.record(), mods=[rename], rounds=1)
+    for o in observations(app):
+        assert (o.num_examples, o.metrics["num-examples"]) == (None, 0.5)
+        assert o.payload.codec == "weights"
+
+
+class KeepFirst(FedAvg):
+    """A strategy that takes over the first client's weights, whatever else its reply holds."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return next(iter(replies)).content["arrays"], None
+
+
+def rewrite(change: Callable[[RecordDict], None]) -> Callable[..., Message]:
+    """Return a mod that changes the content of replies to training messages."""
+
+    def mod(message: Message, context: Any, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            change(reply.content)
+        return reply
+
+    return mod
+
+
+def drop_metrics(content: RecordDict) -> None:
+    del content["metrics"]
+
+
+def add_metrics(content: RecordDict) -> None:
+    content["timing"] = MetricRecord({"seconds": 2.0})
+
+
+def add_arrays(content: RecordDict) -> None:
+    content["control"] = ArrayRecord({name: Array(array.numpy() * 0) for name, array in content["arrays"].items()})
+
+
+def add_arrays_under_other_names(content: RecordDict) -> None:
+    add_arrays(content)
+    content["net"] = content.array_records["control"]
+    del content["arrays"]
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "metrics"),
+    [(drop_metrics, None, set()), (add_metrics, 1, {"train_loss", "seconds"}), (add_arrays, 1, {"train_loss"})],
+)
+def test_replies_without_metrics_or_with_further_records_are_recorded(
+    app: Any, change: Callable[[RecordDict], None], count: int | None, metrics: set[str]
+) -> None:
+    app.run(app.record(KeepFirst(fraction_evaluate=0.0)), mods=[rewrite(change)], rounds=1)
+    seen = observations(app)
+    assert [(o.num_examples, set(o.metrics)) for o in seen] == [(count, metrics)] * 3
+    for o in seen:
+        _, after = app.matched(o)
+        assert all(torch.equal(o.payload.tensors[name], tensor) for name, tensor in after.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (add_arrays, "cannot record part of the reply of client {}: besides the weights, it has the arrays control"),
+        (
+            add_arrays_under_other_names,
+            "cannot record the reply of client {}: malformed reply: the client's reply has the array records 'control', 'net'; "
+            "send the weights in one record, or beside others under the strategy's arrayrecord_key, 'arrays'",
+        ),
+    ],
+)
+def test_what_is_not_recorded_of_replies_is_logged_once(
+    app: Any, change: Callable[[RecordDict], None], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stay(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            return None, None
+
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        app.run(app.record(Stay(fraction_evaluate=0.0)), mods=[rewrite(change)])
+    logged = [message for record in caplog.records if "cannot record" in (message := record.getMessage())]
+    assert logged == [f"fedleak: {words.format(app.recording.read_rows()[0].node)}"]
+
+
+def test_a_reported_number_of_examples_is_limited_by_the_prescribed_steps(app: Any) -> None:
+    """The client takes one step on one example and reports 20 examples."""
+
+    def report_all(message: Message, context: Any, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            reply.content["metrics"]["num-examples"] = 20
+        return reply
+
+    app.run(app.record(), mods=[report_all], rounds=1)
+    assert {(row.num_examples, row.reported) for row in app.recording.read_rows()} == {(1, 20)}
+    assert {o.num_examples for o in observations(app)} == {1}
+
+
+def test_a_server_can_state_the_number_of_examples(app: Any) -> None:
+    app.run(app.record(training=Training(learning_rate=0.05, batch_size=1, epochs=1, examples=1)), rounds=1)
+    assert {o.num_examples for o in observations(app)} == {1}
