@@ -103,8 +103,9 @@ def audit(
     Reconstructions and, with truth, scores are written into the folder of the run. Cases that an attack reconstructed there
     before are not attacked again.
     recording: a recording, or the folder of a run or a recording.
-    seconds: processor time on one core for all attacks, including their nulls (attacks without the update). The estimated time of
-             the chosen attacks is at most this, except that one attack is always chosen. A running attack is not stopped.
+    seconds: time for all attacks, including their nulls (attacks without the update). The expected processor time of the chosen
+             attacks on one core is at most this, except that one attack is always chosen. What still runs when this much
+             wall-clock time is used up is stopped, if this is called in the main thread.
     truth:   folders of the clients' true examples; by default the folder `truth` of the run, if there is one. Without truth, the
              confidence of the attacks decides whether examples leak.
     model:   code "module:function" that builds the network, which is imported; for a recorded network that is not built in.

@@ -1,19 +1,14 @@
 """The audit of a recorded federation: checks of its settings, attacks within a budget, and a graded verdict."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from attacker.attacks import ATTACKS
-from attacker.audit.attack_findings import (
-    AuditedAttack,
-    count_confidences,
-    describe_failures,
-    find_strongest_attack,
-    judge_results,
-)
+from attacker.audit.attack_findings import AuditedAttack, find_strongest_attack, judge_results
+from attacker.audit.attack_runs import AttackRuns, Run
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense, check_support
@@ -28,8 +23,8 @@ from attacker.audit.token_checks import check_tokens
 from attacker.audit.training_checks import check_training
 from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
-from attacker.replay.replay import Replay, ReplayResult
-from attacker.scoring import Scorer, summarise
+from attacker.replay.replay import Replay
+from attacker.scoring import Scorer
 from fedsim.recording import DamagedFile, Observation, Recording
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
@@ -38,7 +33,6 @@ BOUND_SECONDS = 30.0
 """Largest time in seconds for bounds on the errors of the attacks."""
 MAX_CHECKED = 64
 """Largest number of updates that the checks read."""
-Run = Callable[[Replay], ReplayResult]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +120,10 @@ def audit(
     """Check and attack a recorded run, and return the audit with graded findings.
 
     run:      folder of the run, or of its recording.
-    seconds:  budget of processor time on one core for the attacks and their nulls (the same attacks without the updates). It
-              limits the estimated time when attacks are chosen, except that the first attack that suits the recording is always
-              chosen; a running attack is not stopped.
+    seconds:  budget of time for the attacks and their nulls (the same attacks without the updates). Attacks are chosen so that
+              their expected processor time on one core fits into it, except that the first attack that suits the recording is
+              always chosen. What still runs when this much wall-clock time is used up, at least `MIN_SECONDS`, is stopped;
+              `not_checked` then says so.
     truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak.
     model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded
               network is not built in.
@@ -150,10 +145,11 @@ def audit(
     told(plan)
     scorer = Scorer(run, list(truth), bound_seconds=BOUND_SECONDS) if truth else None
     results += check_canaries(recording, scorer, read_metrics(run))
-    attacks, left_out = _run_attacks(plan, recording, out, scorer, model, replayed)
-    results += left_out
-    results += judge_results(attacks, scored=scorer is not None, defense=str(recording.manifest.defense))
-    results += check_robustness(recording, find_strongest_attack(attacks) if scorer is not None else None)
+    runs = AttackRuns(recording=recording, out=out, scorer=scorer, model=model, replayed=replayed)
+    runs.run(plan, seconds)
+    results += runs.left_out
+    results += judge_results(runs.attacks, scored=scorer is not None, defense=str(recording.manifest.defense))
+    results += check_robustness(recording, find_strongest_attack(runs.attacks) if scorer is not None else None)
     results += _list_missing_bounds(scorer)
     results += _list_other_attacks()
     return Audit(
@@ -161,53 +157,10 @@ def audit(
         findings=tuple(order([one for one in results if isinstance(one, Finding)])),
         passed=tuple(one for one in results if isinstance(one, Passed)),
         not_checked=tuple(one for one in results if isinstance(one, NotChecked)),
-        attacks=tuple(attacks),
+        attacks=tuple(runs.attacks),
         scored=scorer is not None,
         seconds=monotonic() - started,
     )
-
-
-def _run_attacks(
-    plan: Sequence[PlannedAttack | NotChecked],
-    recording: Recording,
-    out: Path,
-    scorer: Scorer | None,
-    model: str | None,
-    replayed: Run,
-) -> tuple[list[AuditedAttack], list[NotChecked]]:
-    """Run the planned attacks and their nulls, until one recovers every example; return the results, and what was left out.
-
-    out: folder of the reconstructions. Other arguments as for `audit`.
-    """
-    attacks: list[AuditedAttack] = []
-    left_out: list[NotChecked] = []
-    for one in plan:
-        if isinstance(one, NotChecked):
-            left_out.append(one)
-        elif attacks and attacks[-1].recovers_all:
-            reason = f"{one.spec} is not needed: {attacks[-1].spec} recovered every example"
-            left_out.append(NotChecked(rule="attack", reason=reason, kind="left out"))
-        else:
-            both = [one.replay(recording, out, null=null, model=model) for null in (False, True)]
-            cases = both[0].plan.cases
-            done = [replayed(replay) for replay in both]
-            result = _result(one, [case.key for case in cases], [replay.folder for replay in done], scorer)
-            failed, failure = describe_failures(one.rows, cases, done[0].failed)
-            attacks.append(replace(result, failed=failed, failure=failure))
-    return attacks, left_out
-
-
-def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:
-    """Return the result of one attack; without a scorer, only its numbers of updates, and of confident and undecided examples.
-
-    cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
-    """
-    if scorer is None:
-        confident, undecided = count_confidences(folders[0], cases)
-        return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=confident, undecided=undecided)
-    rows = [row for folder in folders for row in scorer.score(folder) if row.case in cases]
-    (summary,) = summarise(rows)
-    return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))
 
 
 def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:

@@ -24,9 +24,7 @@ def audit(
             help="A run or recording; or an experiment (TOML) or a folder with a recorded Flower app, which runs first."
         ),
     ],
-    budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Processor time on one core for all attacks, such as 90s, 10m or 2h.")
-    ] = "10m",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for all attacks, such as 90s, 10m or 2h.")] = "10m",
     out_files: Annotated[
         list[Path] | None,
         typer.Option(

@@ -22,7 +22,7 @@ class Forecast:
                   (`Effort.most_evaluations`; 1 if the attack reports no number) plus the evaluations of the closed forms that may
                   apply to the first case.
     core_seconds: rough processor time in seconds of all cases on one core, if every case uses all `evaluations`, and no more;
-                  estimated from the sizes of network and batches.
+                  estimated from a measured evaluation and the sizes of network and batches.
     reasons:      dict from each closed form of the attack to why it cannot apply to the first case, or "" if it may apply; empty
                   if this cannot be told.
     memory:       warning that the memory of the device may not suffice; "" for none.

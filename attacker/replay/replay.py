@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, PlannedCase, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
 from attacker.replay.chosen_rows import ChosenRows
+from attacker.replay.evaluation_times import measure_slowdown
 from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.forecast import Forecast, plan_routes
 from attacker.replay.identity import Identity
@@ -178,7 +179,7 @@ class Replay:
         chunks = [chunk for chunk in chunks if chunk]
         routes = plan_routes(self._attack, self.recording, chunks[0][0]) if chunks else RoutePlan()
         evaluations = estimate_effort(self._attack).most_evaluations + routes.evaluations
-        once = sum(self._footprint.estimate_seconds(chunk[0].sizes, len(chunk)) for chunk in chunks)
+        once = sum(self._estimate_once(chunk[0], len(chunk)) for chunk in chunks)
         largest = max((len(chunk) * self._footprint.estimate_bytes(chunk[0].sizes) for chunk in chunks), default=0)
         return Forecast(
             cases=sum(map(len, chunks)),
@@ -279,9 +280,19 @@ class Replay:
 
         The number of gradient evaluations per case is `Effort.evaluations`, which the attack reports, or 1 if it reports none.
         """
-        sizes = {case.key: case.sizes for case in self.plan.cases}
-        once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
+        cases = {case.key: case for case in self.plan.cases}
+        once = sum(self._estimate_once(cases[task.keys[0]], len(task.keys)) for task in tasks)
         return once * estimate_effort(self._attack).evaluations
+
+    def _estimate_once(self, case: PlannedCase, count: int) -> float:
+        """Return the estimated seconds of one gradient evaluation for `count` cases like `case` at once on one core.
+
+        The estimate from the sizes of network and batches is multiplied by how much slower a measured evaluation is.
+        """
+        guess = partial(self._footprint.estimate_seconds, cases=1)
+        return self._footprint.estimate_seconds(case.sizes, count) * measure_slowdown(
+            self.recording, self.spec, self._attack, case, guess
+        )
 
     def _choose_workers(self, tasks: Sequence[Task]) -> int:
         """Return the number of worker processes that tasks are worth, and for which the memory suffices."""

@@ -33,6 +33,7 @@ from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.simulation.client import find_schedule
+from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction, list_slots
 
 MAX_NOISE_RATIO = 1.1
@@ -99,6 +100,20 @@ class ClosedForm:
         observed = observe([case], knows_defense=self.knows_defense, device=self.device)
         reasons = {route: explain_refusal(route, observed) for route in self.routes}
         return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route, reason in reasons.items() if not reason))
+
+    def time_evaluation(self, case: Case) -> float:
+        """Return the seconds of one evaluation of the search or, without a search, of the network's gradient, see `Timed`.
+
+        The null without a search evaluates nothing; the result is then 0.
+        """
+        if self.fallback is not None:
+            return replace(self.fallback, sees_gradient=self.sees_gradient, device=self.device).time_evaluation(case)
+        if not self.sees_gradient:
+            return 0.0
+        observed = observe([case], knows_defense=self.knows_defense, device=self.device)
+        x = torch.full((observed.examples, *observed.data.shape), 0.5)
+        y = torch.zeros(observed.examples, dtype=torch.long)
+        return time_call(lambda: observed.measure_misfit(0, x, y), self.device)
 
     def certify(self, case: Case, *, rng: Generator) -> Reconstruction | None:
         """Return the closed forms' answer to a case if it is certified, without a search; None otherwise.

@@ -61,6 +61,10 @@ class Hybrid:
     def null(self) -> "Hybrid":
         return replace(self, sees_gradient=False)
 
+    def time_evaluation(self, case: Case) -> float:
+        """Return the seconds of one evaluation of the search, see `Timed`."""
+        return replace(self.search, sees_gradient=self.sees_gradient, device=self.device).time_evaluation(case)
+
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:

@@ -29,6 +29,7 @@ from attacker.attacks.matching.saved_state import BestResult, checkpoint_periodi
 from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
+from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction
 
 
@@ -56,6 +57,15 @@ class GradientMatching(MatchingParts):
         rng, progress, memory: source of the seed, status callback and checkpoint storage, as in `Attack.__call__`.
         """
         return MatchingRun(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
+
+    def time_evaluation(self, case: Case) -> float:
+        """Return the seconds of one evaluation of the loss and its gradient, at the start of a search, see `Timed`.
+
+        A search that is compiled is measured without compilation, and a warm start is left out.
+        """
+        alone = replace(self, warm_start=None, search=replace(self.search, compiled=False))
+        run = MatchingRun(alone, [case] if self.sees_gradient else blind_cases([case]), Generator().manual_seed(0), None)
+        return run.time_evaluation()
 
 
 class MatchingRun:
@@ -122,40 +132,20 @@ class MatchingRun:
         """
         search, batch, memory, device = self.attack.search, self.batch, self.memory, self.attack.device
         pending = [i for i in cases for _ in range(search.at_once)]
-        starts = [restart + start for _ in cases for start in range(search.at_once)]
-        labels = torch.stack(
-            [batch.find_labels(i, seed_generator(self.rng, self.cases[i], f"labels {restart}")) for i in pending]
-        )
-        z = self._draw_starts(pending, starts, labels)
-        told = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
-        rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
-        features = batch.solve_features(pending, labels, rngs)
-        z = batch.inject_features(z, pending, features)
-        problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None, features)
-        stop = self._choose_stop(restart)
-        problems = Problems(
-            evaluate=batch.evaluate,
-            per_problem=problem,
-            project=batch.space.project,
-            enough=batch.scales.enough[pending] * problem["gain"],
-            least=batch.scales.least[pending] * problem["gain"],
-            floor=batch.scales.floor[pending] * problem["gain"],
-            anew=search.coarse if batch.coarse else 0.0,
-            plain=batch.encode_plain(labels, rngs) if stop.stall else None,
-        )
+        z, labels, problems = self._build_problems(pending, restart)
         key = f"restart {restart}"
         found = descend(
             z,
             problems,
             batch.space.split_into_phases(search.optimiser),
             search.steps,
-            stop,
+            self._choose_stop(restart),
             progress=self.progress,
             checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), device) if memory else None,
         )
         for row, i in enumerate(pending):
-            best, gain = self.best[i], float(problem["gain"][row])
+            best, gain = self.best[i], float(problems.per_problem["gain"][row])
             if found.interrupted[row]:
                 self.interrupted.add(i)
             best.iterations += found.iterations[row]
@@ -166,6 +156,40 @@ class MatchingRun:
                 best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain
                 best.labels, best.given = labels[row], restart == 0 and self.given[i] is not None
                 best.given_up = found.given_up[row]
+
+    def _build_problems(self, pending: list[int], restart: int) -> tuple[Tensor, Tensor, Problems]:
+        """Return the starting latents z (P, D) of searches, their labels (P, V), and their minimisation problems.
+
+        pending: index of the case of each search; the `Search.at_once` searches of a case follow each other.
+        """
+        search, batch = self.attack.search, self.batch
+        starts = [restart + place % search.at_once for place in range(len(pending))]
+        labels = torch.stack(
+            [batch.find_labels(i, seed_generator(self.rng, self.cases[i], f"labels {restart}")) for i in pending]
+        )
+        z = self._draw_starts(pending, starts, labels)
+        told = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
+        rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
+        features = batch.solve_features(pending, labels, rngs)
+        z = batch.inject_features(z, pending, features)
+        problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None, features)
+        problems = Problems(
+            evaluate=batch.evaluate,
+            per_problem=problem,
+            project=batch.space.project,
+            enough=batch.scales.enough[pending] * problem["gain"],
+            least=batch.scales.least[pending] * problem["gain"],
+            floor=batch.scales.floor[pending] * problem["gain"],
+            anew=search.coarse if batch.coarse else 0.0,
+            plain=batch.encode_plain(labels, rngs) if self._choose_stop(restart).stall else None,
+        )
+        return z, labels, problems
+
+    def time_evaluation(self) -> float:
+        """Return the seconds of one evaluation of the loss and its gradient for all cases, at the start of their searches."""
+        pending = [i for i in range(len(self.cases)) for _ in range(self.attack.search.at_once)]
+        z, _, problems = self._build_problems(pending, 0)
+        return time_call(lambda: problems.evaluate(z, dict(problems.per_problem), 0.0), self.attack.device)
 
     def _choose_stop(self, restart: int) -> Stop:
         """Return the stopping rule of the searches of this restart.

@@ -38,8 +38,9 @@ PAGE_RESPONSES = VERDICT_RESPONSES | {200: {"content": {"text/html": {"schema": 
 class AuditRequest(BaseModel):
     """Body of the request for an audit.
 
-    seconds: budget of processor time on one core for the audit's attacks and their nulls (the same attacks without the updates);
-    the audit's checks are not counted. priority: among waiting jobs, the one with the highest priority runs first.
+    seconds: budget of time for the audit's attacks and their nulls (the same attacks without the updates): of expected processor
+    time on one core when they are chosen, and of wall-clock time after which they are stopped. The checks are not counted.
+    priority: among waiting jobs, the one with the highest priority runs first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -107,8 +107,9 @@ class JobSpec(BaseModel):
 class AuditSpec(BaseModel):
     """Request of an audit of a recording: checks of its settings and updates, and attacks, for a graded verdict on what leaks.
 
-    seconds: budget for the attacks and their nulls (the same attacks without the updates), in estimated seconds of one processor
-    core; the checks are not part of it. recording, priority: as in `JobSpec`.
+    seconds: budget of time for the attacks and their nulls (the same attacks without the updates): of expected processor time on
+    one core when they are chosen, and of wall-clock time after which they are stopped; the checks are not part of it.
+    recording, priority: as in `JobSpec`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -38,7 +38,7 @@ export function openAuditForm(store, recording) {
     makeField("seconds", seconds, {
       label: "Budget",
       help:
-        "Estimated processor time of attacks and nulls on one core; one attack runs in any case. " +
+        "Time of attacks and nulls, which are stopped when it is used up; one attack runs in any case. " +
         "Checks and error bounds take further time.",
     }),
     problem,

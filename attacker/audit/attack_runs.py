@@ -1,0 +1,176 @@
+"""Runs of the planned attacks of an audit and of their nulls, within the time budget."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+
+from attacker.audit.attack_findings import AuditedAttack, count_confidences, describe_failures
+from attacker.audit.findings import NotChecked
+from attacker.audit.plan import ATTACK_RULE, PlannedAttack
+from attacker.replay.cases import PlannedCase
+from attacker.replay.replay import Replay, ReplayResult
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.states import read_case
+from fedsim.recording import Recording
+
+MIN_SECONDS = 30.0
+"""Smallest time in seconds for all attacks together, so that closed forms, whose time is not forecast, can finish even if the
+budget is small."""
+MIN_LEFT_SHARE = 0.5
+"""Share of an attack's expected time below which the attack is not started if no more time is left."""
+MAX_TIMER_SECONDS = 1e7
+Run = Callable[[Replay], ReplayResult]
+
+
+@dataclass(kw_only=True)
+class AttackRuns:
+    """The attacks of an audit that ran, and what was left out.
+
+    recording, out, scorer, model, replayed: as for `audit` and `PlannedAttack.replay`. Without a scorer, attacks are not compared
+    with the true examples.
+    attacks:  results, in the order of the plan. left_out: why other attacks did not run, or were stopped.
+    """
+
+    recording: Recording
+    out: Path
+    scorer: Scorer | None
+    model: str | None
+    replayed: Run
+    attacks: list[AuditedAttack] = field(default_factory=list)
+    left_out: list[NotChecked] = field(default_factory=list)
+
+    def run(self, plan: Sequence[PlannedAttack | NotChecked], seconds: float) -> None:
+        """Run the planned attacks and their nulls, until one recovers every example or the time is used up.
+
+        seconds: wall-clock time for all attacks and nulls, without the time for scores; at least `MIN_SECONDS` are given. An
+                 attack and its null may take what is left of it without the expected time of later attacks, or an equal share
+                 of it if that is more. What still runs after that is stopped.
+        """
+        planned = [one for one in plan if isinstance(one, PlannedAttack)]
+        left = max(seconds, MIN_SECONDS)
+        for one in plan:
+            if isinstance(one, NotChecked):
+                self.left_out.append(one)
+                continue
+            later = planned[planned.index(one) + 1 :]
+            if self.attacks and self.attacks[-1].recovers_all:
+                self._leave_out(f"{one.spec} is not needed: {self.attacks[-1].spec} recovered every example")
+            elif one is not planned[0] and left <= MIN_LEFT_SHARE * one.core_seconds:
+                self._leave_out(
+                    f"{one.spec} was not started: it is expected to take {one.core_seconds:.0f} seconds, and earlier attacks "
+                    f"left {max(left, 0):.0f} of the budget of {seconds:.0f} seconds"
+                )
+            else:
+                allowed = max(left - sum(other.core_seconds for other in later), left / (1 + len(later)))
+                left -= self._attack(one, allowed)
+
+    def _attack(self, one: PlannedAttack, allowed: float) -> float:
+        """Run an attack and its null, store the result, and return the seconds that they took.
+
+        allowed: seconds for both. The attack gets at most half of it, so that its null can take as long.
+        """
+        attack, null = (one.replay(self.recording, self.out, null=null, model=self.model) for null in (False, True))
+        cases, started = attack.plan.cases, monotonic()
+        done, cut = self._replay(attack, started + allowed / 2)
+        took = monotonic() - started
+        finished = cases if not cut else _list_finished(attack, cases)
+        null_cut = False
+        if finished:
+            _, null_cut = self._replay(null, started + max(allowed, 2 * took))
+            if null_cut and self.scorer is not None:
+                finished = [case for case in finished if case in _list_finished(null, cases)]
+        seconds = monotonic() - started
+        if cut or null_cut:
+            self._leave_out(_explain_cut(one, cases, finished, took if cut else seconds, null=not cut))
+        if finished:
+            rows = {(row.round, row.client) for case in finished for row in case.rows}
+            one = one if not (cut or null_cut) else replace(one, rows=tuple(r for r in one.rows if (r.round, r.client) in rows))
+            result = self._build_result(one, [case.key for case in finished], [attack.folder, null.folder])
+            failed = done.failed if done is not None else _read_failures(attack, finished)
+            count, reason = describe_failures(one.rows, finished, failed)
+            self.attacks.append(replace(result, failed=count, failure=reason))
+        return seconds
+
+    def _replay(self, replay: Replay, end: float) -> tuple[ReplayResult | None, bool]:
+        """Run a replay until it is finished or the time is `end`; return its result, None if stopped, and whether it was."""
+        done = None
+        with limit_time(end - monotonic()) as limit:
+            done = self.replayed(replay)
+        return done, limit.is_over
+
+    def _build_result(self, planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path]) -> AuditedAttack:
+        """Return the result of one attack; without a scorer, only numbers of updates, and of confident and undecided examples.
+
+        cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
+        """
+        if self.scorer is None:
+            confident, undecided = count_confidences(folders[0], cases)
+            return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=confident, undecided=undecided)
+        rows = [row for folder in folders for row in self.scorer.score(folder) if row.case in cases]
+        (summary,) = summarise(rows)
+        return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))
+
+    def _leave_out(self, reason: str) -> None:
+        self.left_out.append(NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out"))
+
+
+def _list_finished(replay: Replay, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """Return the cases that have a complete reconstruction or failed."""
+    return [case for case in cases if read_case(replay.folder, case.key)[1] in ("done", "failed")]
+
+
+def _read_failures(replay: Replay, cases: Sequence[PlannedCase]) -> dict[str, str]:
+    """Return a dict from the key of each case that failed to the reason."""
+    states = {case.key: read_case(replay.folder, case.key) for case in cases}
+    return {key: reason for key, (_, state, reason) in states.items() if state == "failed"}
+
+
+def _explain_cut(
+    one: PlannedAttack, cases: Sequence[PlannedCase], finished: Sequence[PlannedCase], seconds: float, *, null: bool
+) -> str:
+    """Return that an attack or its null was stopped, after how many seconds, and on how many of its cases it is judged."""
+    who = f"the null of {one.spec}" if null else f"{one.spec}"
+    judged = f"it is judged on the {len(finished)} of {len(cases)} cases that were finished" if finished else "it has no verdict"
+    return (
+        f"{who} was stopped after {seconds:.0f} seconds, when its time was used up, and {judged}; repeat the audit to continue "
+        "it, or give a larger --budget"
+    )
+
+
+class TimeLimit:
+    """The state of a time limit. is_over: whether the time was used up, so that the `with` block was stopped."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal at the end of the time: raise KeyboardInterrupt in the main thread, as Ctrl-C does."""
+        self.is_over = True
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def limit_time(seconds: float) -> Iterator[TimeLimit]:
+    """Raise KeyboardInterrupt inside the `with` block after `seconds`, so that attacks keep their best results, and suppress it.
+
+    Ctrl-C is not suppressed. Signals reach only the main thread: in other threads, nothing is stopped.
+    """
+    limit = TimeLimit()
+    if threading.current_thread() is not threading.main_thread():
+        yield limit
+        return
+    before = signal.signal(signal.SIGALRM, limit.stop)
+    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-3), MAX_TIMER_SECONDS))
+    try:
+        yield limit
+    except KeyboardInterrupt:
+        if not limit.is_over:
+            raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,142 @@
+"""Tests of the time budget of an audit while its attacks run: what takes too long is stopped, not started, and named."""
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federations import federate
+
+from attacker.attacks import AttackSpec
+from attacker.audit import Audit, attack_runs, audit
+from attacker.audit.attack_runs import AttackRuns, Run, limit_time
+from attacker.audit.plan import PlannedAttack
+from attacker.replay import replay as replays
+from attacker.replay.replay import Replay, ReplayResult
+from attacker.scoring import Scorer
+from fedsim.recording import Recording
+
+SECONDS = 3.0
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return federate(tmp_path_factory.mktemp("runs") / "slow", model="lenet_cpl", data="photos", clients=2, batch_size=4)
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a run, on which every attack is expected to take no time."""
+    monkeypatch.setattr(replays, "measure_slowdown", lambda *_: 1e-6)
+    monkeypatch.setattr(attack_runs, "MIN_SECONDS", 0.0)
+    return Path(shutil.copytree(recorded, tmp_path / "slow"))
+
+
+def list_reasons(found: Audit) -> list[str]:
+    return [one.reason for one in found.not_checked if one.rule == "attack" and one.kind == "left out"]
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_attacks_end_with_the_budget_although_the_forecast_is_wrong(run: Path, scored: bool) -> None:
+    started: dict[str, float] = {}
+
+    def replay(one: Replay) -> ReplayResult:
+        started.setdefault("first", time.monotonic())
+        try:
+            return one.run()
+        finally:
+            started["last"] = time.monotonic()
+
+    found = audit(run, seconds=SECONDS, truth=[run / "truth"] if scored else [], replayed=replay)
+    assert started["last"] - started["first"] < 3 * SECONDS  # also the time for scores and for writing results
+    stopped = [reason for reason in list_reasons(found) if "was stopped after" in reason]
+    assert stopped
+    assert all("it has no verdict" in reason for reason in stopped)
+    assert not {reason.partition(" was")[0] for reason in stopped} & {one.spec for one in found.attacks}
+
+
+def plan(recording: Recording, *expected: float) -> list[PlannedAttack]:
+    """Return attacks on all updates that are expected to take these numbers of seconds."""
+    rows = tuple(recording.read_rows())
+    specs = [AttackSpec(name="cpl", arguments={"steps": steps + 2}) for steps in range(len(expected))]
+    return [PlannedAttack(spec=one, rows=rows, core_seconds=seconds) for one, seconds in zip(specs, expected, strict=True)]
+
+
+def prepare(run: Path, replayed: Run) -> AttackRuns:
+    scorer = Scorer(run, [run / "truth"])
+    recording = Recording(run / "recording")
+    return AttackRuns(recording=recording, out=run / "reconstructions", scorer=scorer, model=None, replayed=replayed)
+
+
+def test_an_attack_is_judged_on_the_cases_that_it_finished(run: Path) -> None:
+    """The attack finishes one of two updates, and the time ends during the second."""
+
+    def replay(one: Replay) -> ReplayResult:
+        if one.spec.null:
+            return one.run()
+        first = one.plan.cases[0].rows[0].client
+        Replay(recording=one.recording, spec=one.spec, out=one.out, clients=frozenset({first})).run()
+        sleep(60)
+        raise AssertionError("the time did not end")
+
+    runs = prepare(run, replay)
+    runs.run(plan(runs.recording, 0.0), 20)
+    (attack,) = runs.attacks
+    assert (attack.updates, attack.failed, attack.examples) == (1, 0, 4)
+    (reason,) = [one.reason for one in runs.left_out]
+    assert "it is judged on the 1 of 2 cases that were finished" in reason
+
+
+def test_an_attack_without_enough_time_left_is_not_started(run: Path) -> None:
+    """The first attack, which was expected to take no time, leaves less than half of what the second is expected to take."""
+    asked: list[str] = []
+
+    def replay(one: Replay) -> ReplayResult:
+        asked.append(str(one.spec))
+        sleep(0.3)
+        return one.run()
+
+    runs = prepare(run, replay)
+    runs.run(plan(runs.recording, 0.0, 100.0), 40)
+    assert {spec.partition(" without")[0] for spec in asked} == {"cpl(steps=2)"}
+    (reason,) = [one.reason for one in runs.left_out]
+    assert "cpl(steps=3) was not started: it is expected to take 100 seconds" in reason
+
+
+def sleep(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def test_the_limit_stops_only_its_block() -> None:
+    with limit_time(0.05) as limit:
+        sleep(10)
+    assert limit.is_over
+    with limit_time(0.05) as limit:
+        pass
+    sleep(0.1)
+    assert not limit.is_over
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_ctrl_c_is_passed_on() -> None:
+    with pytest.raises(KeyboardInterrupt), limit_time(10):
+        raise KeyboardInterrupt
+
+
+def test_other_threads_have_no_limit() -> None:
+    over: list[bool] = []
+
+    def work(wait: Callable[[float], None] = sleep) -> None:
+        with limit_time(0.05) as limit:
+            wait(0.2)
+        over.append(limit.is_over)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert over == [False]
