@@ -11,7 +11,7 @@ from torch import Generator
 
 from attacker.attacks.base import Attack, Case, Effort, Memory, Need, Progress, estimate_effort
 from attacker.attacks.linking import Links
-from attacker.attacks.timing import Timed
+from attacker.attacks.timing import Measurable
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.codec import encode
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -58,8 +58,8 @@ class BlindedNull:
         return self.attack(blind_cases(cases), rng=rng, progress=progress, memory=memory)
 
     def time_evaluation(self, case: Case) -> float:
-        """Return the seconds of one evaluation of the null, see `Timed`. Raises ValueError if the null cannot measure it."""
-        if not isinstance(self.attack, Timed):
+        """Return the seconds of one evaluation of the null, see `Measurable`. Raises ValueError if the null cannot measure it."""
+        if not isinstance(self.attack, Measurable):
             raise ValueError("the time of an evaluation of this null is not known")
         return self.attack.time_evaluation(*blind_cases([case]))
 

@@ -14,7 +14,7 @@ matters only if it is short."""
 
 
 @runtime_checkable
-class Timed(Protocol):
+class Measurable(Protocol):
     """Protocol of an attack that can measure the time of one of the evaluations that `Effort` counts. It is optional."""
 
     def time_evaluation(self, case: Case) -> float:
@@ -26,11 +26,11 @@ class Timed(Protocol):
 
 
 def time_evaluation(attack: Attack, case: Case) -> float | None:
-    """Return the time of one evaluation as `Timed.time_evaluation`; None if it cannot be measured.
+    """Return the time of one evaluation as `Measurable.time_evaluation`; None if it cannot be measured.
 
     The state of PyTorch's random generators is left as it was.
     """
-    if not isinstance(attack, Timed):
+    if not isinstance(attack, Measurable):
         return None
     try:
         with torch.random.fork_rng():

@@ -134,28 +134,39 @@ def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def compare_with_other(
-    folder: Path, key: str | None, truth: Tensor, labels: Sequence[int], spec: DataSpec, counts: Sequence[int]
+    folder: Path,
+    key: str | None,
+    truth: Tensor,
+    labels: Sequence[int],
+    spec: DataSpec,
+    counts: Sequence[int],
+    constant: Tensor,
 ) -> list[dict[str, Any]]:
     """Compare each original with what the attack reconstructed for another client; return a dict of scores for each original.
 
     The scores, `other_success` and `other_psnr` (None for table rows), measure what the attack gets right without the update of
-    this client. The dict of an original is empty if no example of the other client's reconstruction is assigned to it. All dicts
-    are empty if the other client's reconstruction does not exist, cannot be read, or has examples of another shape.
+    this client. An original to which no example of the other client's reconstruction is assigned is not recovered, and has the
+    PSNR of the constant image. This holds for all originals if the attack failed on the other client, or if its reconstruction
+    cannot be read or has examples of another shape. All dicts are empty if the other case was not attacked yet.
 
     folder: folder of the attack's reconstructions. key: key of the other client's case, see `pair_clients`; None if there is
     none. truth: (N, *shape), the originals. labels: their N labels. counts: largest number of reconstructions that each original
-    may have.
+    may have. constant: (N, *shape), the image of one colour, or the mean table row, see `Gallery.constant`.
     """
-    nothing: list[dict[str, Any]] = [{} for _ in labels]
     if key is None:
-        return nothing
-    found, _, _ = read_case(folder, key)
+        return [{} for _ in labels]
+    found, state, _ = read_case(folder, key)
+    if state == "waiting":
+        return [{} for _ in labels]
+    missed: list[dict[str, Any]] = [
+        {"other_success": False, "other_psnr": fields["psnr"]} for fields in measure(constant, truth, spec, NOT_MEASURED)
+    ]
     if found is None or not len(found.x) or found.x.shape[1:] != truth.shape[1:]:
-        return nothing
+        return missed
     if not found.x.shape[:1] == found.y.shape == found.confidence.shape:
-        return nothing
+        return missed
     compared = compare_examples(found, truth, labels, spec, lpips=NOT_MEASURED, counts=counts)
     return [
-        {} if fields is None else {"other_success": fields["success"], "other_psnr": fields.get("psnr")}
-        for fields in compared.fields
+        instead if fields is None else {"other_success": fields["success"], "other_psnr": fields.get("psnr")}
+        for fields, instead in zip(compared.fields, missed, strict=True)
     ]

@@ -198,9 +198,14 @@ class Scorer:
             {**self._make_place_fields(example, label), "bound_mse": bounds.get(example.index)}
             for example, label in zip(examples, labels.tolist(), strict=True)
         ]
+        beside: list[AttackFacts] = [{}] * len(examples)
+        if state != "waiting":
+            constant = self.gallery.repeat_constant(len(truth))
+            beside = compare_with_other(folder, other, truth, labels.tolist(), self.data.spec, counts, constant)
         if found is None:
-            for example, place, missing in zip(examples, places, self._score_missing(truth, state, reason), strict=True):
-                yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing)
+            missed = self._score_missing(truth, state, reason)
+            for example, place, missing, second in zip(examples, places, missed, beside, strict=True):
+                yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing, **second)
             return
         compared = compare_examples(
             found,
@@ -215,13 +220,12 @@ class Scorer:
         )
         common["surplus"] = compared.surplus
         said = list_claimed_rounds(compared.found)
-        beside = compare_with_other(folder, other, truth, labels.tolist(), self.data.spec, counts)
         for i, (candidate, place) in enumerate(zip(compared.assigned, places, strict=True)):
             place |= make_link_fields(examples[i], None if candidate is None else said[candidate])
             fields = compared.fields[i]
             if candidate is None or fields is None:
                 (missing,) = self._score_missing(truth[i : i + 1], state, REASON_UNMATCHED)
-                yield ScoreRow(**common, **place, **missing)
+                yield ScoreRow(**common, **place, **missing, **beside[i])
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
             pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"

@@ -102,7 +102,7 @@ class ClosedForm:
         return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route, reason in reasons.items() if not reason))
 
     def time_evaluation(self, case: Case) -> float:
-        """Return the seconds of one evaluation of the search or, without a search, of the network's gradient, see `Timed`.
+        """Return the seconds of one evaluation of the search or, without a search, of the network's gradient, see `Measurable`.
 
         The null without a search evaluates nothing; the result is then 0.
         """

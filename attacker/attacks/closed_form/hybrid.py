@@ -62,7 +62,7 @@ class Hybrid:
         return replace(self, sees_gradient=False)
 
     def time_evaluation(self, case: Case) -> float:
-        """Return the seconds of one evaluation of the search, see `Timed`."""
+        """Return the seconds of one evaluation of the search, see `Measurable`."""
         return replace(self.search, sees_gradient=self.sees_gradient, device=self.device).time_evaluation(case)
 
     def __call__(

@@ -59,7 +59,7 @@ class GradientMatching(MatchingParts):
         return MatchingRun(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
 
     def time_evaluation(self, case: Case) -> float:
-        """Return the seconds of one evaluation of the loss and its gradient, at the start of a search, see `Timed`.
+        """Return the seconds of one evaluation of the loss and its gradient, at the start of a search, see `Measurable`.
 
         A search that is compiled is measured without compilation, and a warm start is left out.
         """

@@ -109,7 +109,7 @@ class Agic:
         return replace(self, sees_gradient=False)
 
     def time_evaluation(self, case: Case) -> float:
-        """Return the seconds of one evaluation of the joint search, see `Timed`."""
+        """Return the seconds of one evaluation of the joint search, see `Measurable`."""
         return replace(self.matching, sees_gradient=self.sees_gradient, device=self.device).time_evaluation(case)
 
     def __call__(

@@ -10,6 +10,7 @@ from federations import federate
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
+from attacker.replay.results import write_failure
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.comparison import compare_with_other, pair_clients
 from attacker.scoring.truth.originals import CaseObservation
@@ -43,11 +44,37 @@ def test_an_exact_attack_recovers_nothing_from_another_clients_update(tmp_path: 
     (summary,) = summarise(rows)
     assert summary.other_success is not None
     assert summary.other_success.value == 0
-    assert compare_with_other(replayed.folder, None, truth, labels.tolist(), scorer.data.spec, [1]) == [{}]
+    constant = scorer.gallery.repeat_constant(1)
+    assert compare_with_other(replayed.folder, None, truth, labels.tolist(), scorer.data.spec, [1], constant) == [{}]
+    assert compare_with_other(replayed.folder, "99999-x", truth, labels.tolist(), scorer.data.spec, [1], constant) == [{}]
 
     path = replayed.folder / f"{rows[1].case}.safetensors"
     answer = Reconstruction.read(path)
     replace(answer, y=answer.y.repeat(2)).write(path)  # as a damaged file may hold
     again = {row.case: row for row in scorer.score(replayed.folder)}
-    assert again[rows[0].case].other_success is None
+    assert again[rows[0].case].other_success is False
     assert again[rows[0].case].success
+
+
+def test_failures_stay_in_the_denominator(tmp_path: Path) -> None:
+    """One of three clients fails, and another has lost one of its two examples: six examples stay in both shares."""
+    run = federate(tmp_path / "run", model={"name": "mlp", "hidden": [32]}, clients=3, batch_size=2)
+    spec = AttackSpec(name="exact", arguments={"fallback": "none"})
+    replayed = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+    scorer = Scorer(run, [run / "truth"])
+    first, second, _ = dict.fromkeys(row.case for row in scorer.score(replayed.folder))
+    (replayed.folder / f"{first}.safetensors").unlink()
+    write_failure(replayed.folder, first, "it failed")
+    path = replayed.folder / f"{second}.safetensors"
+    answer = Reconstruction.read(path)
+    left = {"x": answer.x[:1], "y": answer.y[:1], "confidence": answer.confidence[:1], "slots": answer.slots[:1]}
+    replace(answer, **left, explained=None, evidence={}).write(path)  # type: ignore[arg-type]
+    rows = scorer.score(replayed.folder)
+    assert len(rows) == 6
+    assert all(row.other_success is not None and row.other_psnr is not None for row in rows)
+    (summary,) = summarise(rows)
+    for share in (summary.success, summary.label_success, summary.identified, summary.other_success, summary.psnr):
+        assert share is not None
+        assert share.count == 6
+    assert summary.other_psnr is not None
+    assert summary.other_psnr.count == 6
