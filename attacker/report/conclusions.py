@@ -24,7 +24,8 @@ def find_best_attack(run: ReportedRun) -> AttackOnRun | None:
 def find_strongest(summaries: Iterable[Summary]) -> Summary | None:
     """Return the summary of the strongest attack, usually the one that recovered the largest share of examples.
 
-    An attack whose verdict is "not distinguishable from the null" comes after all others, whatever its share. Attacks with an
+    An attack whose verdict is "not distinguishable from the null" comes after all others, whatever its share, and an attack that
+    failed in every case after these. Attacks with an
     oracle (information that no server has) are considered only if there are no others. The result is None if no attack has scores
     of a finished case (done or failed).
     """
@@ -33,15 +34,23 @@ def find_strongest(summaries: Iterable[Summary]) -> Summary | None:
     return max(fair, key=_rank_strength, default=None)
 
 
-def _rank_strength(summary: Summary) -> tuple[bool, float, bool, float, bool, float, float]:
+def _rank_strength(summary: Summary) -> tuple[bool, bool, float, bool, float, bool, float, float]:
     """Return a sort key for `find_strongest`, largest for the strongest attack.
 
-    Its entries, the most important first: absence of the verdict "not distinguishable", share of examples recovered, verdict of
-    a leak, share of labels recovered, existence of a null (the attack without the update), lower end of the interval of the share
-    of examples, mean PSNR or 0.
+    Its entries, the most important first: whether some case has an answer, absence of the verdict "not distinguishable", share
+    of examples recovered, verdict of a leak, share of labels recovered, existence of a null (the attack without the update),
+    lower end of the interval of the share of examples, mean PSNR or 0.
     """
     success, labels = _of(summary.success), _of(summary.label_success)
-    told = (not _is_gone(summary), success.value, _is_leak(summary), labels.value, summary.null is not None, success.low)
+    told = (
+        not summary.has_failed,
+        not _is_gone(summary),
+        success.value,
+        _is_leak(summary),
+        labels.value,
+        summary.null is not None,
+        success.low,
+    )
     return *told, summary.psnr.value if summary.psnr else 0.0
 
 
@@ -69,13 +78,16 @@ def describe_summaries(summaries: Sequence[Summary], manifest: Manifest) -> str:
     winner = find_strongest(summaries)
     if winner is None:
         return ""
-    fair = [one for one in summaries if one.success and bool(one.oracles) == bool(winner.oracles)]
+    every = [one for one in summaries if one.success and bool(one.oracles) == bool(winner.oracles)]
+    fair = [one for one in every if one is winner or not one.has_failed]
     under = describe_protection(manifest)
     text = (f"under {under}, " if under else "") + _describe_attack(winner, manifest)
     others = len(fair) - 1
     if others and all(map(_is_gone, fair)):
         text += f". {'The other attack is' if others == 1 else f'None of the {others} other attacks is'}"
         text += f"{' not' if others == 1 else ''} distinguishable from its null either"
+    if failed := len(every) - len(fair):
+        text += f". {format_count(failed, 'attack')} failed in every case"
     return text[0].upper() + text[1:] + "." + _describe_oracle_attack(summaries, winner, manifest)
 
 

@@ -100,6 +100,11 @@ class Summary:
     verdict: Verdict | None = None
 
     @property
+    def has_failed(self) -> bool:
+        """Return whether at least one case failed, and none is done or interrupted."""
+        return bool(self.cases.get("failed")) and not self.cases.get("done") and not self.cases.get("interrupted")
+
+    @property
     def ways(self) -> str:
         """Return as text how many cases each method reconstructed, the commonest first, such as "5 by linear, 1 by optimisation".
 

@@ -21,6 +21,7 @@ from attacker.scoring.significance import (
 from attacker.scoring.statistics import Estimate, mean
 
 Outcome = Literal["recovered", "partly leaked", "not distinguishable from the null at this sample", "no verdict"]
+FAILED_REASON = "the attack failed in every case"
 SIGNIFICANCE_LEVEL = 0.05
 """Significance level: probability of reporting a leak if there is none, over all compared scores together."""
 MIN_CLUSTERS = 3
@@ -116,8 +117,8 @@ class Verdict:
 
     outcome: "recovered" if the attack shows a leak and recovers examples beyond what its null and chance explain, "partly leaked"
     if only other scores show a leak, "not distinguishable from the null at this sample" if no score does. It is "no verdict" if
-    no case is finished or the null is missing, or if no score shows a leak and the null covers only some of the examples or the
-    rows are too old for a test.
+    no case is finished, all cases failed or the null is missing, or if no score shows a leak and the null covers only some of the
+    examples or the rows are too old for a test.
     comparisons: one per tested score. examples, clusters: number of distinct examples compared, and of the independent groups
     that they form.
     recovered, null_recovered: how many of these examples the attack and the null recovered (`ScoreRow.success`) at least once.
@@ -232,7 +233,9 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
     outcome: Outcome = "not distinguishable from the null at this sample"
     reason = ""
     mine, its = average_by_example(both.attack, "success"), average_by_example(both.null, "success")
-    if any(one.leaks for one in compared):
+    if all(row.state == "failed" for row in rows):
+        outcome, reason = "no verdict", FAILED_REASON
+    elif any(one.leaks for one in compared):
         outcome = "recovered" if _has_recovered(both, compared) else "partly leaked"
     elif len(both.attack) < len(rows):
         outcome, reason = "no verdict", f"the null was run on only {len(both.attack)} of {len(rows)} examples"

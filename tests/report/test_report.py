@@ -118,6 +118,23 @@ def test_single_recovery_of_four_gives_no_verdict(make_run: Any, report: Any) ->
     assert "no verdict" in text
 
 
+def test_an_attack_that_failed_in_every_case_is_not_the_strongest(make_run: Any, report: Any) -> None:
+    """Its labels count as not read, but it comes after an attack whose answers are no better than the null's."""
+    run = make_run()
+    run.attack("cpl", success=False)
+    run.attack("dlg", success=False)
+
+    def fail(row: Row) -> Row:
+        failed = {"state": "failed", "failure": "no memory", "psnr": None, "pair": None}
+        return row if row["attack"] != "dlg" or row["null"] else {**row, **failed, "label_success": True}
+
+    run.rewrite(fail)
+    text = report(run).text
+    assert "CPL is not distinguishable from the null at this sample" in text
+    assert "1 attack failed in every case." in text
+    assert "The other attack is not distinguishable" not in text
+
+
 def test_effective_defense_is_stated(make_run: Any, report: Any) -> None:
     run = make_run(defense="clip(1) | gaussian(0.1)")
     run.attack("cpl", success=False)

@@ -104,13 +104,8 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
     """Return the results of each attack on a recording as numbers, nulls included."""
 
     def make(run: CatalogueRun) -> AttacksOnRecording:
-        scores = service.catalogue.get_scores(run)
-        verdicts = service.catalogue.get_verdicts(run)
-        judged = verdicts.by_source
-        told = [
-            views.describe_attack(one, scores.get(one.name, {}), judged.get(one.name))
-            for one in service.catalogue.list_sources(run)
-        ]
+        catalogue = service.catalogue
+        told = views.describe_attacks(catalogue.list_sources(run), catalogue.get_scores(run), catalogue.get_verdicts(run))
         return AttacksOnRecording(items=told, next=None)
 
     return await _respond_of_run(request, service, id, make)

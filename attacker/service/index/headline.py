@@ -68,7 +68,8 @@ def make_headline(
     top = find_strongest_source(sources, verdicts) if verdicts.strongest else None
     mine = [row for some in scores.get(top.name, {}).values() for row in some] if top else []
     null = find_null(top, sources) if top else None
-    its = [row for some in scores.get(null.name, {}).values() for row in some] if null else []
+    counted = {row.case for row in mine if row.finished}
+    its = [row for key, some in scores.get(null.name, {}).items() if key in counted for row in some] if null else []
     judged = verdicts.by_source.get(top.name) if top else None
     return Headline(
         sentence=_write_sentence(attacks, states, replies["complete"], verdicts, truth=truth),

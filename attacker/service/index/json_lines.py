@@ -25,6 +25,8 @@ class ShownScore(NamedTuple):
     the true and of the recovered class. pair: file with original and reconstruction, relative to the run. example: index in the
     data set, which is the same in different rounds. batch, position: first use of the example, see
     `attacker.scoring.rows.ScoreRow`.
+    psnr_instead: the PSNR that counts in means for an example without a reconstruction: of the null's reconstruction of the
+    example in the same case, or else of the best image of one colour, as in `attacker.scoring.paired.fill_failures`.
     """
 
     case: str
@@ -44,6 +46,12 @@ class ShownScore(NamedTuple):
     confidence: float | None
     failure: str | None
     pair: str | None
+    psnr_instead: float | None = None
+
+    @property
+    def counted_psnr(self) -> float | None:
+        """The PSNR with which the example counts in means; None if it is not known."""
+        return self.psnr_instead if self.psnr is None else self.psnr
 
     @property
     def place(self) -> Place:
@@ -77,14 +85,19 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
     """
     trouble: list[str] = []
     found: dict[str, dict[str, list[ShownScore]]] = {}
+    sources: dict[tuple[Any, ...], dict[bool, str]] = {}
     wrong = 0
     for row in read_lines(run, "scores.jsonl", trouble):
         try:
             source, score = str(row["source"]), _parse_score(row)
+            sources.setdefault(_get_attack_key(row), {})[row.get("null") is True] = source
         except (KeyError, TypeError, ValueError):
             wrong += 1
             continue
         found.setdefault(source, {}).setdefault(score.case, []).append(score)
+    for pair in sources.values():
+        if len(pair) == 2:
+            _fill_failures(found[pair[False]], found[pair[True]])
     if wrong:
         trouble.append(f"scores.jsonl: {'1 row does' if wrong == 1 else f'{wrong} rows do'} not hold valid scores; score again")
     for cases in found.values():
@@ -122,9 +135,29 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
         trouble.append(f"{name}: {bad} line{'s' * (bad > 1)} cannot be read")
 
 
+def _get_attack_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key that is equal in rows of an attack and of its null; settings that old versions did not write are None."""
+    settings = (row.get(name) for name in ("seed", "knows_defense", "network_code", "attack_code"))
+    return str(row.get("spec")).removesuffix(" without gradient"), *map(str, settings)
+
+
+def _fill_failures(cases: Mapping[str, list[ShownScore]], null: Mapping[str, Sequence[ShownScore]]) -> None:
+    """Set `psnr_instead` of an attack's rows without a reconstruction to the PSNR of its null, where the null has one.
+
+    cases, null: dicts from the key of a case to its rows, of the attack and of its null. Null rows of unfinished cases are
+    ignored.
+    """
+    for key, rows in cases.items():
+        known = {row.example: row.counted_psnr for row in null.get(key, ()) if row.finished}
+        for i, row in enumerate(rows):
+            if row.failure is not None and (psnr := known.get(row.example)) is not None:
+                rows[i] = row._replace(psnr_instead=psnr)
+
+
 def _parse_score(row: Mapping[str, Any]) -> ShownScore:
     rounds = tuple(_parse_count(number) for number in row["rounds"])
-    pair = row["pair"]
+    pair, constant = row["pair"], row.get("constant")
+    instead = constant.get("psnr") if row["failure"] is not None and isinstance(constant, dict) else None
     return ShownScore(
         case=str(row["case"]),
         state=find_state(row),
@@ -138,6 +171,7 @@ def _parse_score(row: Mapping[str, Any]) -> ShownScore:
         success=row["success"] is True,
         label_success=row.get("label_success") is True,
         psnr=_to_number(row.get("psnr")),
+        psnr_instead=_to_number(instead),
         ssim=_to_number(row.get("ssim")),
         lpips=_to_number(row.get("lpips")),
         confidence=_to_number(row.get("confidence")),

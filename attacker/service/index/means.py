@@ -35,9 +35,10 @@ def average_labels(scores: Sequence[ShownScore]) -> float | None:
 def average_psnr(scores: Sequence[ShownScore]) -> float | None:
     """Return the mean PSNR in dB over distinct examples of finished cases; None if no PSNR is known.
 
-    Each single PSNR is limited to `PSNR_OF_8_BITS`. An example that was attacked several times then counts with its mean.
+    Each single PSNR is limited to `PSNR_OF_8_BITS`. An example that was attacked several times then counts with its mean. An
+    example without a reconstruction counts with `ShownScore.counted_psnr`.
     """
-    known = ((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
+    known = ((row.example, row.counted_psnr) for row in scores if row.finished and row.counted_psnr is not None)
     return _average_by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
 
 

@@ -4,19 +4,19 @@ A case is the observations that are attacked together: one round of a client, or
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, NamedTuple
 
 from attacker.report.pairs import ExamplePair
-from attacker.service.index.attack_folders import CaseFacts, ShownState, Source
-from attacker.service.index.json_lines import Place, ShownScore
+from attacker.service.index.attack_folders import CaseFacts, ShownState, Source, find_null
+from attacker.service.index.json_lines import Place, Scores, ShownScore
 from attacker.service.index.means import average_labels, average_psnr, average_success, count_finished, mean
 from attacker.service.index.reconstruction_files import WholeReconstruction
 from attacker.service.index.recording_index import Index, IndexRow
-from attacker.service.index.verdicts import VerdictSummary
+from attacker.service.index.verdicts import RunVerdicts, VerdictSummary
 from attacker.service.schemas.attacks import AttackOnRecording
 from attacker.service.schemas.cases import CaseDetails, CaseExample, CaseOutcome, CaseSummary, NullExample, TableValue
 from attacker.service.schemas.recordings import Data, ObservationSummary, RecordingSummary
@@ -81,15 +81,31 @@ def describe_observation(row: IndexRow) -> ObservationSummary:
     )
 
 
-def describe_attack(
-    source: Source, scores: Mapping[str, Sequence[ShownScore]], verdict: VerdictSummary | None = None
+def describe_attacks(sources: Sequence[Source], scores: Scores, verdicts: RunVerdicts) -> list[AttackOnRecording]:
+    """Return the results of each attack and null in numbers for the API.
+
+    The scores of a null are over the cases that its attack has finished as well, as in the report, or over all its cases if the
+    attack has no scores.
+    """
+    nulls = {null.name: one for one in sources if (null := find_null(one, sources)) is not None}
+    told = []
+    for source in sources:
+        own, attack = scores.get(source.name, {}), nulls.get(source.name)
+        whose = scores.get(attack.name, {}) if attack is not None else {}
+        counted = {key for key, rows in (whose or own).items() if any(row.finished for row in rows)}
+        told.append(_describe_attack(source, own, counted, verdicts.by_source.get(source.name)))
+    return told
+
+
+def _describe_attack(
+    source: Source, scores: Mapping[str, Sequence[ShownScore]], counted: Container[str], verdict: VerdictSummary | None
 ) -> AttackOnRecording:
     """Return the results of one attack in numbers for the API.
 
-    scores: dict from the key of a case to its score rows. verdict: comparison of the attack with its null (the same attack
-    without the updates); None if there is none.
+    scores: dict from the key of a case to its score rows. counted: keys of the cases whose scores count in shares and means.
+    verdict: comparison of the attack with its null (the same attack without the updates); None if there is none.
     """
-    rows = [row for key, some in scores.items() if key in source.cases for row in some]
+    rows = [row for key, some in scores.items() if key in source.cases and key in counted for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
     states = Counter(map(source.find_state, source.cases))
     return AttackOnRecording(

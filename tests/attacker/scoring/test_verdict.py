@@ -131,6 +131,17 @@ def test_without_a_null_or_without_rows_there_is_no_verdict() -> None:
     assert (partial.outcome, partial.reason) == ("no verdict", "the null was run on only 6 of 12 examples")
 
 
+def test_an_attack_that_failed_in_every_case_has_no_verdict() -> None:
+    """A difference that may have gone unnoticed says nothing if there was no answer to compare."""
+    failed = {"state": "failed", "failure": "no memory", "psnr": None, "success": False}
+    null = rows(around(10, 12, 1), null=True)
+    found = judge_attack([replace(row, **failed) for row in rows(around(10, 12, 0))], null)
+    assert found.words == "no verdict: the attack failed in every case"
+    assert (found.examples, found.recovered) == (12, 0)
+    some = [replace(row, **failed) if i else row for i, row in enumerate(rows(around(10, 12, 0)))]
+    assert judge_attack(some, null).outcome == "not distinguishable from the null at this sample"
+
+
 def test_recovered_images_of_one_colour_are_counted_separately() -> None:
     found = judge_attack(rows([30.0] * 8, flat=[True, *[False] * 7]), rows(around(9, 8, 0), null=True))
     assert found.words.startswith("recovered: 8 of 8 examples, 1 of them nearly of one colour; the null recovered 0")

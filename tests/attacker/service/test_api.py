@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from attacker.reconstruction import Reconstruction
+from attacker.replay.results import write_failure
 from attacker.report.gather import gather_run
 from attacker.report.pairs import read_pair
 from attacker.report.render import render
@@ -116,6 +117,40 @@ def test_attacks_are_listed_with_the_numbers_of_the_report(ask: Ask, root: Path,
     assert null["outcome"] is None
     assert attack["psnr"] == pytest.approx(summary.psnr.value)
     assert attack["success"] > null["success"]
+
+
+def test_failed_and_waiting_cases_count_as_in_the_report(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+    """One case failed, another was not attacked yet, and the null lacks a third: shares, means and verdicts stay equal."""
+    run = root / "digits"
+    attack, null = (run / "reconstructions" / name for name in sources)
+    failed, waiting, unguessed, *_ = sorted(attack.glob("*.safetensors"))
+    failed.unlink()
+    write_failure(attack, failed.stem, "no memory")
+    waiting.unlink()
+    (null / unguessed.name).unlink()
+    scorer = Scorer(run, [run / "truth"])
+    for folder in (attack, null):
+        scorer.score(folder)
+    asked = ask(truth="own")
+    told = {one["source"]: one for one in asked.json(f"{RUN}/attacks")["items"]}
+    headline = asked.json(f"{RUN}/headline")
+    (summary,) = summarise(read_rows(run / "scores.jsonl"))
+    assert summary.null is not None
+    for one, name in ((summary, attack.name), (summary.null, null.name)):
+        assert one.success is not None
+        assert one.label_success is not None
+        assert one.psnr is not None
+        assert told[name]["examples"] == one.success.count
+        assert told[name]["success"] == pytest.approx(one.success.value)
+        assert told[name]["labels"] == pytest.approx(one.label_success.value)
+        assert told[name]["psnr"] == pytest.approx(one.psnr.value)
+    assert summary.verdict is not None
+    assert summary.psnr is not None
+    assert summary.null.psnr is not None
+    assert (told[attack.name]["outcome"], told[attack.name]["verdict"]) == (summary.verdict.outcome, summary.verdict.words)
+    assert headline["psnr"] == pytest.approx(summary.psnr.value)
+    assert headline["null_psnr"] == pytest.approx(summary.null.psnr.value)
+    assert told[null.name]["scored"] == 5
 
 
 def test_grid_cells_have_the_success_of_their_observation(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
