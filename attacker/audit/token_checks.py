@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from attacker.attacks.networks.discrete_inputs import EMBEDDINGS, find_token_embeddings
+from attacker.attacks.networks.discrete_inputs import EMBEDDINGS, find_token_embeddings, has_real_inputs
 from attacker.audit.declared import apply, draw_like
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from fedsim import models
@@ -35,7 +35,8 @@ def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         yield NotChecked(rule=TOKENS_RULE, reason="the network has no embedding of tokens")
         return
     try:
-        embeddings = find_token_embeddings(models.build(first.model, first.data), first.data)
+        model = models.build(first.model, first.data)
+        embeddings, has_numbers = find_token_embeddings(model, first.data), has_real_inputs(model, first.data)
     except Exception as error:  # a network that is not built in may raise anything
         reason = f"the network raised {type(error).__name__} when it was run to find its embeddings of tokens: {error}"
         yield NotChecked(rule=TOKENS_RULE, reason=reason, kind="left out")
@@ -45,10 +46,11 @@ def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         reason = f"no recorded embedding of at least {MIN_DIMENSIONS} dimensions is indexed by the inputs"
         yield NotChecked(rule=TOKENS_RULE, reason=reason)
         return
-    yield _judge(observations, wide)
+    yield _judge(observations, wide, has_numbers=has_numbers)
 
 
-def _judge(observations: Sequence[Observation], embeddings: set[str]) -> CheckResult:
+def _judge(observations: Sequence[Observation], embeddings: set[str], *, has_numbers: bool) -> CheckResult:
+    """Return the result for these embeddings. has_numbers: whether examples hold real numbers beside the codes of categories."""
     found: list[tuple[Observation, str, list[int]]] = []
     for one in observations:
         keeps_zeros = _keeps_zero_rows(one, embeddings)
@@ -65,13 +67,15 @@ def _judge(observations: Sequence[Observation], embeddings: set[str]) -> CheckRe
     of_sums = all(seen.client == SUM_CLIENT for seen, _, _ in found)
     listed = ", ".join(map(str, rows[:MAX_LISTED])) + (", ..." if len(rows) > MAX_LISTED else "")
     whose = "the clients of a secure sum" if of_sums else "a client"
+    what, of_all = ("categories", "codes") if has_numbers else ("tokens", "tokens of the vocabulary")
+    rest = " The check reads nothing of the real numbers that the examples hold as well." if has_numbers else ""
     return Finding(
         rule=TOKENS_RULE,
-        grade="moderate" if of_sums else "serious",
-        title=f"The server can read from the update of {name} which tokens the examples of {whose} contain.",
-        evidence=f"In {len({seen.key for seen, _, _ in found})} of {len(observations)} updates only the rows of tokens that "
-        f"occur change. Round {one.round}, client {one.client}: {len(rows)} of the {len(one.update[name]):,} tokens of the "
-        f"vocabulary occur, those with the numbers {listed}.",
+        grade="moderate" if of_sums or has_numbers else "serious",
+        title=f"The server can read from the update of {name} which {what} the examples of {whose} contain.",
+        evidence=f"In {len({seen.key for seen, _, _ in found})} of {len(observations)} updates only the rows of {what} that "
+        f"occur change. Round {one.round}, client {one.client}: {len(rows)} of the {len(one.update[name]):,} {of_all} "
+        f"occur, those with the numbers {listed}.{rest}",
         advice="Freeze the embedding, or clip the update and add noise to all of its rows, or sum the updates of many clients by "
         "secure aggregation.",
     )

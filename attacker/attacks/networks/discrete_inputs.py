@@ -19,7 +19,7 @@ def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
     key = repr((spec, data))
     if key not in _FOUND or spec.name not in BUILT_IN:
         layout = models.build_layout(spec, data)
-        _FOUND[key] = _test(layout, data) and not (_has_embedding(layout) and _reads_tokens(spec, data))
+        _FOUND[key] = has_real_inputs(layout, data) and not (_has_embedding(layout) and _reads_tokens(spec, data))
     return _FOUND[key]
 
 
@@ -38,7 +38,11 @@ _FOUND: dict[str, bool] = {}
 """Cache of `is_differentiable`, which is called for every update: results for built-in networks, by the text of the arguments."""
 
 
-def _test(model: nn.Module, data: DataSpec) -> bool:
+def has_real_inputs(model: nn.Module, data: DataSpec) -> bool:
+    """Return whether some values of an example enter the network as real numbers, so that its outputs change continuously.
+
+    True also if the network raises an error for inputs of zeros. `model` is set to evaluation mode, with frozen parameters.
+    """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = torch.zeros(2, *data.shape, device=device, requires_grad=True)
     try:

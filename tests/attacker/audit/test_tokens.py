@@ -161,7 +161,9 @@ def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> Non
     assert "codes of categories" in exact.plan(Case((one,))).reasons["layer_input"]
     found = check(one)
     assert isinstance(found, Finding)
-    assert "those with the numbers 11." in found.evidence
+    assert "1 of the 20 codes occur, those with the numbers 11." in found.evidence
+    assert found.grade == "moderate"  # the numbers of a row are not read
+    assert "which categories" in found.title
 
 
 def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
