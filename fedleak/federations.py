@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from defenses._registry import references
-from fedsim.recording import Recording
+from fedsim.recording import Recording, find_recording
 
 if TYPE_CHECKING:
     from attacker.audit import Audit
@@ -70,7 +70,7 @@ def load(path: Path | str, *, code: Sequence[str] = ()) -> Recording:
     folder = Path(path)
     for reference in code:
         references.admit(reference)
-    return Recording(folder / "recording" if (folder / "recording").is_dir() else folder)
+    return Recording(find_recording(folder))
 
 
 def report(*runs: "Recording | Path | str", out: Path | str | None = None) -> Path:

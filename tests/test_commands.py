@@ -50,7 +50,7 @@ def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(progra
 @pytest.mark.parametrize(
     ("command", "status", "words"),
     [
-        ("attacker replay nowhere --attack cpl", 2, "nowhere is not a recording"),
+        ("attacker replay nowhere --attack cpl", 2, "nowhere is neither a run nor a recording"),
         ("attacker score nowhere", 2, "attacker replay nowhere"),
         ("attacker report nowhere", 2, "nowhere"),
         ("attacker replay {run} --attack dgl", 2, "Did you mean 'dlg'?"),

@@ -25,7 +25,7 @@ from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from fedsim.recording import DamagedFile, Observation, Recording
+from fedsim.recording import DamagedFile, Observation, Recording, find_recording, find_run
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 
@@ -136,8 +136,7 @@ def audit(
     not attacked again. Raises ValueError if `run` holds no recording.
     """
     started = monotonic()
-    folder = run if (run / "manifest.json").is_file() else run / "recording"
-    run = folder.parent if folder.name == "recording" else folder
+    folder, run = find_recording(run), find_run(run)
     check_run(run)
     recording, out = Recording(folder), run / "reconstructions"
     results = check_recording(recording)

@@ -67,16 +67,15 @@ def audit(
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.audit import GRADES, output
         from attacker.audit import audit as make_audit
-        from fedsim.recording import Recording
+        from fedsim.recording import Recording, find_recording, find_run
 
         limit = _parse_grade(fail_above, GRADES)
         seconds = parse_duration("--budget", budget)
         if run.suffix == ".toml":
             run = _run_experiment(run)
-        elif not (run / "recording").is_dir() and (run / "pyproject.toml").is_file():
+        elif not (run / "recording" / "manifest.json").exists() and (run / "pyproject.toml").is_file():
             run, model = _run_flower_app(run, clients, model)
-        folder = run if (run / "manifest.json").is_file() else run / "recording"
-        run = folder.parent if folder.name == "recording" else folder
+        folder, run = find_recording(run), find_run(run)
         if model is not None:
             from fedsim import models
 

@@ -103,11 +103,10 @@ def replay(
     with report_errors(verbose=verbose, kept=KEPT_ON_INTERRUPT), _show_tracebacks() if verbose else nullcontext():
         from attacker.attacks import AttackSpec
         from attacker.commands.progress_bar import replay_with_progress
-        from fedsim.recording import Recording
+        from fedsim.recording import Recording, find_recording, find_run
         from fedsim.recording.selection import parse_rounds
 
-        recording = recording / "recording" if (recording / "recording").is_dir() else recording
-        opened = Recording(recording)
+        run, opened = find_run(recording), Recording(find_recording(recording))
         _check_model(opened, model)
         arguments = _collect_arguments(attack, opened, preset, overrides or [], route=route, anonymous=anonymous)
         _check_processes(ray, workers, verbose=verbose)
@@ -116,7 +115,7 @@ def replay(
             replay_with_progress(
                 opened,
                 AttackSpec(name=attack, arguments=arguments, null=is_null),
-                recording.parent / "reconstructions" if folder is None else folder.resolve(),
+                run / "reconstructions" if folder is None else folder.resolve(),
                 seed=seed,
                 device=resolve_device(device),
                 rounds=parse_rounds(rounds),

@@ -251,11 +251,15 @@ def _format_share(estimate: "Estimate | None") -> str:
 
 def _find_sources(folder: Path) -> tuple[Path, list[Path]]:
     """Return the folder that scores are written to, and the folders of reconstructions. Raises ValueError if there are none."""
+    from fedsim.recording import find_recording
+
     if (folder / "attack.json").exists():
         return _find_run(folder.parent), [folder]
     inner = folder / "reconstructions" if (folder / "reconstructions").is_dir() else folder
     sources = sorted(path.parent for path in inner.glob("*/attack.json"))
     if not sources:
+        if (folder / "recording").is_dir():
+            find_recording(folder)
         raise ValueError(f"{folder} holds no reconstructions; make some with: {_suggest_replay(_find_run(inner))}")
     return _find_run(inner), sources
 
@@ -264,12 +268,11 @@ def _suggest_replay(run: Path) -> str:
     """Return a command line that attacks `run`, with --model if the network's code is not part of this project."""
     from shlex import join
 
-    from fedsim.recording import Manifest
+    from fedsim.recording import Manifest, find_recording
 
     words = ["attacker", "replay", str(run), "--attack", "cpl"]
-    at = run / "recording" if (run / "recording").is_dir() else run
     try:
-        name = Manifest.read(at / "manifest.json").model.name
+        name = Manifest.read(find_recording(run) / "manifest.json").model.name
     except (ValueError, OSError):  # the suggested command will report the damaged manifest
         name = ""
     return join([*words, "--model", name] if ":" in name else words)

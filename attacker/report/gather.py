@@ -32,7 +32,7 @@ from attacker.report.unscored import UnscoredResults, collect_unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded
 from attacker.scoring.states import CaseState, count_cases, read_case
-from fedsim.recording import DamagedFile, Manifest, Recording
+from fedsim.recording import DamagedFile, Manifest, Recording, find_recording, find_run
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
 
@@ -53,11 +53,7 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     Raises ValueError if `folder` is neither a run nor a recording, if its manifest is damaged, or if it holds links or other
     files that `check_run` rejects. Other damaged files are named in `ReportedRun.missing`.
     """
-    at = folder if (folder / "manifest.json").is_file() else folder / "recording"
-    if not (at / "manifest.json").is_file():
-        lack = "it has no recording/manifest.json" if folder.exists() else "the folder does not exist"
-        raise ValueError(f"{folder} is not a run: {lack}")
-    asked, folder = folder, run_folder(folder)
+    at, asked, folder = find_recording(folder), folder, find_run(folder)
     check_run(folder)
     check_run(at)
     recording = Recording(at)
@@ -87,11 +83,6 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
         data=scores[0].data if scores else "",
         truth=truth,
     )
-
-
-def run_folder(folder: Path) -> Path:
-    """Return the folder of the run: `folder` itself, or the folder above it if `folder` is a recording (has manifest.json)."""
-    return folder.parent if (folder / "manifest.json").is_file() else folder
 
 
 def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:

@@ -11,12 +11,13 @@ from markupsafe import Markup
 
 from attacker.report import conclusions, figures, formats
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
-from attacker.report.gather import MAX_PAIRS, gather_run, run_folder
+from attacker.report.gather import MAX_PAIRS, gather_run
 from attacker.report.pairs import Picture
 from attacker.report.templates import make_environment
 from attacker.report.unscored import UnscoredExample
 from attacker.scoring import GrowthPoint
 from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
+from fedsim.recording import find_run
 from fedsim.recording.files import make_private, write_bytes
 
 STRIP_EXAMPLES = 5
@@ -45,7 +46,7 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
     """
     if not runs:
         raise ValueError("a report needs at least one run, got none")
-    out = out or run_folder(Path(runs[0])) / "report.html"
+    out = out or find_run(Path(runs[0])) / "report.html"
     page = render([gather_run(Path(folder)) for folder in runs])
     if not out.parent.exists():
         make_private(out.parent)

@@ -33,7 +33,7 @@ from attacker.scoring.threat import classify_threat, list_concessions
 from attacker.scoring.truth.bounds import CaseBounds
 from attacker.scoring.truth.originals import Original, list_claimed_rounds, list_uses, make_link_fields
 from attacker.scoring.truth.run_truth import NoTruth, RunTruth
-from fedsim.recording import DataSpec, Recording
+from fedsim.recording import DataSpec, Recording, find_recording
 from fedsim.recording.files import hold_lock, make_private, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, to_printable
@@ -93,7 +93,7 @@ class Scorer:
         self.tagger = semantic.load_or_explain(tagger, self.data.spec)
         self.bounds: CaseBounds | None = None
         if bound_seconds:
-            recording = Recording(run / "recording" if (run / "recording").is_dir() else run)
+            recording = Recording(find_recording(run))
             self.bounds = CaseBounds(recording, self.data, self.truth.read_used, seconds=bound_seconds)
 
     @cached_property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from defenses._registry.references import NotAdmitted
-from fedsim.recording import DamagedFile, Recording, Row
+from fedsim.recording import DamagedFile, Recording, Row, find_recording
 from fedsim.recording.index import make_path, query_index
 from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES
@@ -76,11 +76,7 @@ def verify(folder: Path) -> VerificationResult:
     Raises ValueError if `folder` is neither a run nor a recording, or if its manifest names code as `module:function` that the
     user has not allowed with --code.
     """
-    at = folder if os.path.lexists(folder / MANIFEST_FILE) else folder / RECORDING_FOLDER
-    if not os.path.lexists(at / MANIFEST_FILE):
-        raise ValueError(
-            f"{folder} is neither a run nor a recording: it has no {MANIFEST_FILE} and no {RECORDING_FOLDER}/{MANIFEST_FILE}"
-        )
+    at = find_recording(folder)
     damage = _Damage(folder)
     for foreign in find_foreign(folder):
         damage.add(foreign)

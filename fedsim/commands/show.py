@@ -121,17 +121,19 @@ def describe_run(folder: Path) -> dict[str, Any]:
     round counts as one update.
     per_round: one dict per round, with the numbers of complete, failed, late and masked replies, the received bytes, and the
     loss, accuracy and privacy budgets of `_read_measures`.
-    Raises ValueError if `folder` is not a run with a recording, or a file that is read is a link, damaged or invalid.
+    folder: a run, or a recording; its training metrics are then read from the folder above it.
+    Raises ValueError if `folder` is neither, or a file that is read is a link, damaged or invalid.
     """
     from dataclasses import asdict
 
-    from fedsim.recording import Recording
+    from fedsim.recording import Recording, find_recording, find_run
     from fedsim.recording.files import read_json_lines
     from fedsim.recording.masked_vectors import SUM_CLIENT
     from fedsim.recording.run_check import check_run
 
+    at, folder = find_recording(folder), find_run(folder)
     check_run(folder)
-    recording = Recording(folder / "recording")
+    recording = Recording(at)
     m, counts = recording.manifest, recording.count_replies()
     metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl") if type(row.get("round")) is int}
     per_round = [asdict(own) | _read_measures(metrics.get(own.round, {})) for own in counts]

@@ -4,7 +4,7 @@ from fedsim.recording.codec import Payload
 from fedsim.recording.index import Row
 from fedsim.recording.manifest import Manifest
 from fedsim.recording.observation import Column, DataSpec, ModelSpec, Observation
-from fedsim.recording.reader import Recording
+from fedsim.recording.reader import Recording, find_recording, find_run
 from fedsim.recording.safe_files import DamagedFile
 from fedsim.recording.training import Training
 from fedsim.recording.writer import Recorder, Reply
@@ -22,4 +22,6 @@ __all__ = [
     "Reply",
     "Row",
     "Training",
+    "find_recording",
+    "find_run",
 ]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -55,6 +56,27 @@ class Sent:
     weights: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     cohort: tuple[str, ...]
+
+
+def find_recording(folder: Path) -> Path:
+    """Return the folder of the recording, given it or the run that holds it; a recording is a folder with a manifest.json.
+
+    Raises ValueError if `folder` is neither.
+    """
+    for at in (folder, folder / "recording"):
+        if os.path.lexists(at / "manifest.json"):
+            return at
+    lack = "it has no manifest.json and no recording/manifest.json" if folder.exists() else "the folder does not exist"
+    raise ValueError(f"{folder} is neither a run nor a recording: {lack}")
+
+
+def find_run(folder: Path) -> Path:
+    """Return the folder of the run, given it or its recording: the folder above a recording, into which results are written.
+
+    Raises ValueError if `folder` is neither.
+    """
+    at = find_recording(folder)
+    return folder if at != folder else folder.parent if folder.name else folder.resolve().parent
 
 
 class Recording:

@@ -271,7 +271,7 @@ def test_report_is_deterministic(make_run: Any, report: Any, charts: dict[bytes,
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(ValueError, match="elsewhere is not a run"):
+    with pytest.raises(ValueError, match="elsewhere is neither a run nor a recording"):
         build([tmp_path / "elsewhere"], tmp_path / "report.html")
     with pytest.raises(ValueError, match="at least one run"):
         build([], tmp_path / "report.html")

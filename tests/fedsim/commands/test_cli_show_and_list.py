@@ -61,7 +61,7 @@ def test_show_prints_all_that_clients_do(small: Path) -> None:
 def test_show_refuses_a_folder_that_is_no_run(small: Path, folder: str) -> None:
     refused = fedsim("show", folder, "--json")
     assert refused.exit_code == 2
-    assert "is not a recording" in words(refused.stderr)
+    assert "is neither a run nor a recording" in words(refused.stderr)
     assert refused.stdout == ""
 
 
