@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.base import Case
+from attacker.attacks.closed_form.input_scaling import InputScaling, measure_scaling
 from attacker.attacks.networks.chain import Chain, read_chain
 from attacker.attacks.networks.input_layer import is_input_random
 from attacker.attacks.networks.traced import NotAChain
@@ -71,13 +72,32 @@ class StackedObservations:
         return self.cases[0].observations[0].num_examples or 0
 
     @cached_property
+    def _chain_and_scaling(self) -> tuple[Chain | str, InputScaling | None]:
+        first = self.cases[0].observations[0]
+        layout = models.build_layout(first.model, first.data)
+        try:
+            chain = read_chain(layout, first.data.shape, one_dtype=True, scaled_inputs=True)
+            if not chain.scales_inputs:
+                return chain, None
+            buffers = {name: b if self.same_buffers else b[0] for name, b in self.buffers.items()}
+            return chain, measure_scaling(self.model, {**buffers, **self.get_weights(0)}, chain, first.data)
+        except NotAChain as error:
+            return str(error), None
+
+    @property
     def chain(self) -> Chain | str:
         """The model as a chain of layers, or the reason why it is not one, as a string."""
-        first = self.cases[0].observations[0]
-        try:
-            return read_chain(models.build_layout(first.model, first.data), first.data.shape, one_dtype=True)
-        except NotAChain as error:
-            return str(error)
+        return self._chain_and_scaling[0]
+
+    def scale_inputs(self, x: Tensor) -> Tensor:
+        """Return the inputs (..., *shape) of the first layer of `chain` for examples x (..., *shape) in [0, 1]."""
+        scaling = self._chain_and_scaling[1]
+        return self.data.normalise(x) if scaling is None else scaling.apply(x)
+
+    def restore_examples(self, inputs: Tensor) -> Tensor:
+        """Return the examples (..., *shape) for inputs (..., *shape) of the first layer of `chain`."""
+        scaling = self._chain_and_scaling[1]
+        return self.data.denormalise(inputs) if scaling is None else scaling.undo(inputs)
 
     @cached_property
     def has_random_inputs(self) -> bool:

@@ -219,7 +219,14 @@ def _solve_case(observed: StackedObservations, chain: Chain, i: int, rng: Genera
     doubtful = torch.zeros(found.found, dtype=torch.bool, device=found.x.device)
     try:
         whole = explain(
-            observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_get_input_range(observed)
+            observed.model,
+            chain,
+            weights,
+            observed.training.loss,
+            found,
+            observed.examples,
+            bounds=_get_input_range(observed),
+            feed=lambda x: observed.data.normalise(observed.restore_examples(x)),
         )
         x, y, source = whole.x, whole.y, whole.source
         words += (TWIN_NOTE,) * bool(whole.twins.any())
@@ -239,7 +246,7 @@ def _solve_case(observed: StackedObservations, chain: Chain, i: int, rng: Genera
         )
         mixed = bool(unclear.any())
         doubtful |= not found.scaled
-    x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
+    x = observed.restore_examples(x.reshape(-1, *observed.data.shape))
     layer = chain.layers[0].weight, chain.layers[0].bias
     several = found.how == "ratio" and float(1 - found.certainty.min()) > _estimate_residual(observed, i, layer)
     stored = observed.data.is_image and bool(is_eight_bit(x).all())
@@ -318,10 +325,10 @@ def _is_settled(observed: StackedObservations, i: int, found: LinearAnswer) -> b
 
 
 def _get_input_range(observed: StackedObservations) -> tuple[Tensor, Tensor]:
-    """Return the model's normalised inputs for examples of all zeros and of all ones, each (*shape)."""
+    """Return the lowest and the highest inputs of the chain's first layer for examples in [0, 1], each (*shape)."""
     ends = (torch.full(observed.data.shape, value, dtype=observed.dtype, device=observed.device) for value in (0.0, 1.0))
-    low, high = (observed.data.normalise(end) for end in ends)
-    return low, high
+    low, high = (observed.scale_inputs(end) for end in ends)
+    return torch.minimum(low, high), torch.maximum(low, high)
 
 
 def _note_prior(found: PeelingAnswers, i: int, layer: str) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ from attacker.attacks.networks.traced import (
     find_activation,
     find_kind,
     get_call_name,
+    is_arithmetic,
+    is_normalisation,
     trace,
 )
 
@@ -75,24 +77,32 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """A network as a sequence of layers from the input to the logits."""
+    """A network as a sequence of layers from the input to the logits.
+
+    scales_inputs: whether the code computes with the inputs and constants before the first layer, such as x / 255.
+    """
 
     layers: tuple[Layer, ...]
+    scales_inputs: bool = False
 
     @property
     def inputs(self) -> tuple[int, ...]:
         return self.layers[0].inputs
 
 
-def read_chain(model: nn.Module, shape: tuple[int, ...], *, one_dtype: bool = False) -> Chain:
+def read_chain(model: nn.Module, shape: tuple[int, ...], *, one_dtype: bool = False, scaled_inputs: bool = False) -> Chain:
     """Return `model` in evaluation mode as a chain of layers, for inputs of `shape`; its weights may be on the meta device.
 
     one_dtype: whether the caller computes in a single floating dtype, so that conversions between such dtypes have no effect.
+    scaled_inputs: whether the caller undoes what the code does with the inputs before the first layer (`Chain.scales_inputs`); if
+    not, such code is refused.
     Raises NotAChain with the reason if the model is not a chain that closed forms support. Among the reasons are paths that join
     (residual networks), max pooling, normalisation, grouped convolutions, shared or computed weights, and code that cannot be
     traced.
     """
     chain, assumed = _read_for_batch(model, shape, BATCH_SIZE, one_dtype)
+    if chain.scales_inputs and not scaled_inputs:
+        raise NotAChain("its code scales the inputs before the first layer")
     for size in OTHER_BATCH_SIZES if assumed else ():
         if repr(_read_for_batch(model, shape, size, one_dtype)[0]) != repr(chain):
             raise NotAChain(
@@ -128,6 +138,8 @@ class _ChainBuilder:
         self.layers: list[Layer] = []
         self.pending: list[Linear] = []
         self.open = False
+        self.constants: dict[fx.Node, str] = {}
+        self.scales_inputs = False
 
     def read_size(self, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
         """Return the value of a node that reads sizes, for `trace`.
@@ -146,10 +158,13 @@ class _ChainBuilder:
         """Take the nodes of the graph that were not taken yet. Raises NotAChain if one of them is not supported."""
         self.modules, nodes = modules, list(graph.nodes)[self.taken :]
         for node in nodes:
-            if get_call_name(node) in JOINING_OPERATIONS and len(node.all_input_nodes) > 1 and not _is_size(node):
+            self._find_constant(node)
+            paths = [one for one in node.all_input_nodes if one not in self.constants]
+            if get_call_name(node) in JOINING_OPERATIONS and len(paths) > 1 and not _is_size(node):
                 raise NotAChain(_explain_join(node))
         for node in nodes:
-            self.take(node)
+            if node not in self.constants:
+                self.take(node)
         self.taken += len(nodes)
 
     def take(self, node: fx.Node) -> None:
@@ -187,20 +202,32 @@ class _ChainBuilder:
             )
         if len(last.outputs) != 1:
             raise NotAChain(f"its last layer returns shape {last.outputs} per example, and logits are a vector")
-        return Chain(tuple(self.layers))
+        return Chain(tuple(self.layers), self.scales_inputs)
+
+    def _find_constant(self, node: fx.Node) -> None:
+        """Add the node, with the name of a tensor, to `constants` if it is a tensor of the model or computed from such alone."""
+        inputs = node.all_input_nodes
+        if node.op == "get_attr":
+            self.constants[node] = str(node.target)[2:]
+        elif inputs and node.op != "output" and all(one in self.constants for one in inputs):
+            self.constants[node] = self.constants[inputs[0]]
 
     def _read_node(self, node: fx.Node) -> None:
-        if node.op == "get_attr":
+        names = [self.constants[one] for one in node.all_input_nodes if one in self.constants]
+        module = self.modules[str(node.target)[2:]] if node.op == "call_module" else None
+        if not self.layers and (is_arithmetic(node) or is_normalisation(module)):
+            self._add_scaling(node)
+            return
+        if names:
             raise NotAChain(
-                f"its code uses {str(node.target)[2:]} directly, and closed forms support only weights and biases that a "
-                "torch.nn.Linear or torch.nn.Conv2d module itself applies"
+                f"its code uses {names[0]} directly, and closed forms support only weights and biases that a torch.nn.Linear or "
+                "torch.nn.Conv2d module itself applies, and constants before the first layer"
             )
         tensors = {a for a in node.all_input_nodes if a not in self.sizes}
         if len(tensors) > 1:
             raise NotAChain(_explain_join(node))
         if tensors != {self.last}:
             raise NotAChain(f"{get_call_name(node)} starts a second path through the network, and closed forms support only one")
-        module = self.modules[str(node.target)[2:]] if node.op == "call_module" else None
         if find_kind(module) is not None:
             self._add_weighted(str(node.target)[2:], module)  # type: ignore[arg-type]
         elif (activation := find_activation(node, module)) is not None:
@@ -238,6 +265,14 @@ class _ChainBuilder:
         self.layers.append(replace(layer, given=given, outputs=given))
         self.pending, self.shape, self.inputs = [], given, given
         self.open = True
+
+    def _add_scaling(self, node: fx.Node) -> None:
+        """Record that the code computes with the inputs, value by value, before the first layer."""
+        if [one for one in node.all_input_nodes if one not in self.constants and one not in self.sizes] != [self.last]:
+            raise NotAChain(_explain_join(node))
+        if self.pending and not are_reshapes(self.pending):
+            raise NotAChain(f"{get_call_name(node)} follows a pooling of the inputs, and closed forms support only one of both")
+        self.scales_inputs = True
 
     def _add_activation(self, activation: Activation, node: fx.Node) -> None:
         if activation is IDENTITY:

@@ -88,7 +88,7 @@ class _Tracer(fx.Tracer):
         self.read_size, self.modules, self.reads = read_size, dict[str, nn.Module](), False
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
-        whole = isinstance(module, StochasticModule) or find_kind(module) is not None
+        whole = isinstance(module, StochasticModule) or find_kind(module) is not None or is_normalisation(module)
         return whole or super().is_leaf_module(module, qualified_name)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -181,6 +181,18 @@ def get_call_name(node: fx.Node) -> str:
     return str(node.target) if node.op != "call_function" else getattr(node.target, "__name__", str(node.target))
 
 
+def is_arithmetic(node: fx.Node) -> bool:
+    """Return whether a node adds, subtracts, multiplies, divides or negates, value by value."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    return get_call_name(node).strip("_") in _ARITHMETIC
+
+
+def is_normalisation(module: nn.Module | None) -> bool:
+    """Return whether the module is torchvision's `Normalize`, whose code cannot be traced."""
+    return type(module).__name__ == "Normalize" and type(module).__module__.startswith("torchvision.transforms")
+
+
 def find_activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
     """Return the activation that a node of a traced network applies, or None if it applies none that is known.
 
@@ -254,6 +266,13 @@ def _is_dropping(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     return bool(arguments[1] if len(arguments) > 1 else keywords.get("training", keywords.get("train", True)))
 
 
+_ARITHMETIC = frozenset(name for base in ("add", "sub", "mul", "truediv", "div", "neg") for name in (base, f"i{base}")) | {
+    "subtract",
+    "multiply",
+    "divide",
+    "true_divide",
+    "negative",
+}
 _MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Sigmoid: SIGMOID, nn.Tanh: TANH, nn.Identity: IDENTITY}
 _METHODS = {"relu": RELU, "relu_": RELU, "sigmoid": SIGMOID, "sigmoid_": SIGMOID, "tanh": TANH, "tanh_": TANH}
 _FUNCTIONS: dict[Any, Activation] = {

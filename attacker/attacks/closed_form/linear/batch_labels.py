@@ -4,6 +4,7 @@ L is the loss, and z the output of the first linear layer before its activation 
 The norm of an input that is known only up to a factor, as in layers without a bias, is found in the same way.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import comb
@@ -74,12 +75,15 @@ def explain(
     examples: int,
     *,
     bounds: tuple[Tensor, Tensor] | None = None,
+    feed: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> LabelledExamples:
     """Choose the label of each example so that its simulated gradient at the first layer's pre-activations fits the observed one.
 
     model, weights: the network, which takes normalised inputs, and its weights by name. loss: name of the loss.
     answer:   the examples found, with their parts of the gradient. examples: number of examples in the batch.
-    bounds:   lowest and highest possible normalised inputs.
+    bounds:   lowest and highest possible inputs of the first layer.
+    feed:     function from inputs (N, *shape) of the first layer to the network's normalised inputs, which differ if its
+              code scales them.
 
     If fewer distinct examples than `examples` make up the whole gradient, an example may get several labels, one for each time
     that it seems to occur in the batch. If the layer has no bias, the norm of the example is chosen by the same criterion; of
@@ -92,7 +96,7 @@ def explain(
             f"labels cannot be found, because the batch's gradient was not split into those of its examples ({reason}); use "
             "assign_labels, which does not need them"
         )
-    simulate = _Simulation(model, chain, weights, loss)
+    simulate = _Simulation(model, chain, weights, loss, feed)
     spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
     x, y, source, misfit, turned, beside, twins, mixed = [], [], [], [], [], [], [], []
     for i in range(answer.found):
@@ -120,8 +124,8 @@ def explain(
 
 
 class _Simulation:
-    def __init__(self, model: nn.Module, chain: Chain, weights: Tensors, loss: str) -> None:
-        self.model, self.layer, self.measure = model, chain.layers[0], models.find_loss(loss)
+    def __init__(self, model: nn.Module, chain: Chain, weights: Tensors, loss: str, feed: Callable[[Tensor], Tensor]) -> None:
+        self.model, self.layer, self.measure, self.feed = model, chain.layers[0], models.find_loss(loss), feed
         self.weights = {name: w.double() for name, w in weights.items()}
         self.classes = 2 if loss == "logistic" else chain.layers[-1].shape[0]
 
@@ -133,7 +137,7 @@ class _Simulation:
         offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
         hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
         try:
-            logits = run_forward_pass(self.model, self.weights, x.reshape(-1, *self.layer.inputs))
+            logits = run_forward_pass(self.model, self.weights, self.feed(x.reshape(-1, *self.layer.inputs)))
         finally:
             hook.remove()
         return torch.autograd.grad(self.measure(logits, y) * len(x), offset)[0]

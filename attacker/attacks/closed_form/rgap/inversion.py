@@ -112,7 +112,7 @@ def choose_readings(observed: StackedObservations, chain: Chain, walk: WalkSetti
     judged = points if alone else [solve_layer(chain, observed.weights, gradient, p, walk) for p in points]
     scores = torch.stack([_score_solution(p, i, read_known_labels(observed)) for i, p in enumerate(judged)])
     if alone:  # there is no layer before it to decide
-        scores = scores + torch.stack([measure_outside(observed.data.denormalise(p.f)) for p in points])
+        scores = scores + torch.stack([measure_outside(observed.restore_examples(p.f)) for p in points])
     fits = scores <= 10 * scores.amin(dim=0) + 1e-5  # of solutions that fit equally well, prefer the likelier one
     order = torch.where(fits, torch.arange(len(points), device=fits.device)[:, None] - len(points), scores).argsort(dim=0)
     first, second = _choose_points(points, order[0]), _choose_points(points, order[1])
@@ -137,11 +137,11 @@ def build_answers(
     """
     if second is None and readings.factor is not None:
         second = first * readings.factor.reshape(-1, *[1] * (first.ndim - 1))
-    x = observed.data.denormalise(first)
+    x = observed.restore_examples(first)
     if second is None:
         labels = readings.first.head.y
         return [ClosedFormAnswer(x[i : i + 1], labels[i : i + 1], route, doubts=readings.doubts[i]) for i in range(len(x))]
-    return _choose_twins(readings, x, observed.data.denormalise(second), route)
+    return _choose_twins(readings, x, observed.restore_examples(second), route)
 
 
 def run_rgap(observed: StackedObservations, walk: WalkSettings = DEFAULT_WALK) -> list[ClosedFormAnswer]:
