@@ -99,6 +99,14 @@ class StackedObservations:
         scaling = self._chain_and_scaling[1]
         return self.data.denormalise(inputs) if scaling is None else scaling.undo(inputs)
 
+    @property
+    def shows_other_losses(self) -> bool:
+        """Whether any loss gives the same gradient up to a factor: one example, one step, two classes, and no known defense.
+
+        The errors at two logits, whose sum is zero, are parallel as well, also with label smoothing.
+        """
+        return self.examples == 1 and self.steps == 1 and self.data.num_classes == 2 and self.channel is transparent
+
     @cached_property
     def has_random_inputs(self) -> bool:
         """Whether the model changes the input of the first layer of `chain` at random in training, as dropout before it does.
@@ -126,7 +134,7 @@ class StackedObservations:
     def get_weights(self, i: int) -> dict[str, Tensor]:
         return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
 
-    def measure_misfit(self, i: int, x: Tensor, y: Tensor) -> float:
+    def measure_misfit(self, i: int, x: Tensor, y: Tensor, *, any_scale: bool = False) -> float:
         """Return the distance of an answer's gradient from the observed one of case i, relative to the observed one's norm.
 
         The answer's gradient first passes through `channel`, which simulates the clients' defense. Parameters in `omitted` are
@@ -135,6 +143,7 @@ class StackedObservations:
         distance is returned as 1e30. If the answer has fewer examples than the client, the missing examples are taken to
         contribute nothing to the mean gradient.
         x: (B, *shape) in [0, 1]. y: (B,).
+        any_scale: whether the answer's gradient is first multiplied by the number, of any sign, that makes the distance smallest.
         """
         if not len(x):
             return 1.0
@@ -148,7 +157,11 @@ class StackedObservations:
             known = self.channel.learn(self._decode_update(i))
             simulated = simulate_channel(self.channel, known, simulated, weights, self.training, self.steps)
         pairs = [(simulated[name], observed[name]) for name in observed if name not in self.omitted]
-        off = torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
+        factor = 1.0
+        if any_scale:
+            power = torch.stack([a.square().sum() for a, _ in pairs]).sum()
+            factor = float(torch.stack([(a * b).sum() for a, b in pairs]).sum() / power.clamp(min=1e-300))
+        off = torch.stack([(factor * a - b).square().sum() for a, b in pairs]).sum()
         whole = torch.stack([b.square().sum() for _, b in pairs]).sum()
         return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
 

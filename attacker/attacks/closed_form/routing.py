@@ -18,6 +18,12 @@ from attacker.attacks.matching.warm_starts import WarmStart
 
 EXACT_DISTANCE = 1e-3
 """Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the observed one."""
+MAX_REST = 1e-6
+"""Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if it is read off."""
+OTHER_LOSS = (
+    "the answer explains the gradient up to a factor, as with another loss or learning rate, such as the squared error of a "
+    "regression; the label says nothing then"
+)
 
 
 @dataclass
@@ -45,6 +51,15 @@ class RoutedCase:
     def final(self) -> bool:
         """Whether no search starts from the answer, even if it is not exact, see `ClosedFormAnswer.final`."""
         return self.answer is not None and self.answer.final
+
+    @property
+    def reads_example(self) -> bool:
+        """Whether the answer is a single example that divides the first layer's gradient without a rest.
+
+        An estimate with a prior is then no better, even if the rest of the gradient fits it less badly, as with another loss.
+        """
+        stays = None if self.answer is None or self.answer.route != "linear" else self.answer.stays
+        return stays is not None and len(stays) == 1 and float(stays) >= 1 - MAX_REST
 
     @property
     def open(self) -> bool:
@@ -103,10 +118,11 @@ class Routing:
     def _try(self, route: str, pending: list[int]) -> None:
         """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones.
 
-        A new answer replaces the present one in three cases: its gradient is nearer to the observed one; it is exact, and the
-        present one has fewer independent equations than unknowns, so that it is not unique (`open`); or no search may start from
-        it (`final`), and the present one is not exact. Answers with NaN or infinite values are dropped. If the route raises an
-        error, its message is stored in `RoutedCase.reasons` of these cases.
+        A new answer replaces the present one in three cases: its gradient is nearer to the observed one, unless it is not exact
+        and the present one is read off (`RoutedCase.reads_example`); it is exact, and the present one has fewer independent
+        equations than unknowns, so that it is not unique (`open`); or no search may start from it (`final`), and the present one
+        is not exact. Answers with NaN or infinite values are dropped. If the route raises an error, its message is stored in
+        `RoutedCase.reasons` of these cases.
         """
         try:
             self._apply(route, pending)
@@ -117,15 +133,22 @@ class Routing:
     def _apply(self, route: str, pending: list[int]) -> None:
         """Try a route as `_try` describes, without catching its errors, among them ValueError if the route does not apply."""
         observed = self.observed.select(pending)
-        answers = ROUTES[route](observed, self.rng, self.walk)
-        for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
+        answers = list(ROUTES[route](observed, self.rng, self.walk))
+        for row, (i, answer) in enumerate(zip(pending, tuple(answers), strict=True)):
             found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
+            if missed > EXACT_DISTANCE and observed.shows_other_losses and len(answer.x):
+                turned = observed.measure_misfit(row, answer.x, answer.y, any_scale=True)
+                if turned <= EXACT_DISTANCE:
+                    answer, missed = replace(answer, notes=(*answer.notes, *answer.doubts, OTHER_LOSS)), turned
+                    answers[row] = answer
             found.tried += 1
             found.open_question = found.open_question or answer.open_question
             if not len(answer.x):
                 found.reasons[route] = "; ".join(answer.notes)
             elif bool(torch.isfinite(answer.x).all()) and (
-                missed < found.missed or (found.open and missed <= EXACT_DISTANCE) or (answer.final and not found.exact)
+                (missed < found.missed and (missed <= EXACT_DISTANCE or not found.reads_example))
+                or (found.open and missed <= EXACT_DISTANCE)
+                or (answer.final and not found.exact)
             ):
                 found.answer, found.missed = answer, missed
         if self.stability:
