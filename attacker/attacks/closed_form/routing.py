@@ -18,6 +18,9 @@ from attacker.attacks.matching.warm_starts import WarmStart
 
 EXACT_DISTANCE = 1e-3
 """Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the observed one."""
+NEAR_DISTANCE = 0.1
+"""Distance of gradients, as for EXACT_DISTANCE, up to which an answer is not displaced by a final one that fits less well. If
+clients compute in half precision, right answers are not exact."""
 MAX_REST = 1e-6
 """Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if it is read off."""
 OTHER_LOSS = (
@@ -60,6 +63,11 @@ class RoutedCase:
         """
         stays = None if self.answer is None or self.answer.route != "linear" else self.answer.stays
         return stays is not None and len(stays) == 1 and float(stays) >= 1 - MAX_REST
+
+    def is_better(self, missed: float) -> bool:
+        """Return whether the answer is kept in place of a final one with the distance `missed`, which is not exact."""
+        near = self.missed <= min(missed, NEAR_DISTANCE) and not self.open
+        return self.exact or near or (missed > EXACT_DISTANCE and self.reads_example)
 
     @property
     def open(self) -> bool:
@@ -121,8 +129,8 @@ class Routing:
         A new answer replaces the present one in three cases: its gradient is nearer to the observed one, unless it is not exact
         and the present one is read off (`RoutedCase.reads_example`); it is exact, and the present one has fewer independent
         equations than unknowns, so that it is not unique (`open`); or no search may start from it (`final`), and the present one
-        is not exact. Answers with NaN or infinite values are dropped. If the route raises an error, its message is stored in
-        `RoutedCase.reasons` of these cases.
+        is not better (`RoutedCase.is_better`). Answers with NaN or infinite values are dropped. If the route raises an error, its
+        message is stored in `RoutedCase.reasons` of these cases.
         """
         try:
             self._apply(route, pending)
@@ -146,9 +154,9 @@ class Routing:
             if not len(answer.x):
                 found.reasons[route] = "; ".join(answer.notes)
             elif bool(torch.isfinite(answer.x).all()) and (
-                (missed < found.missed and (missed <= EXACT_DISTANCE or not found.reads_example))
-                or (found.open and missed <= EXACT_DISTANCE)
-                or (answer.final and not found.exact)
+                (found.open and missed <= EXACT_DISTANCE)
+                or (missed < found.missed and (missed <= EXACT_DISTANCE or not found.reads_example))
+                or (answer.final and not found.is_better(missed))
             ):
                 found.answer, found.missed = answer, missed
         if self.stability:

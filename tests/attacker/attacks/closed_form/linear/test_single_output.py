@@ -82,18 +82,36 @@ def test_near_rows_that_turn_on_the_same_neurons_could_be_a_mixture() -> None:
     assert bool(attack("linear", draw_rows(1, 0)).confidence.isnan().all())
 
 
-@pytest.mark.parametrize(("stays", "kept"), [(1.0, "linear"), (0.9, "layer_input")])
+@pytest.mark.parametrize(("stays", "final", "kept"), [(1.0, False, "linear"), (1.0, True, "linear"), (0.9, True, "layer_input")])
 def test_a_row_that_is_read_off_is_not_displaced_by_an_estimate(
-    monkeypatch: pytest.MonkeyPatch, observe: Callable[..., Observation], stays: float, kept: str
+    monkeypatch: pytest.MonkeyPatch, observe: Callable[..., Observation], stays: float, final: bool, kept: str
 ) -> None:
     """With another loss than stated, the distance to the whole gradient says little about the example."""
-    one, spec = torch.rand(1, 64), DataSpec(shape=(64,), num_classes=4)
-    case = Case((observe((one, torch.tensor([1])), model=ModelSpec(name="mlp", arguments={"hidden": [80]}), data=spec),))
+    one, label = torch.rand(1, 64, generator=torch.Generator().manual_seed(1)), torch.tensor([1])
     read = ClosedFormAnswer(one, torch.tensor([2]), "linear", stays=torch.tensor([stays]))
-    estimate = ClosedFormAnswer(one + 0.01 * torch.rand(1, 64), torch.tensor([1]), "layer_input")
-    monkeypatch.setitem(routes.ROUTES, "linear", lambda *_: [read])
-    monkeypatch.setitem(routes.ROUTES, "layer_input", lambda *_: [estimate])
+    estimate = ClosedFormAnswer((one + 0.1).clamp(0, 1), label, "layer_input", final=final)
+    assert choose(monkeypatch, observe((one, label), **LARGE), read, estimate) == kept
+
+
+def test_a_near_answer_is_not_displaced_by_a_final_one_that_fits_less_well(
+    monkeypatch: pytest.MonkeyPatch, observe: Callable[..., Observation]
+) -> None:
+    """In half precision, right answers are not exact, and `layer_input` is the last route."""
+    one, label = torch.rand(1, 64, generator=torch.Generator().manual_seed(1)), torch.tensor([1])
+    near = ClosedFormAnswer(one + 3e-3, label, "linear", stays=torch.tensor([0.999]))
+    estimate = ClosedFormAnswer((one + 0.2).clamp(0, 1), label, "layer_input", final=True)
+    assert choose(monkeypatch, observe((one, label), **LARGE), near, estimate) == "linear"
+
+
+LARGE = {"model": ModelSpec(name="mlp", arguments={"hidden": [80]}), "data": DataSpec(shape=(64,), num_classes=4)}
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, observation: Observation, *answers: ClosedFormAnswer) -> str:
+    """Return the route whose answer `exact` keeps, of routes that give these answers in this order."""
+    for one in answers:
+        monkeypatch.setitem(routes.ROUTES, one.route, lambda *_, one=one: [one])
     exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
     assert isinstance(exact, ClosedForm)
-    (found,) = replace(exact, routes=("linear", "layer_input"))([case], rng=torch.Generator().manual_seed(0))
-    assert found.route == kept
+    attack = replace(exact, routes=tuple(one.route for one in answers), stability=False)
+    (found,) = attack([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    return found.route
