@@ -23,6 +23,10 @@ MIN_SECONDS = 30.0
 budget is small."""
 MIN_LEFT_SHARE = 0.5
 """Share of an attack's expected time below which the attack is not started if no more time is left."""
+MIN_NULL_SHARE = 0.1
+"""Smallest share of the time for an attack and its null that is kept for the null."""
+STOPPED, NOT_STARTED = "was stopped after", "was not started"
+"""Words in the reasons why an attack has no verdict, or one on fewer updates, because its time was used up."""
 MAX_TIMER_SECONDS = 1e7
 Run = Callable[[Replay], ReplayResult]
 
@@ -62,7 +66,7 @@ class AttackRuns:
                 self._leave_out(f"{one.spec} is not needed: {self.attacks[-1].spec} recovered every example")
             elif one is not planned[0] and left <= MIN_LEFT_SHARE * one.core_seconds:
                 self._leave_out(
-                    f"{one.spec} was not started: it is expected to take {one.core_seconds:.0f} seconds, and earlier attacks "
+                    f"{one.spec} {NOT_STARTED}: it is expected to take {one.core_seconds:.0f} seconds, and earlier attacks "
                     f"left {max(left, 0):.0f} of the budget of {seconds:.0f} seconds"
                 )
             else:
@@ -72,16 +76,17 @@ class AttackRuns:
     def _attack(self, one: PlannedAttack, allowed: float) -> float:
         """Run an attack and its null, store the result, and return the seconds that they took.
 
-        allowed: seconds for both. The attack gets at most half of it, so that its null can take as long.
+        allowed: seconds for both. The null's expected share of it is kept for the null.
         """
         attack, null = (one.replay(self.recording, self.out, null=null, model=self.model) for null in (False, True))
         cases, started = attack.plan.cases, monotonic()
-        done, cut = self._replay(attack, started + allowed / 2)
+        kept = min(0.5, max(MIN_NULL_SHARE, one.null_share))
+        done, cut = self._replay(attack, started + (1 - kept) * allowed)
         took = monotonic() - started
         finished = cases if not cut else _list_finished(attack, cases)
         null_cut = False
         if finished:
-            _, null_cut = self._replay(null, started + max(allowed, 2 * took))
+            _, null_cut = self._replay(null, max(started + allowed, monotonic() + kept * took))
             if null_cut and self.scorer is not None:
                 finished = [case for case in finished if case in _list_finished(null, cases)]
         seconds = monotonic() - started
@@ -137,7 +142,7 @@ def _explain_cut(
     who = f"the null of {one.spec}" if null else f"{one.spec}"
     judged = f"it is judged on the {len(finished)} of {len(cases)} cases that were finished" if finished else "it has no verdict"
     return (
-        f"{who} was stopped after {seconds:.0f} seconds, when its time was used up, and {judged}; repeat the audit to continue "
+        f"{who} {STOPPED} {seconds:.0f} seconds, when its time was used up, and {judged}; repeat the audit to continue "
         "it, or give a larger --budget"
     )
 

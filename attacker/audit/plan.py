@@ -40,12 +40,13 @@ class PlannedAttack:
 
     rows:         rows of the recording (one per client and round) with the updates to attack.
     core_seconds: expected time of attack and null together on one core, if every search uses all its starts and iterations; 0 if
-                  not estimated.
+                  not estimated. null_share: the null's share of it.
     """
 
     spec: AttackSpec
     rows: tuple[Row, ...]
     core_seconds: float
+    null_share: float = 0.5
 
     def replay(self, recording: Recording, out: Path, *, null: bool, model: str | None = None) -> Replay:
         """Return a `Replay`, not yet run, of the attack or of its null.
@@ -212,5 +213,5 @@ def _sizes(recording: Recording, whole: PlannedAttack, out: Path) -> Iterator[Pl
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):
             continue
         one = _keep_clients(whole, count)
-        both = [one.replay(recording, out, null=null).estimate_work() for null in (False, True)]
-        yield replace(one, core_seconds=sum(forecast.core_seconds for forecast in both))
+        attack, null = (one.replay(recording, out, null=null).estimate_work().core_seconds for null in (False, True))
+        yield replace(one, core_seconds=attack + null, null_share=null / (attack + null) if attack + null else 0.5)

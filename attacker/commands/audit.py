@@ -203,6 +203,8 @@ def _print_plan_only(recording: Any, run: Path, seconds: float) -> None:
 
 def _print_audit(found: "Audit", files: list[Path]) -> None:
     from attacker.audit.attack_findings import NO_ANSWER, RECOVERED_RULE
+    from attacker.audit.attack_runs import NOT_STARTED, STOPPED
+    from attacker.audit.plan import ATTACK_RULE
 
     out.print(f"[bold]{escape(found.run)}: {found.grade}[/]{'' if found.has_answer else f'; {NO_ANSWER}'}", soft_wrap=True)
     for attack in found.attacks:
@@ -214,6 +216,8 @@ def _print_audit(found: "Audit", files: list[Path]) -> None:
         beaten = ", and no attack beat its null" if found.has_answer and found.scored else ""
         out.print(f"{len(found.passed)} checks found nothing{beaten}; that is no proof that nothing leaks.")
     for unknown in found.not_checked:
+        if unknown.rule == ATTACK_RULE and (STOPPED in unknown.reason or NOT_STARTED in unknown.reason):
+            out.print(escape(unknown.reason), soft_wrap=True)
         if unknown.rule == RECOVERED_RULE and found.has_answer and not found.scored:
             out.print(escape(unknown.reason), soft_wrap=True)
     if found.what_if is not None:

@@ -31,6 +31,7 @@ from attacker.attacks.closed_form.routing import EXACT_DISTANCE, RoutedCase, Rou
 from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form, judge_prior
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.networks.discrete_inputs import is_differentiable
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.simulation.client import find_schedule
 from attacker.attacks.timing import time_call
@@ -45,6 +46,10 @@ MAX_UNDEFENDED_DISTANCE = 0.3
 UNEXPLAINED_GRADIENT = (
     "the answer does not explain the gradient, and no defense is stated: more examples are behind the update than reported, or "
     "clients train otherwise than stated (loss, learning rate, steps, frozen layers)"
+)
+WHOLE_NUMBERS = (
+    "the network reads whole numbers, such as tokens, which no closed form computes: of this answer, only the labels mean "
+    "something"
 )
 MIN_CERTIFIED_CONFIDENCE = 0.9
 """Smallest confidence in the examples of a certified answer. Undecided confidence is no reason against an answer."""
@@ -260,6 +265,8 @@ class _Run:
             self.observed.examples,
             self._find_open_question(found, answer),
         )
+        if not is_differentiable(observation.model, observation.data):
+            judged = replace(judged, confidence=torch.zeros(count), notes=(WHOLE_NUMBERS,))
         return build_reconstruction(
             case,
             answer.x,

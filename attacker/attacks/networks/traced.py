@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from attacker.attacks.networks.activations import IDENTITY, RELU, SIGMOID, TANH, Activation, leaky_relu
 from defenses.networks import StochasticModule
-from fedsim.models.foreign import take_logits
+from fedsim.models.foreign import convert_indices, take_logits
 
 CONVERSIONS = ("double", "float", "half", "bfloat16")
 """Methods of a tensor that change nothing but its floating dtype."""
@@ -159,10 +159,13 @@ def _explain_failure(error: Exception) -> str:
 def _is_hooked(module: nn.Module) -> bool:
     """Return whether a module has hooks or a replaced `forward`.
 
-    The hook `take_logits`, which replaces an output object by the logits that it holds, does not count.
+    Two hooks do not count: `take_logits`, which replaces an output object by the logits that it holds, and `convert_indices`, by
+    which embeddings take floats.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hook is not take_logits for some in hooks for hook in some.values()) or "forward" in vars(module)
+    return any(hook not in (take_logits, convert_indices) for some in hooks for hook in some.values()) or "forward" in vars(
+        module
+    )
 
 
 def find_kind(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | None:
@@ -299,6 +302,8 @@ _REASONS = {
     "softmax": "its outputs are probabilities, and logits are needed",
     "chunk": "it splits a tensor into several, and closed forms follow a single path",
     "conv": "the only convolution that closed forms support is torch.nn.Conv2d",
+    "embedding": "it looks up whole numbers, such as tokens, for which there is no gradient",
+    "long": "it turns inputs into whole numbers, such as tokens, for which there is no gradient",
     "linear": "the only linear layer that closed forms support is torch.nn.Linear",
 }
 

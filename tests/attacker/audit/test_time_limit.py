@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from federations import federate
+from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec
 from attacker.audit import Audit, attack_runs, audit
 from attacker.audit.attack_runs import AttackRuns, Run, limit_time
 from attacker.audit.plan import PlannedAttack
+from attacker.cli import app
 from attacker.replay import replay as replays
 from attacker.replay.replay import Replay, ReplayResult
 from attacker.scoring import Scorer
@@ -56,6 +58,13 @@ def test_attacks_end_with_the_budget_although_the_forecast_is_wrong(run: Path, s
     assert stopped
     assert all("it has no verdict" in reason for reason in stopped)
     assert not {reason.partition(" was")[0] for reason in stopped} & {one.spec for one in found.attacks}
+
+
+def test_the_command_names_what_was_stopped(run: Path) -> None:
+    result = CliRunner().invoke(app, ["audit", str(run), "--budget", f"{SECONDS:.0f}s"])
+    assert result.exit_code == 0
+    assert "was stopped after" in result.stdout
+    assert "give a larger --budget" in result.stdout
 
 
 def plan(recording: Recording, *expected: float) -> list[PlannedAttack]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attacker.attacks.closed_form.router import ClosedForm
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, find_unmet
@@ -167,7 +168,39 @@ def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> Non
 
 
 def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
-    assert find_unmet(AttackSpec(name="exact", arguments={"fallback": "none"}).build(), Case((watch(),))) == []
+    exact, case = AttackSpec(name="exact", arguments={"fallback": "none"}).build(), Case((watch(),))
+    assert find_unmet(exact, case) == []
+    (found,) = exact([case], rng=torch.Generator().manual_seed(0))
+    assert sorted(found.y.tolist()) == [0, 2]
+    assert found.confidence.tolist() == [0, 0]  # its values are no tokens
+    assert any("only the labels mean something" in note for note in found.notes)
+
+
+class Bag(nn.Module):
+    """A classifier that converts its tokens itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.tokens(x).flatten(1))
+        return logits
+
+
+class Converting(Bag):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.long())
+
+
+@pytest.mark.parametrize("network", ["Bag", "Converting"])
+def test_closed_forms_say_that_tokens_have_no_gradient(observe, network: str) -> None:  # type: ignore[no-untyped-def]
+    spec = ModelSpec(name=f"{__name__}:{network}")
+    models.admit(spec.name)
+    case = Case((observe((SENTENCES, torch.tensor([0, 2])), model=spec, data=DATA),))
+    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    assert isinstance(exact, ClosedForm)
+    assert "whole numbers, such as tokens, for which there is no gradient" in exact.plan(case).reasons["linear"]
 
 
 def test_two_label_estimates_are_inconclusive(watch) -> None:  # type: ignore[no-untyped-def]
