@@ -158,6 +158,8 @@ example is the only one, beside the number that the client reports."""
 MAX_TURNED = 1e-3
 """Largest `LabelledExamples.turned` of an example of a batch that counts as explained by a label. On the tuning part, it is below
 1e-6 for right examples, and above 0.1 for mixtures of two."""
+MAX_HALF_TURNED = 1e-2
+"""The same for clients that compute in bfloat16 or float16, whose rounding turned right examples by up to 4e-3."""
 MIN_MIXED_TURN = 0.1
 """Smallest `LabelledExamples.turned` of a mixture behind a defense, if other examples of the batch are below MAX_TURNED."""
 MAX_SETTLED_RESIDUAL = 1e-6
@@ -329,11 +331,12 @@ def _find_unexplained(observed: StackedObservations, i: int, found: LinearAnswer
     """
     if observed.examples == 1:
         return torch.zeros_like(found.certainty, dtype=torch.bool)
-    off = (whole.turned > MAX_TURNED).to(found.certainty.device)
+    limit = MAX_TURNED if observed.training.precision == "float32" else MAX_HALF_TURNED
+    off = (whole.turned > limit).to(found.certainty.device)
     if observed.cases[i].observations[0].is_defended or observed.steps != 1:
         far = (whole.turned > MIN_MIXED_TURN).to(found.certainty.device) & (observed.steps == 1) & (not bool(off.all()))
         return off & (found.certainty < STOP_AGREEMENT) | far
-    return off if not bool(off.all()) else (whole.beside > MAX_TURNED).to(found.certainty.device)
+    return off if not bool(off.all()) else (whole.beside > limit).to(found.certainty.device)
 
 
 def _estimate_residual(observed: StackedObservations, i: int, names: Sequence[str | None]) -> float:

@@ -1,0 +1,59 @@
+"""Tests of batches whose clients compute in bfloat16 or float16: rounding neither hides right examples nor certifies mixtures."""
+
+import pytest
+import torch
+from observations import make_observation
+from torch.nn import functional
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.closed_form import routes
+from attacker.attacks.confidence.evidence import LIKELY
+from attacker.reconstruction import Reconstruction
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Training
+
+DATA = DataSpec(shape=(64,), num_classes=6)
+MODEL = ModelSpec(name="mlp", arguments={"hidden": [128]})
+
+
+def attack(precision: torch.dtype, x: torch.Tensor, *, told: int, seed: int) -> Reconstruction:
+    """Attack one step on rows x in mixed precision. told: number of examples that the client reports."""
+    model = models.build(MODEL, DATA, seed=seed)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.autocast("cpu", dtype=precision):
+        loss = functional.cross_entropy(model(x), torch.arange(len(x)) % 6)
+    loss.backward()
+    update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    training = Training(
+        learning_rate=0.1, batch_size=told, steps=1, precision="bfloat16" if precision == torch.bfloat16 else "float16"
+    )
+    observation = make_observation(update, weights, model=MODEL, data=DATA, training=training)
+    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    return found
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> None:
+    sure = 0
+    for seed in range(4):
+        x = torch.rand(4, 64, generator=torch.Generator().manual_seed(seed))
+        found = attack(precision, x, told=4, seed=seed)
+        certain = found.confidence >= LIKELY
+        error = torch.cdist(found.x, x).min(dim=1).values / 8
+        assert float(error[certain].max()) < 0.01
+        sure += int(certain.sum())
+    assert sure >= 12
+
+
+def test_the_threshold_for_half_precision_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_HALF_TURNED", routes.MAX_TURNED)
+    x = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
+    assert not bool((attack(torch.bfloat16, x, told=4, seed=0).confidence >= LIKELY).any())
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_two_rows_that_are_reported_as_one_are_not_certain_in_half_precision(precision: torch.dtype) -> None:
+    for seed in range(4):
+        x = torch.rand(2, 64, generator=torch.Generator().manual_seed(seed))
+        assert not bool((attack(precision, x, told=1, seed=seed).confidence >= LIKELY).any())
