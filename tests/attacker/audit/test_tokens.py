@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attacker.attacks.closed_form.router import ClosedForm
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, find_unmet
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.networks.discrete_inputs import find_token_embeddings, is_differentiable
 from attacker.audit import Finding, NotChecked, Passed
 from attacker.audit.findings import CheckResult

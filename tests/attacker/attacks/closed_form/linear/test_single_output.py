@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attacker.attacks.closed_form.router import ClosedForm
 from observations import make_observation
 from torch import nn
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.closed_form import routes
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.confidence.evidence import LIKELY
 from attacker.reconstruction import Reconstruction
