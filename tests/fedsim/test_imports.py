@@ -56,7 +56,8 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         ),
         (
             "fedsim.recording",
-            "Column DamagedFile DataSpec Manifest ModelSpec Observation Payload Recorder Recording Reply Row Training",
+            "Column DamagedFile DataSpec Manifest ModelSpec Observation Payload Recorder Recording Reply Row Training "
+            "find_recording find_run",
         ),
         (
             "fedsim.models",
