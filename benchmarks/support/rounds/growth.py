@@ -110,7 +110,7 @@ def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
     for each number of rounds, its largest share in any federation.
     """
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak rounds"}):
-        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        figure = Figure(figsize=(8.8, 3.8), layout="constrained")
         axes = figure.add_subplot()
         for federation in dict.fromkeys(row["federation"] for row in rows):
             own = [row for row in rows if row["federation"] == federation]
@@ -121,5 +121,5 @@ def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
         axes.set_xlabel("recorded rounds")
         axes.set_ylabel("exact images (above 60 dB)")
         axes.set_ylim(-0.03, 1.03)
-        axes.legend(frameon=False, fontsize=8)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
         figure.savefig(path, dpi=160, facecolor="white")
