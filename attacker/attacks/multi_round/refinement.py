@@ -26,6 +26,7 @@ from attacker.attacks.optimisers.gauss_newton import (
     Derivative,
     LeastSquares,
     Linearisation,
+    Minimum,
     differentiate_along,
     minimise_squares,
 )
@@ -73,16 +74,15 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
 
     def report(step: int, norm: float) -> None:
         if progress is not None:
-            progress(step, STEPS, f"refining, misfit {norm / scale:.1e}")
+            progress(step, STEPS + FINAL_STEPS, f"refining, misfit {norm / scale:.1e}")
 
     problem = LeastSquares(used.compute_residual, used.linearise)
     try:
         start = found.x.double().flatten().to(device)
         end = minimise_squares(problem, start, steps=STEPS, enough=ROUNDING * scale, progress=report)
-        if end.norm <= ROUNDING * scale and (basis := used.find_output_errors(end.z)) is not None:
-            linear = None if end.linear is None else end.linear.project_out(basis)
-            last = minimise_squares(problem.project_out(basis), end.z, steps=FINAL_STEPS, linear=linear)
-            end = replace(last, steps=end.steps + last.steps)
+        if end.norm <= ROUNDING * scale:
+            report(end.steps, end.norm)
+            end = exclude_output_errors(used, problem, end)
         before, misfit = (float(values.compute_residual(z).norm() / values.values.norm()) for z in (start, end.z))
     except KeyboardInterrupt:
         return replace(found, interrupted=True)
@@ -100,6 +100,21 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
     notes = [one for one in found.notes if not (sure.all() and one.startswith("confidence is undecided"))]
     return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds)
+
+
+def exclude_output_errors(used: "SentValues", problem: LeastSquares, end: Minimum) -> Minimum:
+    """Return the minimum of `problem`, which has the minimum `end`, without `SentValues.find_output_errors`.
+
+    Returns `end` if these errors cannot be excluded.
+    """
+    try:
+        if (basis := used.find_output_errors(end.z)) is None:
+            return end
+        linear = None if end.linear is None else end.linear.project_out(basis)
+        last = minimise_squares(problem.project_out(basis), end.z, steps=FINAL_STEPS, linear=linear)
+    except RuntimeError:  # of PyTorch, such as too little memory: the equations are solved without it
+        return end
+    return replace(last, steps=end.steps + last.steps)
 
 
 def explain_unsuitable(case: Case, unknowns: int) -> str:

@@ -15,7 +15,7 @@ from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.multi_round import refinement
 from attacker.attacks.multi_round.refinement import SentValues
 from attacker.attacks.multi_round.same_examples import link_same
-from attacker.attacks.optimisers.gauss_newton import project_out
+from attacker.attacks.optimisers.gauss_newton import LeastSquares, minimise_squares, project_out
 from attacker.scoring.metrics import psnr
 from defenses import DefenseSpec
 from fedsim import models
@@ -146,6 +146,22 @@ def test_errors_of_derivatives_by_outputs_are_excluded(observe, monkeypatch) -> 
     assert float(project_out(basis, moved).norm()) > 0.3 * float(moved.norm())
     monkeypatch.setattr(refinement, "MAX_ENTRIES", basis.numel() - 1)
     assert values.find_output_errors(at) is None
+
+
+def test_solution_is_nearer_to_the_example_without_errors_of_derivatives_by_outputs(observe) -> None:
+    """The client's derivatives by the outputs are off by 1e-4, which soft labels bring about."""
+    x, places = make_example(), [torch.tensor([0])] * 24
+    rounds = record(observe, x, torch.tensor([2]), 24, "top_k(0.05, error_feedback=True)").observations
+    right, at = one_hot(torch.tensor([2]), 4).double(), x.double().flatten()
+    off = 1e-4 * torch.tensor([[0.3, -0.1, 0.4, 0.2]], dtype=torch.float64)
+    values, wrong = (SentValues(rounds, labels, places, device="cpu") for labels in (right, right + off))
+    values.values = wrong.send(wrong.compute_gradients(at))
+    problem = LeastSquares(values.compute_residual, values.linearise)
+    end = minimise_squares(problem, at + 1e-3, steps=8)
+    last = refinement.exclude_output_errors(values, problem, end)
+    before, after = (float((one.z - at).norm()) for one in (end, last))
+    assert after < 0.1 * before
+    assert last.steps > end.steps
 
 
 def take_two_rounds(case: Case) -> Case:
