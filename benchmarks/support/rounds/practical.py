@@ -223,8 +223,7 @@ def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
         wrong = certain & (owner != torch.arange(len(scores))[:, None])
         firsts = _list_firsts(scores, owner, setting.seed)
         last_alone = _list_firsts(combine_rounds(cases, fitted, count, count), owner, setting.seed)
-        others = [*scores[2:], scores[1]] if len(scores) > 2 else [scores[0]]
-        of_another = _list_firsts([scores[0], *others], owner, setting.seed)
+        of_another = _list_firsts(exchange_scores(scores), owner, setting.seed)
         yield {
             "defense": defense,
             "examples": setting.examples,
@@ -306,6 +305,14 @@ def _list_firsts(scores: Sequence[Tensor], owner: Tensor, seed: int) -> list[boo
             rivals = others[torch.randperm(len(others), generator=rng)[: POOL - 1]]
             found.append(bool(own[row] > own[rivals].max()))
     return found
+
+
+def exchange_scores(scores: Sequence[Tensor]) -> list[Tensor]:
+    """Return for each client but the first, in whose place its own scores stay, the scores from another client's updates.
+
+    scores: one for each client, at least two. Of three or more clients, those but the first take the scores of the next.
+    """
+    return [*scores[:1], *scores[2:], scores[1]] if len(scores) > 2 else [scores[0], scores[0]]
 
 
 def compute_rate_bound(defense: str, federation: RecordedFederation, rounds: int, *, prior: float) -> float | None:
