@@ -8,7 +8,7 @@ from torch.nn.functional import interpolate
 from torchvision.transforms.functional import gaussian_blur
 
 FACTORS = (1, 2, 4)
-"""Ratios of the sides of an image and of the small image that is searched: by `pixels`, `coarse_to_fine` and `bicubic4`."""
+"""Ratios of the sides of an image and of the small image that is enlarged."""
 MAX_LATENT_NOISE = 0.12
 """Largest standard deviation of the noise on the small image."""
 MAX_PIXEL_NOISE = 0.05

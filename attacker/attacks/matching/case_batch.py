@@ -1,6 +1,7 @@
 """The loss function of a search over a batch of cases (observations that are attacked together), and the data they share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -57,8 +58,9 @@ class CaseBatch:
     """
 
     def __init__(self, attack: MatchingParts, cases: Sequence[Case]) -> None:
-        self.attack, self.cases = attack, cases
         first = cases[0].observations[0]
+        attack = replace(attack, simulation=attack.simulation.adapt_to(first))
+        self.attack, self.cases = attack, cases
         self.data = first.data
         self.told = bool(attack.labels.agreement and attack.sees_gradient) and all(
             case.known_logits is not None for case in cases

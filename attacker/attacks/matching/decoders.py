@@ -101,35 +101,35 @@ def bicubic(factor: int) -> DecoderFactory:
     return build
 
 
-COARSE, FINE = 4, 2
-"""Ratios of the sides of images and of the two small images of `coarse_to_fine`."""
+SCALES = (8, 4, 2, 1)
+"""Ratios of the sides of images and of the small images of `coarse_to_fine`, one for each phase of a search."""
 
 
 def coarse_to_fine(data: DataSpec) -> Decoder:
-    """Return the decoder of images of a quarter of the side, and then of displacements at half of it, enlarged and added.
+    """Return the decoder of images of an eighth of the side, and of displacements at a quarter, at half and at all of it.
 
-    A search has two phases of equal length. The second one adds to the image of the first one, and starts with displacements of
-    0. Raises ValueError for table rows. `project` clamps the small images to [0, 1] and the displacements to [-1, 1].
+    All are enlarged by bicubic interpolation and added. A search has four phases of equal length, one for each of `SCALES`: the
+    first one finds small images, and each later one finds displacements, from 0 on, that are added to the images before it.
+    Raises ValueError for table rows. `project` clamps the small images to [0, 1] and the displacements to [-1, 1].
     """
     if not data.is_image:
         raise ValueError(
             f"the decoder coarse_to_fine needs images, and these data are table rows of shape {data.shape}; "
             "choose another decoder"
         )
-    coarse, fine = bicubic(COARSE)(data), bicubic(FINE)(data)
-    sizes = (torch.Size(coarse.shape).numel(), torch.Size(fine.shape).numel())
+    scales = [bicubic(factor)(data) for factor in SCALES]
+    sizes = tuple(torch.Size(scale.shape).numel() for scale in scales)
 
     def decode(z: Tensor) -> Tensor:
-        small, moves = torch.split(z, list(sizes), dim=1)
-        return coarse.decode(small.reshape(-1, *coarse.shape)) + fine.decode(moves.reshape(-1, *fine.shape))
+        latents = zip(scales, torch.split(z, list(sizes), dim=1), strict=True)
+        return torch.stack([scale.decode(own.reshape(-1, *scale.shape)) for scale, own in latents]).sum(dim=0)
 
     def encode(x: Tensor) -> Tensor:
-        small = coarse.encode(x).flatten(1)
-        return torch.cat([small, small.new_zeros(len(small), sizes[1])], dim=1)
+        small = scales[0].encode(x).flatten(1)
+        return torch.cat([small, small.new_zeros(len(small), sum(sizes[1:]))], dim=1)
 
     def project(z: Tensor) -> Tensor:
-        small, moves = torch.split(z, list(sizes), dim=1)
-        return torch.cat([small.clamp(0, 1), moves.clamp(-1, 1)], dim=1)
+        return torch.cat([z[:, : sizes[0]].clamp(0, 1), z[:, sizes[0] :].clamp(-1, 1)], dim=1)
 
     return Decoder((sum(sizes),), decode=decode, encode=encode, project=project, phases=sizes)
 
@@ -255,7 +255,7 @@ def get_decoder_name(factory: DecoderFactory) -> str:
 
 BUILT_IN_DECODERS: dict[str, DecoderFactory] = {
     "pixels": pixels,
-    "bicubic4": bicubic(COARSE),
+    "bicubic4": bicubic(4),
     "coarse_to_fine": coarse_to_fine,
     "tanh_box": tanh_box,
     "smooth": smooth,

@@ -1,12 +1,14 @@
 """Settings for the simulation of a client's update from candidate examples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from attacker.attacks.simulation import local_epochs
+from attacker.attacks.simulation.client import find_schedule
 from attacker.attacks.simulation.gradients import Gradients
 from attacker.attacks.simulation.local_steps import build_stepped_gradient
+from fedsim.recording.observation import Observation
 from fedsim.recording.training import Training
 
 LocalSteps = Literal["one_batch", "simulated"]
@@ -17,8 +19,9 @@ class Simulation:
     """The attacker's assumptions on what a client computed.
 
     local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step.
-    surrogate:       for "one_batch", compute the gradient not at the weights sent, but at a point between the weights sent and
-                     the weights returned; this point is optimised together with the examples (SME).
+    surrogate:       for "one_batch" and clients with several local steps, compute the gradient not at the weights sent, but at a
+                     point between the weights sent and the weights returned; this point is optimised together with the examples
+                     (SME). Not used for clients that send signs, from which no weights between can be known.
     order_invariant: if above 0, each simulated local epoch gets separate examples, and the loss penalises differences between the
                      means of the examples of different epochs, with this weight (Dimitrov et al. 2022).
     in_order:        compare the rounds of a client in order, with the simulated state of a defense such as error feedback,
@@ -48,6 +51,12 @@ class Simulation:
                 "draws=true searches for random numbers that a client drew in one local step, and needs local_steps=one_batch, "
                 "surrogate=false and in_order=false; set these, or draws=false"
             )
+
+    def adapt_to(self, observation: Observation) -> "Simulation":
+        """Return these settings without `surrogate` if the client took one step or sends signs, and else unchanged."""
+        _, steps = find_schedule(observation)
+        signs = any(step.name == "sign" for step in observation.defenses.steps)
+        return replace(self, surrogate=False) if self.surrogate and (steps == 1 or signs) else self
 
     def build_gradient(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
         """Return the function that computes a client's gradient: `gradient` itself for "one_batch", or one that simulates steps.

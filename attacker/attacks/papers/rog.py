@@ -26,15 +26,15 @@ def rog(
     *,
     steps: int = 100,
     restarts: int = 1,
-    decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "bicubic4",
+    decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "coarse_to_fine",
     init: Annotated[str, OneOf(tuple(STARTS))] = "coarse4",
-    distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "euclidean",
+    distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "cosine",
     local_steps: LocalSteps = "one_batch",
-    surrogate: bool = False,
+    surrogate: bool = True,
     enhancer: Annotated[str, OneOf((NO_ENHANCER, *BUILT_IN_ENHANCERS))] = NO_ENHANCER,
     lpips_weights: FilePath = "",
     learning_rate: float = 0.05,
-    tv: float = 1e-2,
+    tv: float = 3e-2,
     boxed: bool = False,
     denoised: bool = True,
     latent: float = 0.0,
@@ -44,20 +44,20 @@ def rog(
     draws: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """Search by Adam with cosine annealing for images, by default of a quarter of height and width (Yue et al. 2022, ROG).
+    """Search by Adam with cosine annealing for small images, to which finer details are added (after Yue et al. 2022, ROG).
 
     steps: number of iterations of one start. restarts: as in `dlg`.
-    decoder: variable that is optimised: bicubic4, as in the paper; coarse_to_fine, which adds details of two pixels in the second
-    half of the steps; pixels; the file of an autoencoder or a generator that attacker train-prior wrote; or another one, as in
-    `cpl`.
+    decoder: variable that is optimised: coarse_to_fine, images of an eighth of height and width, to which details of four, two
+    and one pixels are added, each scale in a quarter of the steps; bicubic4, images of a quarter of height and width, as in the
+    paper; pixels; the file of an autoencoder or a generator that attacker train-prior wrote; or another one, as in `cpl`.
     init: start, as in `cpl`, but not insider. coarse4 gives squares of 4 x 4 pixels with one random value in [0, 1) each for
     every channel, which for bicubic4 are independent values of its small image.
-    distance: euclidean (squared), as in the paper; cosine or absolute.
+    distance: cosine; euclidean (squared), as in the paper; or absolute.
     local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
     about n times as long for n local steps.
-    surrogate: for one_batch, compute the gradient at a point between the weights sent and those returned. This point is optimised
-    together with the images (Zhu et al. 2023, SME). For clients with several local steps it comes near the results of simulated
-    at the cost of one_batch.
+    surrogate: for one_batch and clients with several local steps, compute the gradient at a point between the weights sent and
+    those returned. This point is optimised together with the images (Zhu et al. 2023, SME), which comes near the results of
+    simulated at the cost of one_batch. Not used for clients that send signs, nor with draws.
     enhancer: changes the images after the search, and also the images of the null (the attack without the gradient): none, small
     (shipped), equalize (divides by the largest value and equalises histograms, as the paper does for signs), the file of an
     enhancer that attacker train-prior wrote, the file of a generator, or `module:function`, see `learned.enhancer`. With a
@@ -68,7 +68,7 @@ def rog(
     are none, the distance has no LPIPS.
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
     the paper does not.
-    tv, denoised: as in `cpl`; the paper uses no total variation (--preset published).
+    tv, denoised: as in `cpl`; the paper uses no total variation.
     latent, denoiser, denoiser_weight, denoiser_noise: as in `inverting_gradients`; the paper has none of them.
     draws: as in `inverting_gradients`.
     knows_defense: as in `dlg`; simulated updates pass through the model of each defense (its channel) before they are compared.
@@ -78,7 +78,10 @@ def rog(
         name="rog",
         objective=Objective(distance=named.get_distance(distance)),
         simulation=Simulation(
-            local_steps=named.check_local_steps(local_steps), surrogate=surrogate, knows_defense=knows_defense, draws=draws
+            local_steps=named.check_local_steps(local_steps),
+            surrogate=surrogate and local_steps == "one_batch" and not draws,
+            knows_defense=knows_defense,
+            draws=draws,
         ),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init), boxed=boxed),
         prior=Prior(

@@ -28,8 +28,6 @@ class DefendedColumn:
     paper: LPIPS (a distance, lower is better) that the paper gives for its attack ROG; None for a defense that is not in it.
     is_equalized: whether images are also measured after `enhancer.equalize`, as the paper treats them in this column.
     cost: approximate CPU-seconds of all attacks on this column, by which columns are ordered.
-    surrogate: whether attacks compute gradients at a point between the weights sent and those returned, which stands for the
-    local epochs. It does not help where the size of what is sent says little about the update.
     """
 
     name: str
@@ -38,7 +36,6 @@ class DefendedColumn:
     network: str = ""
     paper: float | None = None
     cost: float = 0.0
-    surrogate: bool = True
     is_equalized: bool = False
 
     @property
@@ -52,7 +49,7 @@ COLUMNS = (
     DefendedColumn("uniform, 3 bits", defense="rog_uniform(3)", paper=0.213, cost=190),
     DefendedColumn("QSGD, 3 bits", defense="rog_qsgd(3)", paper=0.215, cost=95),
     DefendedColumn("top-k, 5 % sent", defense="rog_top_k(0.95)", paper=0.237, cost=115),
-    DefendedColumn("sign", defense="sign()", paper=0.347, cost=170, is_equalized=True, surrogate=False),
+    DefendedColumn("sign", defense="sign()", paper=0.347, cost=170, is_equalized=True),
     DefendedColumn("Soteria, 80 %", rule="soteria(0.8)", paper=0.180, cost=100),
     DefendedColumn("PRECODE", network="precode()", paper=0.307, cost=120),
     DefendedColumn("Fed-CDP, 0 dB", rule="fed_cdp(4, snr_db=0)", paper=0.376, cost=140),

@@ -23,8 +23,6 @@ from attacker.attacks import Case, GradientMatching, inverting_gradients, rog
 from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, equalize, read_enhancer
 
 FOLDER = Path("runs/benchmark-rog")
-DECODER, TV = "coarse_to_fine", 3e-2
-"""Decoder of ROG in the columns, and weight of total variation of ROG and of its search in pixels."""
 RATIO_STEPS = (10, 20, 30, 40, 60)
 """Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
 
@@ -197,7 +195,7 @@ def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
     """
     tools = load_tools(asked)
     case = make_case(tools, column)
-    attacks = make_attacks(tools.scale, column)
+    attacks = make_attacks(tools.scale)
     if not (tools.scale.all_attacks or asked.table):
         attacks = {"ROG": attacks["ROG"]}
     attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients") if name in attacks}
@@ -233,19 +231,13 @@ def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
     return replace(case, known_labels=tools.y)
 
 
-def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatching]:
-    """Return a dict of the attacks on a column: ROG, the same search in pixels from the paper's start, Inverting Gradients."""
-    surrogate = column.surrogate
+def make_attacks(scale: Scale) -> dict[str, GradientMatching]:
+    """Return a dict of the attacks: ROG, the same search in pixels from the paper's start, Inverting Gradients."""
     return {
-        "ROG": make_rog(scale.steps, column),
-        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform", tv=TV, surrogate=surrogate),
-        "Inverting Gradients": inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0, surrogate=surrogate),
+        "ROG": rog(steps=scale.steps),
+        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
+        "Inverting Gradients": inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0, surrogate=True),
     }
-
-
-def make_rog(steps: int, column: DefendedColumn) -> GradientMatching:
-    """Return ROG as it is measured in a column, with a number of iterations."""
-    return rog(steps=steps, decoder=DECODER, tv=TV, surrogate=column.surrogate)
 
 
 def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
@@ -257,12 +249,11 @@ def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
     LPIPS (a higher PSNR where there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: for a lower LPIPS
     likewise, both followed by the enhancer.
     """
-    column = COLUMNS[0]
-    own = make_attacks(tools.scale, column)["Inverting Gradients"]
+    own = make_attacks(tools.scale)["Inverting Gradients"]
     aim = tools.folder.attack(own, case, tools.x, tools.asked).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
     for steps in (*(() if tools.asked.quick else RATIO_STEPS), tools.scale.steps):
-        found = tools.folder.attack(make_rog(steps, column), case, tools.x, tools.asked).x
+        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.asked).x
         plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
         reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
         for name, is_reached in zip(ratios, reached, strict=True):

@@ -67,7 +67,7 @@ def choose_scale(asked: Options) -> GridScale:
         return GridScale(images=2, adam=5, network=3, wolfe=1, training=20)
     if "full" in asked.flags:
         return GridScale(images=48, adam=1000, network=400, wolfe=30, training=2000)
-    return GridScale(images=8, adam=100, network=30, wolfe=4, training=300)
+    return GridScale(images=16, adam=1000, network=100, wolfe=30, training=2000)
 
 
 @dataclass(frozen=True, kw_only=True)

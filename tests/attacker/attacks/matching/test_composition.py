@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import Case, cpl, dlg, inverting_gradients, presets
+from attacker.attacks import Case, cpl, dlg, inverting_gradients, presets, rog
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.objectives import Objective, absolute, cosine, euclidean
@@ -78,6 +78,21 @@ def test_contradictory_simulation_settings_are_refused() -> None:
     epochs = Training(learning_rate=0.1, batch_size=1, epochs=3)
     assert Simulation().count_epochs(epochs) == 1
     assert Simulation(local_steps="simulated", order_invariant=0.1).count_epochs(epochs) == 3
+
+
+@pytest.mark.parametrize(
+    ("epochs", "defense", "used"), [(1, "", False), (2, "", True), (2, "sign()", False), (2, "top_k(0.1)", True)]
+)
+def test_surrogate_weights_are_for_several_steps_whose_sizes_are_sent(
+    observe: Observe, epochs: int, defense: str, used: bool
+) -> None:
+    data = DataSpec(shape=(3, 16, 16), num_classes=4)
+    x, y = torch.rand(1, *data.shape), torch.tensor([1])
+    seen = observe(*[(x, y)] * epochs, model=LENET, data=data, defense=defense)
+    seen = replace(seen, training=replace(seen.training, steps=None, epochs=epochs))
+    assert Simulation(surrogate=True).adapt_to(seen) == Simulation(surrogate=used)
+    batch = CaseBatch(rog(steps=2), [Case((seen,), known_labels=y)])
+    assert batch.attack.simulation.surrogate is used
 
 
 def test_search_without_a_start_or_float32_steps_is_refused() -> None:

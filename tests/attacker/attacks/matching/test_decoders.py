@@ -61,7 +61,8 @@ def test_derivatives_agree_with_finite_differences(name: str) -> None:
 def test_encoded_examples_are_decoded_to_nearly_the_same(name: str) -> None:
     own = get_decoder(name)(IMAGES)
     smooth = torch.linspace(0.1, 0.9, 13).expand(2, *IMAGES.shape).contiguous()
-    assert (own.decode(own.encode(smooth)) - smooth).abs().max() < 0.1
+    tolerance = 0.2 if name == "coarse_to_fine" else 0.1  # encodes means over 8 pixels
+    assert (own.decode(own.encode(smooth)) - smooth).abs().max() < tolerance
 
 
 def test_pixels_decoder_is_the_identity() -> None:
@@ -79,17 +80,21 @@ def test_bicubic_latents_have_a_quarter_of_the_size_and_keep_constants() -> None
     assert 1 < float(x.max()) < 1.4
 
 
-def test_fine_displacements_are_added_to_the_coarse_image() -> None:
-    own, coarse = (get_decoder(name)(IMAGES) for name in ("coarse_to_fine", "bicubic4"))
-    z = torch.rand(2, 141, generator=seeded())
-    assert own.phases == (36, 105)
-    small, large = coarse.decode(z[:, :36].reshape(2, *coarse.shape)), list(IMAGES.shape[1:])
-    details = interpolate(z[:, 36:].reshape(2, 3, 5, 7), size=large, mode="bicubic", align_corners=False)
-    torch.testing.assert_close(own.decode(z), small + details)
+def test_displacements_of_all_scales_are_added_to_the_coarse_image() -> None:
+    own, large = get_decoder("coarse_to_fine")(IMAGES), list(IMAGES.shape[1:])
+    sizes = [3 * -(-large[0] // factor) * -(-large[1] // factor) for factor in (8, 4, 2, 1)]
+    assert own.phases == tuple(sizes)
+    z = torch.rand(2, sum(sizes), generator=seeded())
+    wanted = torch.zeros(2, *IMAGES.shape)
+    for factor, part in zip((8, 4, 2, 1), torch.split(z, sizes, dim=1), strict=True):
+        small = part.reshape(2, 3, -(-large[0] // factor), -(-large[1] // factor))
+        wanted += interpolate(small, size=large, mode="bicubic", align_corners=False)
+    torch.testing.assert_close(own.decode(z), wanted)
     x = torch.rand(2, *IMAGES.shape, generator=seeded(1))
-    torch.testing.assert_close(own.decode(own.encode(x)), coarse.decode(coarse.encode(x)))
+    mean = interpolate(interpolate(x, size=[-(-side // 8) for side in large], mode="area"), size=large, mode="bicubic")
+    torch.testing.assert_close(own.decode(own.encode(x)), mean)
     boxed = own.project(9 * z - 4)
-    assert (float(boxed[:, :36].min()), float(boxed[:, 36:].min()), float(boxed.max())) == (0, -1, 1)
+    assert (float(boxed[:, : sizes[0]].min()), float(boxed[:, sizes[0] :].min()), float(boxed.max())) == (0, -1, 1)
 
 
 @pytest.mark.parametrize("name", ["bicubic4", "coarse_to_fine"])

@@ -92,7 +92,7 @@ def test_true_examples_have_a_loss_if_the_compressor_is_ignored(observe: Callabl
 
 def test_simulated_epochs_fit_better_than_one_batch(observe: Callable[..., Observation]) -> None:
     case = observe_once(observe, epochs=5, rate=0.03)
-    ways = (rog(decoder="pixels", tv=0.0, local_steps=way) for way in ("one_batch", "simulated"))
+    ways = (rog(decoder="pixels", tv=0.0, local_steps=way, surrogate=False) for way in ("one_batch", "simulated"))
     one, simulated = (measure_loss(attack, case, draw_images()) for attack in ways)
     assert simulated < 1e-6 < 1e-4 < one < 0.5
 
@@ -103,8 +103,9 @@ def test_search_in_the_latent_is_better_than_its_null(observe: Callable[..., Obs
 
     The attack, unlike the null, runs without total variation, which is no good prior for images of random colours.
     """
-    attack, case = rog(steps=60, boxed=True, tv=0.0), observe_once(observe, defense)
-    (found,), (null,) = attack([case], rng=seeded()), rog(steps=60).null()([case], rng=seeded())
+    attack = rog(steps=60, decoder="bicubic4", distance="euclidean", boxed=True, tv=0.0)
+    null_attack, case = rog(steps=60, decoder="bicubic4").null(), observe_once(observe, defense)
+    (found,), (null,) = attack([case], rng=seeded()), null_attack([case], rng=seeded())
     assert psnr(found.x, draw_images()).min() > psnr(null.x, draw_images()).max() + gain
     assert found.confidence.isnan().all()
     assert "decoder" in " ".join(found.notes)
@@ -118,13 +119,13 @@ def test_batched_cases_get_the_answers_of_single_ones(observe: Callable[..., Obs
         torch.testing.assert_close(one.x, rog(steps=5)([alone], rng=seeded())[0].x, atol=1e-4, rtol=1e-4)
 
 
-def test_second_phase_starts_at_the_best_image_of_the_first_and_finds_finer_details(observe: Callable[..., Observation]) -> None:
-    case, steps = observe_once(observe, side=8), 60
+def test_later_phases_start_at_the_best_image_so_far_and_find_finer_details(observe: Callable[..., Observation]) -> None:
+    case, steps = observe_once(observe, side=8), 80
     attacks = (rog(steps=steps, decoder=name, tv=0.0) for name in ("coarse_to_fine", "bicubic4"))
     (found,), (coarse,) = (attack([case], rng=seeded()) for attack in attacks)
     losses = found.loss.tolist()
-    assert losses[steps // 2 + 1] == pytest.approx(min(losses[: steps // 2 + 1]), rel=1e-4)
-    assert losses[0] == pytest.approx(float(coarse.loss[0]), rel=1e-4)
+    for start in (steps // 4, steps // 2, 3 * steps // 4):
+        assert losses[start + 1] == pytest.approx(min(losses[: start + 1]), rel=1e-4)
     assert found.loss.min() < 0.3 * coarse.loss.min()
     truth = draw_images(side=8)
     assert psnr(found.x, truth).mean() > psnr(coarse.x, truth).mean() + 3

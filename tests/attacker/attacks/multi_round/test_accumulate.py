@@ -235,7 +235,9 @@ def test_every_search_can_use_several_rounds(observe, search: str) -> None:
 def test_surrogate_weights_are_used_in_order_as_in_separate_rounds(observe) -> None:
     """Without a defense that keeps a state, both ways compute the same loss."""
     y = torch.tensor([2])
-    case = replace(record(observe, make_example(), y, 2, "", rate=0.5), links=link_same([1, 1]))
+    case = record(observe, make_example(), y, 2, "", rate=0.5)
+    rounds = tuple(replace(one, training=replace(one.training, steps=2)) for one in case.observations)
+    case = replace(case, observations=rounds, links=link_same([1, 1]))
     z = torch.cat([make_example(1).flatten(), torch.tensor([0.3])])[None]
     found = []
     for residual in (True, False):

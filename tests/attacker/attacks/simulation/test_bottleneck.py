@@ -76,6 +76,7 @@ def test_errors_of_mean_draws_are_those_of_autograd_and_a_large_weight_leaves_th
 
 def test_surrogate_weights_are_those_between_the_sent_and_the_returned_ones(case: Case) -> None:
     (one,) = case.observations
+    one = replace(one, training=replace(one.training, steps=2))
     half = {name: w + 0.5 * one.update[name] for name, w in one.weights.items()}
     (view,), (middle,) = (
         CaseBatch(rog(decoder="pixels", surrogate=chosen), [replace(case, observations=(replace(one, weights=start),))]).views
