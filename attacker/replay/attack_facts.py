@@ -73,7 +73,7 @@ def _check_facts(facts: Any) -> None:
         _check_text(entry, facts[entry])
     for entry in ("network_code", "attack_code"):
         _check_text(entry, facts.get(entry, ""))
-    for entry in ("oracles", "asked_oracles", "withheld"):
+    for entry in ("oracles", "asked_oracles", "withheld", "code"):
         _check_texts(entry, facts.get(entry, []))
     run = facts["run"]
     for entry in RUN_TEXT_FIELDS:

@@ -21,7 +21,8 @@ from fedsim.recording.safe_files import read_json
 class Identity:
     """The facts that the folder of a replay is named after, as plain data, so that replays that differ in them do not share one.
 
-    The device, the rounds and clients to attack, and the versions of PyTorch and of this project are not among them.
+    The device, the rounds and clients to attack, and the versions of PyTorch and of this project are not among them;
+    `attack.json` states the version of this project (`identify_version`), and a replay that keeps answers of another one says so.
     arguments: all arguments of the attack, including defaults, since defaults may change between versions.
     oracles:   names of the oracles (information that no server has, such as true labels) that the user gave to the attack.
     truth:     digest of the clients' true examples that oracles read; "" without oracles.

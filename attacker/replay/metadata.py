@@ -11,7 +11,9 @@ from typing import Any
 from attacker.replay.attack_facts import read_facts
 from attacker.replay.cases import Plan, make_case_entry, make_row_entry
 from attacker.replay.checkpoints import run_of
+from attacker.replay.code_version import EARLIER_CODE, identify_version
 from attacker.replay.identity import Identity
+from attacker.replay.results import is_done
 from fedsim import models
 from fedsim.recording import DamagedFile, Manifest, Recording
 from fedsim.recording.files import hold_lock, write_bytes
@@ -21,8 +23,11 @@ log = logging.getLogger(__name__)
 
 def write_facts(
     path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str], withheld: Sequence[str] = ()
-) -> None:
-    """Write the file `path`, an `attack.json`: what scoring and report need to know about a replay.
+) -> list[str]:
+    """Write the file `path`, an `attack.json`: what scoring and report need to know about a replay; return its entry `code`.
+
+    That entry lists the versions of the code (`identify_version`) whose answers the folder may hold, the current one last. Other
+    versions are listed only if the folder holds finished cases.
 
     Its list of cases holds the cases of `plan`, the rows without a usable update, and all others that an existing file lists. A
     damaged file is replaced, with a warning; cases of other rounds are listed again once they are replayed again.
@@ -51,14 +56,21 @@ def write_facts(
     }
     below = run_of(path.parent)
     with hold_lock(path.with_name(".lock"), below=below, wait=True):  # another replay may attack other rounds at the same time
-        cases = _read_cases(path) | {case["key"]: case for case in told}
-        write_bytes(path, _to_json(about, [cases[key] for key in sorted(cases)]), below=below)
+        before = _read_written(path)
+        listed = {case["key"]: case for case in before.get("cases", [])}
+        current, codes = identify_version(), list[str]()
+        if any(is_done(path.parent, key) for key in listed):
+            codes = [code for code in before.get("code", [EARLIER_CODE]) if code != current]
+        codes.append(current)
+        cases = listed | {case["key"]: case for case in told}
+        write_bytes(path, _to_json({**about, "code": codes}, [cases[key] for key in sorted(cases)]), below=below)
+    return codes
 
 
-def _read_cases(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the cases that an `attack.json` lists, by key; none if it is missing or, with a warning, damaged."""
+def _read_written(path: Path) -> dict[str, Any]:
+    """Return the content of an existing `attack.json`; an empty dict if it is missing or, with a warning, damaged."""
     try:
-        return {case["key"]: case for case in read_facts(path)["cases"]} if os.path.lexists(path) else {}
+        return read_facts(path) if os.path.lexists(path) else {}
     except DamagedFile as error:
         log.warning("%s: %s. It is written anew with the cases of this replay only.", path, error.reason.partition(";")[0])
         return {}

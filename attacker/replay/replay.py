@@ -19,6 +19,7 @@ from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, PlannedCase, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
 from attacker.replay.chosen_rows import ChosenRows
+from attacker.replay.code_version import explain_reuse
 from attacker.replay.evaluation_times import measure_slowdown
 from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.forecast import Forecast, plan_routes
@@ -48,6 +49,7 @@ class ReplayResult:
               round and client.
     routes:   dict from the name of a method (a closed form or a search) to the number of cases that it reconstructed now.
     left_out: dict from the key of each case that omits rounds of its client to a list of pairs of round and reason.
+    reuse:    the one of the notes that says that another version of the code gave answers which are kept; "" if there is none.
     notes:    remarks on the replay, one sentence each.
     """
 
@@ -57,6 +59,7 @@ class ReplayResult:
     failed: dict[str, str] = field(default_factory=dict)
     routes: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    reuse: str = ""
     notes: list[str] = field(default_factory=list)
 
     def add(self, outcome: TaskOutcome) -> None:
@@ -206,7 +209,7 @@ class Replay:
         plan, pending = self.plan, self._list_pending()
         make_private(self.folder, below=run_of(self.folder))
         oracles = (*list_oracles(self._attack.needs), *(() if self.spec.null else self._oracles))
-        write_facts(
+        codes = write_facts(
             self.folder / "attack.json",
             self.recording,
             self.identity,
@@ -223,6 +226,9 @@ class Replay:
             replayed.notes.append(f"the recording holds nothing of {of}round {absent}")
         tasks = self._plan_tasks(pending, replayed)
         replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)
+        if reuse := explain_reuse(codes, replayed.skipped, self.folder):
+            replayed.reuse = reuse
+            replayed.notes.append(reuse)
         with closing(self._run_tasks(tasks, Meter(tasks, watch))) as outcomes:
             for outcome in outcomes:
                 replayed.add(outcome)

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from attacker.attacks import ATTACKS, AttackSpec
 from attacker.cli import app as cli
+from attacker.replay import code_version, metadata
+from attacker.replay.code_version import identify_version
 from attacker.replay.replay import Replay
 from attacker.report.gather import gather_run
 from attacker.scoring import Scorer, summarise
@@ -153,6 +155,38 @@ def test_folder_of_an_earlier_version_is_continued_for_built_in_networks(app: Pa
         assert len(Scorer(run, [run / "truth"]).score(old)) == 1
         again = replay(run).run()
         assert (again.skipped, again.folder == old) == ((1, True) if kept else (0, False))
+
+
+def test_answers_of_another_version_are_kept_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = federate_once(tmp_path / "run", "mlp")
+    assert not replay(run).run().reuse
+    assert not replay(run).run().reuse  # the same version continues without a word
+    for module in (code_version, metadata):
+        monkeypatch.setattr(module, "identify_version", lambda: "9.9+0123abcd")
+    again = replay(run).run()
+    assert (again.done, again.skipped) == (0, 1)
+    assert f"1 finished case in {again.folder}: all or some by {identify_version()}, and this is 9.9+0123abcd" in again.reuse
+    assert again.reuse in again.notes
+    facts = json.loads((again.folder / "attack.json").read_text())
+    assert facts["code"] == [identify_version(), "9.9+0123abcd"]
+    del facts["code"]  # as before versions were written
+    (again.folder / "attack.json").write_text(json.dumps(facts))
+    assert "all or some by an earlier version, and" in replay(run).run().reuse
+    shutil.rmtree(again.folder)  # the advice
+    fresh = replay(run).run()
+    assert (fresh.done, fresh.reuse) == (1, "")
+
+
+def test_the_version_depends_on_the_sources_of_attacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "attacks").mkdir()
+    monkeypatch.setattr(code_version, "SOURCE_FOLDERS", (tmp_path / "attacks",))
+    compute = identify_version.__wrapped__
+    found = set[str]()
+    for content in ("a = 1", "a = 2"):
+        (tmp_path / "attacks" / "one.py").write_text(content)
+        (tmp_path / "attacks" / "one.pyc").write_text(str(len(found)))
+        found |= {compute(), compute()}
+    assert len(found) == 2
 
 
 def test_only_custom_code_has_a_digest() -> None:
