@@ -2,8 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from attacker.attacks.confidence import is_far_outside
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked
 from attacker.audit.plan import ATTACK_RULE, JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
@@ -13,11 +18,18 @@ from attacker.scoring import ScoreRow, Summary
 from fedsim.recording import Row
 
 RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked", "labels-leak"
+NORMALISATION_RULE = "normalisation-misstated"
 NO_ANSWER = "no conclusion from attacks: no attack produced an answer"
 MAX_REASON = 200
 """Number of characters after which the reason why an attack failed is cut; "..." is then added."""
 MIN_CONFIDENCE = 0.95
 """Smallest confidence with which a reconstruction counts as recovered if the true examples are not given."""
+MIN_LIKELY = 0.5
+"""Smallest confidence of a reconstruction that is more probably right than wrong."""
+MIN_EXPLAINED = 0.99
+"""Smallest share of the gradient's power that a reconstruction with values outside [0, 1] must explain to be reported."""
+MIN_FITTING = 0.5
+"""Share of the gradient's power below which the best answers of all attacks fit so badly that settings may be misstated."""
 FAILED_GAP = 1.0
 """Difference in dB by which the mean PSNR of an attack must be below the mean PSNR of its null to count as worse."""
 ADVICE = (
@@ -39,8 +51,13 @@ class AuditedAttack:
     examples:       number of distinct true examples compared. recovered, null_recovered: how many of them the attack and the
                     null recovered at least once; an image is recovered if the mean squared error is at most 0.009, see
                     `attacker.scoring.metrics.is_recovered`. All three are 0 without the true examples.
-    confident, undecided: numbers of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`, and with an undecided
-                    one, so that nothing is known about them without the true examples.
+    confident, likely, undecided: numbers of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`, with a smaller
+                    one of at least `MIN_LIKELY`, and with an undecided one, so that nothing is known about them without the true
+                    examples. likely is 0 with the true examples.
+    doubt:          the attack's first note on why a confidence is undecided; "" if there is none, and with the true examples.
+    outside:        how many of the undecided examples are images that explain the gradient, but whose values lie far outside the
+                    range [0, 1]; 0 with the true examples. outside_values: the smallest and largest values of these.
+    explained:      largest share of the gradient's power that an example explains; None if unknown, and with the true examples.
     psnr, null_psnr: mean PSNR of attack and null in dB; None for data that are not images, and without the true examples.
     leaked:         titles of the scores that show a leak, see `Comparison`.
     efficiency:     mean of the lower bounds on the mean squared error, divided by the attack's mean squared error over the same
@@ -60,7 +77,12 @@ class AuditedAttack:
     recovered: int = 0
     null_recovered: int = 0
     confident: int = 0
+    likely: int = 0
     undecided: int = 0
+    doubt: str = ""
+    outside: int = 0
+    outside_values: tuple[float, float] | None = None
+    explained: float | None = None
     psnr: float | None = None
     null_psnr: float | None = None
     leaked: tuple[str, ...] = ()
@@ -120,14 +142,35 @@ class AuditedAttack:
         )
 
 
-def count_confidences(folder: Path, cases: Sequence[str]) -> tuple[int, int]:
-    """Return how many reconstructed examples have a confidence of at least `MIN_CONFIDENCE`, and how many an undecided one.
+def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str]) -> AuditedAttack:
+    """Return the result of an attack without the true examples: the numbers of confident, likely and undecided examples.
 
-    folder: the folder with the attack's reconstructions. cases: keys of the cases to count; those without a reconstruction add 0.
+    spec: the attack as text. updates: number of updates attacked. folder: the folder with the attack's reconstructions.
+    cases: keys of the cases to count; those without a reconstruction add 0.
     """
-    paths = [path for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
-    values = [Reconstruction.read(path).confidence for path in paths]
-    return sum(int((one >= MIN_CONFIDENCE).sum()) for one in values), sum(int(one.isnan().sum()) for one in values)
+    found = [Reconstruction.read(path) for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
+    notes = [note for one in found for note in one.notes if note.startswith("confidence is undecided")]
+    far = [one.x[_is_right_but_outside(one)] for one in found]
+    values = torch.cat([x.flatten() for x in far]) if far else torch.zeros(0)
+    shares = [share for one in found if one.explained is not None for share in one.explained.tolist() if not isnan(share)]
+    return AuditedAttack(
+        spec=spec,
+        updates=updates,
+        confident=sum(int((one.confidence >= MIN_CONFIDENCE).sum()) for one in found),
+        likely=sum(int(((one.confidence >= MIN_LIKELY) & (one.confidence < MIN_CONFIDENCE)).sum()) for one in found),
+        undecided=sum(int(one.confidence.isnan().sum()) for one in found),
+        doubt=notes[0] if notes else "",
+        outside=sum(map(len, far)),
+        outside_values=(float(values.min()), float(values.max())) if len(values) else None,
+        explained=max(shares, default=None),
+    )
+
+
+def _is_right_but_outside(found: Reconstruction) -> Tensor:
+    """Return a mask (N,) of the undecided images that explain the gradient, but whose values lie far outside [0, 1]."""
+    if found.x.ndim != 4 or found.explained is None:  # only images have a known range
+        return torch.zeros(len(found.x), dtype=torch.bool)
+    return found.confidence.isnan() & (found.explained >= MIN_EXPLAINED) & is_far_outside(found.x)
 
 
 def describe_failures(rows: Sequence[Row], cases: Sequence[PlannedCase], failed: Mapping[str, str]) -> tuple[int, str]:
@@ -191,27 +234,46 @@ def _title_recovered(strongest: AuditedAttack) -> str:
 
 def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckResult:
     strongest = max(attacks, key=lambda one: one.confident)
-    if not strongest.confident:
-        open_ = [f"{one.undecided} of {one.spec}" for one in attacks if one.undecided]
-        reason = (
-            f"whether examples leak is not known: no attack returned an example with a confidence of at least {MIN_CONFIDENCE:g}"
-            ", and the true examples to compare with were not given (--truth)"
-            + (
-                f"; reconstructions that may be right or wrong, since their confidence is undecided: {', '.join(open_)}"
-                if open_
-                else ""
-            )
+    if strongest.confident:
+        return Finding(
+            rule=RECOVERED_RULE,
+            grade="severe",
+            title=_title_recovered(strongest),
+            evidence=f"{strongest.spec} on {_count(strongest.updates, 'update')}: "
+            f"{_count(strongest.confident, 'reconstruction')} with a calibrated probability of at least {MIN_CONFIDENCE:g} that "
+            "they are recovered. The true examples to compare them with were not given (--truth).",
+            advice=advice,
         )
-        return NotChecked(rule=RECOVERED_RULE, reason=reason, kind="needs information")
-    return Finding(
-        rule=RECOVERED_RULE,
-        grade="severe",
-        title=_title_recovered(strongest),
-        evidence=f"{strongest.spec} on {_count(strongest.updates, 'update')}: "
-        f"{_count(strongest.confident, 'reconstruction')} with a calibrated probability of at least {MIN_CONFIDENCE:g} that they "
-        "are recovered. The true examples to compare them with were not given (--truth).",
-        advice=advice,
+    far = max(attacks, key=lambda one: one.outside)
+    if far.outside and far.outside_values:
+        least, most = far.outside_values
+        return Finding(
+            rule=NORMALISATION_RULE,
+            grade="serious",
+            title="Attacks find inputs that explain the updates, with values that the stated normalisation does not allow.",
+            evidence=f"{far.spec} on {_count(far.updates, 'update')}: {_count(far.outside, 'reconstruction')} with at least "
+            f"{MIN_EXPLAINED:.0%} of the gradient explained and values from {least:.3g} to {most:.3g}, where the stated mean "
+            "and std allow 0 to 1. They are probably the clients' examples, normalised otherwise than stated.",
+            advice="State the clients' normalisation as mean and std of the data: (x - mean) / std, x from 0 to 1 (for inputs "
+            "from 0 to 255, std is 1/255), record or import again, and repeat the audit.",
+        )
+    likely = [f"{one.likely} of {one.spec}" for one in attacks if one.likely]
+    undecided = [f"{one.undecided} of {one.spec}{f' ({one.doubt})' * bool(one.doubt)}" for one in attacks if one.undecided]
+    reason = (
+        f"whether examples leak is not known: no attack returned an example with a confidence of at least {MIN_CONFIDENCE:g}"
+        ", and the true examples to compare with were not given (--truth)"
     )
+    if likely:
+        reason += f"; reconstructions with a lower confidence, but of at least {MIN_LIKELY:g}: {', '.join(likely)}"
+    if undecided:
+        reason += f"; reconstructions that may be right or wrong, since their confidence is undecided: {', '.join(undecided)}"
+    shares = [one.explained for one in attacks if one.explained is not None]
+    if shares and max(shares) < MIN_FITTING:
+        reason += (
+            f"; no answer explains more than {max(shares):.0%} of an update's gradient: the attacks had too little time, or "
+            "clients train otherwise than stated: compare learning rate, steps, batch size, loss and normalisation with the app"
+        )
+    return NotChecked(rule=RECOVERED_RULE, reason=reason, kind="needs information")
 
 
 def _count(number: int, noun: str) -> str:

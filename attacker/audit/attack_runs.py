@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from types import FrameType
 
-from attacker.audit.attack_findings import AuditedAttack, count_confidences, describe_failures
+from attacker.audit.attack_findings import AuditedAttack, describe_failures, judge_alone
 from attacker.audit.findings import NotChecked
 from attacker.audit.plan import ATTACK_RULE, PlannedAttack
 from attacker.replay.cases import PlannedCase
@@ -82,6 +82,8 @@ class AttackRuns:
         cases, started = attack.plan.cases, monotonic()
         kept = min(0.5, max(MIN_NULL_SHARE, one.null_share))
         done, cut = self._replay(attack, started + (1 - kept) * allowed)
+        if done is not None and done.reuse:
+            self._leave_out(f"{one.spec}: {done.reuse}")
         took = monotonic() - started
         finished = cases if not cut else _list_finished(attack, cases)
         null_cut = False
@@ -109,13 +111,12 @@ class AttackRuns:
         return done, limit.is_over
 
     def _build_result(self, planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path]) -> AuditedAttack:
-        """Return the result of one attack; without a scorer, only numbers of updates, and of confident and undecided examples.
+        """Return the result of one attack; without a scorer, from the confidence in the examples alone.
 
         cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
         """
         if self.scorer is None:
-            confident, undecided = count_confidences(folders[0], cases)
-            return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=confident, undecided=undecided)
+            return judge_alone(str(planned.spec), len(planned.rows), folders[0], cases)
         rows = [row for folder in folders for row in self.scorer.score(folder) if row.case in cases]
         (summary,) = summarise(rows)
         return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 
+from attacker.attacks.simulation.client import find_schedule
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from fedsim import models
 from fedsim.recording import Observation
 from fedsim.recording.contradictions import find_contradictions
 
 TRAINING_RULE = "training-misstated"
+MAX_BIAS_EXCESS = 1.1
+"""Largest change of the last layer's bias, relative to its bound, that is taken for possible. The excess allows for rounding."""
 
 
 def check_training(observations: Sequence[Observation]) -> CheckResult:
@@ -36,4 +40,33 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
 def _list_contradictions(observation: Observation) -> list[str]:
     before = {**observation.weights, **observation.buffers}
     after = {**observation.payload.tensors, **observation.buffers_after}
-    return find_contradictions(observation.training, observation.num_examples, before, after)
+    found = find_contradictions(observation.training, observation.num_examples, before, after)
+    return found or _judge_head(observation)
+
+
+def _judge_head(observation: Observation) -> list[str]:
+    """Return a list of one sentence if SGD as stated cannot change the last layer's bias as much as it changed, or an empty list.
+
+    Each entry of the bias' gradient is a mean of errors p - y in [-1, 1], whatever the examples are, also with label smoothing
+    and with weights of classes. Momentum m multiplies the sum of a round's steps by at most 1 / (1 - m).
+    """
+    training = observation.training
+    try:
+        _, bias = models.find_head(models.build_layout(observation.model, observation.data), observation.data)
+    except ValueError:
+        return []
+    if training.optimiser != "sgd" or observation.gradient.step or bias is None or bias not in observation.payload.tensors:
+        return []
+    if training.epochs is not None and observation.num_examples is None:  # the number of steps is unknown
+        return []
+    steps, before = find_schedule(observation)[1], observation.weights[bias].double()
+    largest = float((observation.payload.tensors[bias].double() - before).abs().max())
+    rates = sum(training.compute_rate(step) for step in range(steps)) / (1 - training.momentum)
+    possible = rates * (1 + training.weight_decay * float(before.abs().max() + largest))
+    if largest <= MAX_BIAS_EXCESS * possible:
+        return []
+    return [
+        f"the last layer's bias, {bias}, changed by up to {largest:.2g}, and {steps} step{'s' * (steps != 1)} of SGD with a "
+        f"learning rate of {training.learning_rate:g} can change it by at most {possible:.2g}: compare learning_rate and the "
+        "number of steps, and whether the loss is a mean over the batch"
+    ]

@@ -246,13 +246,17 @@ def _mark_outside_undecided(own: ConfidenceEstimates, x: Tensor) -> ConfidenceEs
     Far is a mean squared distance to [0, 1] above MAX_OUTSIDE. Such an image is too far from every valid image to count as
     recovered. If it is right nevertheless, the clients normalise their images in another way than the recording states.
     """
-    off = (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1).cpu()
-    far = (off > MAX_OUTSIDE) & (own.confidence >= LIKELY)
+    far = is_far_outside(x).cpu() & (own.confidence >= LIKELY)
     if not bool(far.any()):
         return own
     values = f"{float(x[far].min()):.3g} to {float(x[far].max()):.3g} instead of 0 to 1"
     remedy = "if clients normalise their images, set mean and std of the data (DataSpec)"
     return _mark_undecided(own, far, f"whose values are {values}: {remedy}")
+
+
+def is_far_outside(x: Tensor) -> Tensor:
+    """Return a mask (N,) of the examples x (N, *shape) whose mean squared distance to [0, 1] is above MAX_OUTSIDE."""
+    return (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1) > MAX_OUTSIDE
 
 
 def judge_prior(examples: int, data: DataSpec) -> ConfidenceEstimates:

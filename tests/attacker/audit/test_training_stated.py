@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attacker.audit import Finding, NotChecked, Passed
 from attacker.audit.training_checks import check_training
+from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import Payload
 
@@ -54,3 +55,18 @@ def test_packed_updates_are_not_compared(start: dict[str, Tensor]) -> None:
         start, start, training=TRAINING, model=ModelSpec(name="mlp"), data=DataSpec(shape=(6,), num_classes=3)
     )
     assert isinstance(check_training([packed]), NotChecked)
+
+
+@pytest.mark.parametrize(("stated", "momentum", "named"), [(0.1, 0.0, False), (0.01, 0.0, True), (0.02, 0.9, False)])
+def test_a_learning_rate_too_small_for_the_heads_change_is_a_finding(stated: float, momentum: float, named: bool) -> None:
+    """The client's rate is 0.1, with which a step changes the bias by up to 0.1."""
+    data = DataSpec(shape=(6,), num_classes=3)
+    net = models.build(ModelSpec(name="mlp"), data)
+    start = {name: p.detach().clone() for name, p in net.named_parameters()}
+    torch.nn.functional.cross_entropy(net(torch.rand(2, 6)), torch.tensor([0, 0])).backward()
+    after = {name: start[name] - 0.1 * p.grad for name, p in net.named_parameters() if p.grad is not None}
+    found = check_training([observe(after, start, replace(TRAINING, learning_rate=stated, momentum=momentum))])
+    assert isinstance(found, Finding) is named
+    if isinstance(found, Finding):
+        assert "changed by up to 0.0" in found.evidence
+        assert "can change it by at most 0.01: compare learning_rate" in found.evidence

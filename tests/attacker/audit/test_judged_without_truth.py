@@ -1,0 +1,86 @@
+"""Tests of audits without the true examples: what the confidence of attacks, and the values of reconstructions, say."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from attacker.audit import Audit, Finding, NotChecked, audit
+from attacker.audit.attack_findings import AuditedAttack, judge_results
+from attacker.replay import code_version, metadata
+from fedsim import models
+from fedsim.commands.import_updates import ImportSettings, import_recording
+from fedsim.recording import DataSpec, ModelSpec
+
+
+def audit_step(tmp_path: Path, *, mean: float, std: float, stated: str) -> Audit:
+    """Audit the update of a client that takes one step on a digit (1, 8, 8), normalised by `mean` and `std`.
+
+    stated: further settings of the data, as TOML.
+    """
+    data = DataSpec(shape=(1, 8, 8), num_classes=10)
+    net = models.build(ModelSpec(name="mlp"), data)
+    sent = {name: tensor.numpy().copy() for name, tensor in net.state_dict().items()}
+    digits = load_digits()
+    x = (torch.tensor(digits.images[:1, None] / 16, dtype=torch.float32) - mean) / std
+    names, parameters = zip(*net.named_parameters(), strict=True)
+    loss = torch.nn.functional.cross_entropy(net(x), torch.tensor(digits.target[:1]))
+    returned = {name: sent[name] - 1e-3 * g.numpy() for name, g in zip(names, torch.autograd.grad(loss, parameters), strict=True)}
+    for name, arrays in (("sent", sent), ("returned", returned)):
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    settings = tmp_path / "settings.toml"
+    settings.write_text(
+        'model = "mlp"\nnum_examples = 1\ntraining = { learning_rate = 1e-3, batch_size = 1, steps = 1 }\n'
+        f"data = {{ shape = [1, 8, 8], num_classes = 10{stated} }}\n"
+    )
+    import_recording(tmp_path / "sent.npz", tmp_path / "returned.npz", ImportSettings.read(settings), tmp_path / "run")
+    return audit(tmp_path / "run", seconds=1)
+
+
+def list_rules(found: Audit) -> dict[str, Finding]:
+    return {one.rule: one for one in found.findings}
+
+
+@pytest.mark.parametrize(("mean", "std", "values"), [(0.0, 1 / 255, "0 to 239"), (0.3, 0.38, "-0.789 to 1.68")])
+def test_an_unstated_normalisation_is_a_finding_and_no_silence(tmp_path: Path, mean: float, std: float, values: str) -> None:
+    found = list_rules(audit_step(tmp_path, mean=mean, std=std, stated=""))["normalisation-misstated"]
+    assert found.grade == "serious"
+    assert f"values from {values}" in found.evidence
+    assert "mean and std" in found.advice
+
+
+def test_the_stated_normalisation_gives_confident_examples(tmp_path: Path) -> None:
+    rules = list_rules(audit_step(tmp_path, mean=0.3, std=0.38, stated=", mean = [0.3], std = [0.38]"))
+    assert "normalisation-misstated" not in rules
+    assert rules["examples-recovered"].grade == "severe"
+
+
+def test_likely_and_undecided_answers_are_told_with_the_reason() -> None:
+    likely = AuditedAttack(spec="exact()", updates=3, likely=3)
+    doubted = AuditedAttack(spec="cpl()", updates=3, undecided=2, doubt="confidence is undecided: no curve")
+    (told,) = judge_results([likely, doubted], scored=False)
+    assert isinstance(told, NotChecked)
+    assert "of at least 0.5: 3 of exact()" in told.reason
+    assert "2 of cpl() (confidence is undecided: no curve)" in told.reason
+
+
+def test_an_audit_names_answers_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = audit_step(tmp_path, mean=0.0, std=1.0, stated="")
+    assert not [one for one in first.not_checked if "which may answer otherwise" in one.reason]
+    for module in (code_version, metadata):
+        monkeypatch.setattr(module, "identify_version", lambda: "9.9+0123abcd")
+    again = audit(tmp_path / "run", seconds=1)
+    told = [one.reason for one in again.not_checked if "9.9+0123abcd, which may answer otherwise" in one.reason]
+    assert len(told) == len(again.attacks)
+    assert told[0].startswith("exact(fallback='none'): 1 finished case in ")
+
+
+@pytest.mark.parametrize(
+    ("shares", "named"), [((0.0, None), True), ((0.1, 0.4), True), ((0.1, 0.9), False), ((None, None), False)]
+)
+def test_answers_that_fit_badly_point_at_the_stated_settings(shares: tuple[float | None, ...], named: bool) -> None:
+    (told,) = judge_results([AuditedAttack(spec="cpl()", updates=1, explained=share) for share in shares], scored=False)
+    assert isinstance(told, NotChecked)
+    assert ("compare learning rate" in told.reason) is named
