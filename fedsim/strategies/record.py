@@ -24,6 +24,10 @@ from fedsim.strategies.older_strategy import SentMessages, is_older, watch_older
 from fedsim.strategies.recording_strategy import RecordingStrategy
 from fedsim.strategies.wrapper import Wrapper, find_innermost
 
+PART_ADVICE = (
+    "if the server sends only a part of it on purpose, such as a head or adapters, name a function whose network holds the other "
+    "weights as buffers that are not saved (docs/tutorials/flower-app.md shows one)"
+)
 AnyStrategy = TypeVar("AnyStrategy")
 """A strategy of `flwr.serverapp.strategy`, or of the older `flwr.server.strategy`."""
 
@@ -172,13 +176,14 @@ class _Watched(Wrapper):
 
     def _check(self, arrays: ArrayRecord) -> None:
         sent = {key: tuple(array.shape) for key, array in arrays.items()}
+        part = f"; {PART_ADVICE}" if sent and all(self._shapes.get(key) == shape for key, shape in sent.items()) else ""
         for key in sorted(sent.keys() | self._shapes.keys()):
             here, there = self._shapes.get(key), sent.get(key)
             if here == there or (there is None and key in self._optional):
                 continue
             raise ValueError(
                 f"the server sends {_describe_shape(key, there)}, and the model {self._name} has {_describe_shape(key, here)}; "
-                "give record() the network that is trained"
+                f"give record() the network that is trained{part}"
             )
 
 
