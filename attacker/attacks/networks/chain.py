@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from attacker.attacks.networks.activations import IDENTITY, Activation
 from attacker.attacks.networks.traced import (
-    CONVERSIONS,
     Linear,
     NotAChain,
     are_reshapes,
@@ -22,6 +21,8 @@ from attacker.attacks.networks.traced import (
     find_kind,
     get_call_name,
     is_arithmetic,
+    is_cast,
+    is_move,
     is_normalisation,
     trace,
 )
@@ -79,7 +80,8 @@ class Layer:
 class Chain:
     """A network as a sequence of layers from the input to the logits.
 
-    scales_inputs: whether the code computes with the inputs and constants before the first layer, such as x / 255.
+    scales_inputs: whether the code computes with the inputs and constants before the first layer, such as x / 255, or reorders
+                   their axes.
     """
 
     layers: tuple[Layer, ...]
@@ -211,11 +213,15 @@ class _ChainBuilder:
             self.constants[node] = str(node.target)[2:]
         elif inputs and node.op != "output" and all(one in self.constants for one in inputs):
             self.constants[node] = self.constants[inputs[0]]
+        elif is_cast(node) and node.args[0] in self.constants:  # to the device or dtype of another tensor
+            self.constants[node] = self.constants[node.args[0]]  # type: ignore[index]
 
     def _read_node(self, node: fx.Node) -> None:
         names = [self.constants[one] for one in node.all_input_nodes if one in self.constants]
         module = self.modules[str(node.target)[2:]] if node.op == "call_module" else None
-        if not self.layers and (is_arithmetic(node) or is_normalisation(module)):
+        if self.one_dtype and is_cast(node) and node.args[0] is self.last and self._has_floating_target(node):
+            return
+        if not self.layers and (is_arithmetic(node) or is_normalisation(module) or is_move(node)):
             self._add_scaling(node)
             return
         if names:
@@ -232,7 +238,7 @@ class _ChainBuilder:
             self._add_weighted(str(node.target)[2:], module)  # type: ignore[arg-type]
         elif (activation := find_activation(node, module)) is not None:
             self._add_activation(activation, node)
-        elif not (self.one_dtype and node.op == "call_method" and node.target in CONVERSIONS):
+        else:
             self._add_linear(node, module)
 
     def _add_weighted(self, name: str, module: nn.Conv2d | nn.Linear) -> None:
@@ -272,7 +278,26 @@ class _ChainBuilder:
             raise NotAChain(_explain_join(node))
         if self.pending and not are_reshapes(self.pending):
             raise NotAChain(f"{get_call_name(node)} follows a pooling of the inputs, and closed forms support only one of both")
+        if is_move(node):
+            self._move_axes(node)
         self.scales_inputs = True
+
+    def _move_axes(self, node: fx.Node) -> None:
+        """Change `shape` as a node does that reorders the axes of the inputs."""
+        values = fx.node.map_arg((node.args, dict(node.kwargs)), lambda a: self.sizes.get(a, a))
+        x = torch.empty(self.batch, *self.shape, device="meta")
+        function = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+        try:
+            given = tuple(function(x, *values[0][1:], **values[1]).shape)  # type: ignore[operator]
+        except (TypeError, RuntimeError, IndexError) as error:
+            raise NotAChain(f"{get_call_name(node)} fails on an input of shape {self.shape}: {error}") from error
+        if given[0] != self.batch:
+            raise NotAChain(f"{get_call_name(node)} moves the axis of the examples, and closed forms need it to be the first")
+        self.shape = given[1:]
+
+    def _has_floating_target(self, node: fx.Node) -> bool:
+        """Return whether the tensors in the arguments of a cast, which may give a dtype, are parameters, which are floating."""
+        return all(self.constants[one] in self.parameters for one in node.all_input_nodes if one in self.constants)
 
     def _add_activation(self, activation: Activation, node: fx.Node) -> None:
         if activation is IDENTITY:
@@ -337,13 +362,13 @@ class _ChainBuilder:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Return whether a node reads the shape, a size or the dtype of a tensor, or computes only with values read in this way."""
+    """Return whether a node reads shape, size, dtype or device of a tensor, or computes only with values read in this way."""
     if node.op == "call_method":
         return node.target in ("size", "dim", "ndimension", "numel", "nelement")
     if node.op != "call_function":
         return False
     if node.target is getattr:
-        return node.args[1] in ("shape", "ndim", "dtype")
+        return node.args[1] in ("shape", "ndim", "dtype", "device")
     inputs = node.all_input_nodes
     return node.target is len or (
         getattr(node.target, "__module__", None) in ("_operator", "math") and bool(inputs) and all(map(_is_size, inputs))

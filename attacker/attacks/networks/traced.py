@@ -18,6 +18,10 @@ from fedsim.models.foreign import convert_indices, take_logits
 
 CONVERSIONS = ("double", "float", "half", "bfloat16")
 """Methods of a tensor that change nothing but its floating dtype."""
+CASTS = ("to", "type", "type_as", "cpu", "cuda", "clone")
+"""Methods of a tensor that copy its values, and may change its device, its memory format and, by their arguments, its dtype."""
+MOVES = ("permute", "transpose", "swapaxes", "movedim", "moveaxis")
+"""Methods of a tensor, and functions, that reorder its axes."""
 
 Linear = Callable[[Tensor], Tensor]
 """A linear map of batches without parameters: average pooling or a reshape."""
@@ -191,6 +195,24 @@ def is_arithmetic(node: fx.Node) -> bool:
     return get_call_name(node).strip("_") in _ARITHMETIC
 
 
+def is_cast(node: fx.Node) -> bool:
+    """Return whether a node keeps the values of a tensor up to rounding: one of `CONVERSIONS`, or of `CASTS` to a floating dtype.
+
+    A dtype that another tensor gives is taken to be floating.
+    """
+    if node.op != "call_method" or node.target not in (*CONVERSIONS, *CASTS):
+        return False
+    given = (*node.args[1:], *node.kwargs.values())
+    if any(isinstance(one, torch.dtype) and not one.is_floating_point for one in given):
+        return False
+    return node.target != "type" or all(isinstance(one, torch.dtype) for one in given)
+
+
+def is_move(node: fx.Node) -> bool:
+    """Return whether a node reorders the axes of a tensor."""
+    return node.op in ("call_function", "call_method") and get_call_name(node) in MOVES
+
+
 def is_normalisation(module: nn.Module | None) -> bool:
     """Return whether the module is torchvision's `Normalize`, whose code cannot be traced."""
     return type(module).__name__ == "Normalize" and type(module).__module__.startswith("torchvision.transforms")
@@ -251,6 +273,8 @@ def build_map(
         return Reshape(shape[1:])
     if called in _FUNCTIONAL_DROPOUT:
         raise NotAChain("its code applies dropout in evaluation mode as well; pass training=self.training")
+    if called == "squeeze" and not (arguments or keywords):
+        raise NotAChain("its code calls squeeze without an axis, which also removes that of a single example; name the axis")
     if called in _SHAPING:
         function = module if module is not None else _SHAPING[called]
         given = tuple(function(torch.empty(shape, device="meta"), *arguments, **keywords).shape)
@@ -293,7 +317,8 @@ _SHAPING: dict[Any, Callable[..., Tensor]] = {
     nn.Unflatten: Tensor.unflatten,
     torch.flatten: torch.flatten,
     torch.reshape: torch.reshape,
-    **{name: getattr(Tensor, name) for name in ("flatten", "unflatten", "view", "reshape", "contiguous")},
+    torch.unsqueeze: torch.unsqueeze,
+    **{name: getattr(Tensor, name) for name in ("flatten", "unflatten", "view", "reshape", "contiguous", "unsqueeze", "squeeze")},
 }
 
 _REASONS = {

@@ -28,6 +28,7 @@ from attacker.attacks.confidence.evidence import CERTIFIED_MISFIT, judge_closed_
 from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.nulls import blind_cases
 from attacker.reconstruction import Reconstruction
+from fedsim.recording.observation import DataSpec
 
 MAX_RESIDUAL = 3.0
 """Largest residual of a fit to zeros that explains the gradient, in standard deviations of its noise."""
@@ -102,7 +103,8 @@ class CocktailParty:
         rows = join_bias(layer, observed.gradient, 0)
         check_size(observed.examples, rows)
         mixtures = read_mixtures(rows, observed.examples)
-        found = self._separate(mixtures, observed, layer, seed_generator(rng, case, "separation"), images=first is not None)
+        data = first.specify_input(observed.data) if first is not None else None
+        found = self._separate(mixtures, observed, layer, seed_generator(rng, case, "separation"), data=data)
         if first is None:
             features = scale_features(found.vectors, biased=bool(layer.bias))
             drawn = seed_generator(rng, case, "inversion")
@@ -112,13 +114,16 @@ class CocktailParty:
         return self._build(case, observed, found, labels, rng, perf_counter() - started)
 
     def _separate(
-        self, mixtures: Mixtures, observed: StackedObservations, layer: FeatureLayer, rng: Generator, *, images: bool
+        self, mixtures: Mixtures, observed: StackedObservations, layer: FeatureLayer, rng: Generator, *, data: DataSpec | None
     ) -> SeparatedExamples:
-        """Return the separated inputs of the layer. images: whether these inputs are the images; else `x` is empty."""
-        unmixed, whitening = self._unmix(mixtures, observed, rng, images=images, layer=layer)
+        """Return the separated inputs of the layer.
+
+        data: if these inputs are the images, the specification that they are normalised by; if None, `x` is empty.
+        """
+        unmixed, whitening = self._unmix(mixtures, observed, rng, data=data, layer=layer)
         vectors = unmixed.matrix.double() @ whitening @ mixtures.basis
         none = vectors.new_zeros(0, *observed.data.shape)
-        x = scale_images(vectors, observed.data) if images else none
+        x = scale_images(vectors, data) if data is not None else none
         separated = SeparatedExamples(x, vectors, vectors.new_zeros(len(vectors)), unmixed.loss, "separated")
         factors = mixtures.factors
         if not self.refine or not layer.bias or factors is None or factors.saturated or len(vectors) < mixtures.rank:
@@ -132,31 +137,31 @@ class CocktailParty:
         if fitted is None:
             return separated
         vectors = fitted
-        x = scale_images(vectors, observed.data) if images else none
+        x = scale_images(vectors, data) if data is not None else none
         return SeparatedExamples(x, vectors, exact.replaced.to(vectors), unmixed.loss, "separated, refined by zeros")
 
     def _unmix(
-        self, mixtures: Mixtures, observed: StackedObservations, rng: Generator, *, images: bool, layer: FeatureLayer
+        self, mixtures: Mixtures, observed: StackedObservations, rng: Generator, *, data: DataSpec | None, layer: FeatureLayer
     ) -> tuple[Unmixing, Tensor]:
         """Return the unmixing (R', R') with the lowest loss of all restarts, and the whitening matrix (R', R) before it.
 
         Both are to be applied to the R rows of the mixtures' basis, first the whitening. R' is at most R: less if the separated
-        values of the mixtures are linearly dependent. images: whether the inputs of `layer` are the images. If not, the
-        standardised features are separated. If they are, the pixels (criterion "published") or the differences of neighbouring
+        values of the mixtures are linearly dependent. data: as for `_separate`. Without it, the standardised features are
+        separated. With it, the pixels (criterion "published") or the differences of neighbouring
         pixels (criterion "likelihood") are separated; for differences, the range of pixels is a second criterion.
         """
-        if not images:
+        if data is None:
             public = standardise_features(observed, layer, mixtures.basis, rng)
             return self._separate_best(public, mixtures.rank, rng)
         pixels = mixtures.basis[:, :-1]
         if self.criterion == "published":
             mean = pixels.mean(dim=1, keepdim=True)
             whitening, whitened = whiten(pixels - mean, mixtures.rank)
-            loss = PublishedLoss(whitened.float(), (whitening @ mean).float(), observed.data)
+            loss = PublishedLoss(whitened.float(), (whitening @ mean).float(), data)
             return search_published(loss, steps=self.steps, restarts=self.restarts, rng=rng), whitening
-        differences = differentiate_images(pixels, observed.data)
+        differences = differentiate_images(pixels, data)
         found, whitening = self._separate_best(differences, mixtures.rank, rng)
-        return keep_in_range(found, whitening @ differences, whitening @ mixtures.basis, observed.data), whitening
+        return keep_in_range(found, whitening @ differences, whitening @ mixtures.basis, data), whitening
 
     def _separate_best(self, mixed: Tensor, rank: int, rng: Generator) -> tuple[Unmixing, Tensor]:
         whitening, whitened = whiten(mixed, rank)

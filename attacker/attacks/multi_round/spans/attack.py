@@ -39,7 +39,7 @@ from attacker.attacks.simulation.client import convert_to_gradient, find_schedul
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
 from fedsim.recording import codec
-from fedsim.recording.observation import Observation
+from fedsim.recording.observation import DataSpec, Observation
 
 SPAN_NEEDS = frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.INPUT_LAYER})
 UNNAMED_NEEDS = SPAN_NEEDS - {Need.SAME_CLIENT} | {Need.UNNAMED}
@@ -88,20 +88,21 @@ class Spans:
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
         started, first = perf_counter(), case.observations[0]
         layer = require_input_layer(first)
+        data = layer.specify_input(first.data)
         spaces = compute_spaces(case, layer, rng, progress, self.device)
         shared = count_all_shared(spaces, seed_generator(rng, case, "projection"))
-        found, forwards = recover(spaces, shared, *find_limits(first)), list_forwards(case, layer)
+        found, forwards = recover(spaces, shared, *find_limits(data)), list_forwards(case, layer)
         isolated = len(found.vectors)
         if self.relu:
-            found = _add_by_zeros(found, case, spaces, shared, forwards, rng)
+            found = _add_by_zeros(found, case, data, spaces, shared, forwards, rng)
         exact = len(found.vectors)
-        found = review(found, spaces, forwards, first.data)
+        found = review(found, spaces, forwards, data)
         told: tuple[str, ...] = ()
         if self.components:
-            unopened = list_mixed_batches(found, spaces, shared, forwards, first.data)
-            found, estimates = add_components(found, unopened, spaces, first.data, seed_generator(rng, case, "components"))
+            unopened = list_mixed_batches(found, spaces, shared, forwards, data)
+            found, estimates = add_components(found, unopened, spaces, data, seed_generator(rng, case, "components"))
             exact = len(found.vectors)
-            found = append_estimates(review(found, spaces, forwards, first.data), estimates)
+            found = append_estimates(review(found, spaces, forwards, data), estimates)
             told = (describe_estimates(estimates),)
         notes = (*_describe(spaces, shared, isolated, exact), *told)
         groups: list[list[int]] = []
@@ -118,7 +119,7 @@ class Spans:
             notes = (*notes, f"{int(mixed.sum())} examples are undecided: {MIXED_LABELS}")
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors, first.data),
+            convert_to_examples(found.vectors, data),
             labels,
             attack=self.name,
             rng=rng,
@@ -185,9 +186,8 @@ def compute_spaces(
     return found
 
 
-def find_limits(observation: Observation) -> tuple[Tensor, Tensor]:
+def find_limits(data: DataSpec) -> tuple[Tensor, Tensor]:
     """Return the flattened normalised inputs, (F - 1,) each, of an example of all zeros and of one of all ones."""
-    data = observation.data
     low, high = (data.normalise(torch.full(data.shape, value, dtype=torch.float64)).flatten() for value in (0.0, 1.0))
     return low, high
 
@@ -209,13 +209,17 @@ def list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Te
 def _add_by_zeros(
     found: FoundExamples,
     case: Case,
+    data: DataSpec,
     spaces: Sequence[RowSpace],
     shared: Tensor,
     forwards: Mapping[int, Callable[[], Tensor]],
     rng: Generator,
 ) -> FoundExamples:
-    """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`."""
-    first, (low, high) = case.observations[0], find_limits(case.observations[0])
+    """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`.
+
+    data: specification of the input of the layer, see `InputLayer.specify_input`.
+    """
+    first, (low, high) = case.observations[0], find_limits(data)
     parallel = has_independent_errors(first, find_chain(first))
     found = add_lone_rows(found, spaces, low, high, parallel=parallel, images=first.data.is_image)
     if not forwards:
@@ -243,12 +247,13 @@ def precedes_relu(observation: Observation, layer: InputLayer) -> bool:
 
 
 def find_chain(observation: Observation) -> Chain | None:
-    """Return the observed model as a chain of layers.
+    """Return the observed model as a chain of layers, which begins behind the scaling of inputs in the model's code.
 
     None if `read_chain` refuses it: for example, if paths join, or for max pooling or normalisation.
     """
     try:
-        return read_chain(models.build_layout(observation.model, observation.data), observation.data.shape)
+        layout = models.build_layout(observation.model, observation.data)
+        return read_chain(layout, observation.data.shape, one_dtype=True, scaled_inputs=True)
     except NotAChain:
         return None
 
@@ -264,7 +269,7 @@ def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Assig
     chain = find_chain(first)
     labels, mixed = (torch.zeros(len(found.vectors), dtype=kind) for kind in (torch.long, torch.bool))
     if chain is None or chain.layers[0].weight != layer.weight:
-        return AssignedLabels(_predict(case.observations[-1], found), mixed)
+        return AssignedLabels(_predict(case.observations[-1], layer, found), mixed)
     holders = [own[0] if own else 0 for own in found.holders]
     for t in sorted(set(holders)):
         observation, own = case.observations[t], [i for i, holders_of in enumerate(found.holders) if t in holders_of]
@@ -289,9 +294,9 @@ def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Assig
     return AssignedLabels(labels, mixed)
 
 
-def _predict(observation: Observation, found: FoundExamples) -> Tensor:
+def _predict(observation: Observation, layer: InputLayer, found: FoundExamples) -> Tensor:
     model = models.build(observation.model, observation.data).eval()
-    x = convert_to_examples(found.vectors, observation.data).float()
+    x = convert_to_examples(found.vectors, layer.specify_input(observation.data)).float()
     state = {**dict(model.named_buffers()), **observation.buffers, **observation.weights}
     with torch.no_grad():
         logits = torch.func.functional_call(model, state, (observation.data.normalise(x),))

@@ -46,7 +46,7 @@ from attacker.attacks.networks.input_layer import InputLayer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.observation import Observation
+from fedsim.recording.observation import DataSpec, Observation
 
 SUM_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM})
 COHORT_NEEDS = SUM_NEEDS | {Need.INPUT_LAYER}
@@ -97,19 +97,20 @@ class CohortSpans:
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
         started, first = perf_counter(), case.observations[0]
         layer = require_input_layer(first)
+        data = layer.specify_input(first.data)
         bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations), links=case.links)
         spaces = compute_spaces(bounded, layer, rng, progress, self.device)
         cohorts = [observation.cohort for observation in case.observations]
         clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
         parts = split_sums(spaces, cohorts, clients)
         notes = _describe(spaces, clients, cohorts)
-        found = self._separate(first, spaces, parts)
+        found = self._separate(first, data, spaces, parts)
         forwards = list_forwards(case, layer)
-        found = review(found, spaces, forwards, first.data)
+        found = review(found, spaces, forwards, data)
         if self.components:
             mixed = list_mixed_sums(case, layer, spaces, clients, parts, relu=precedes_relu(first, layer))
-            found, estimates = add_components(found, mixed, spaces, first.data, seed_generator(rng, case, "components"))
-            found = append_estimates(review(found, spaces, forwards, first.data), estimates)
+            found, estimates = add_components(found, mixed, spaces, data, seed_generator(rng, case, "components"))
+            found = append_estimates(review(found, spaces, forwards, data), estimates)
             notes = (*notes, describe_estimates(estimates))
         if not len(found.vectors):
             raise ValueError(
@@ -122,7 +123,7 @@ class CohortSpans:
         told = f"{sum(map(len, groups))} of them form {len(groups)} groups of one client each, by neurons that local steps switch"
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors, first.data),
+            convert_to_examples(found.vectors, data),
             label_examples(bounded, layer, found).y,
             attack=self.name,
             rng=rng,
@@ -138,9 +139,14 @@ class CohortSpans:
             notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", told),
         )
 
-    def _separate(self, first: Observation, spaces: Sequence[RowSpace], parts: Mapping[str, ClientPart]) -> FoundExamples:
-        """Return the examples that zeros separate in the parts of single clients, and those of `find_lone_rows` in the sums."""
-        low, high = find_limits(first)
+    def _separate(
+        self, first: Observation, data: DataSpec, spaces: Sequence[RowSpace], parts: Mapping[str, ClientPart]
+    ) -> FoundExamples:
+        """Return the examples that zeros separate in the parts of single clients, and those of `find_lone_rows` in the sums.
+
+        data: specification of the input of the layer, see `InputLayer.specify_input`.
+        """
+        low, high = find_limits(data)
         parallel = has_independent_errors(first, find_chain(first))
         candidates = []
         for part in parts.values():

@@ -249,6 +249,10 @@ CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "values clamped from above": (whole(lambda m, x: x.clamp(0, 1)), "its code calls clamp: it is not a supported"),
     "values clamped at one": (whole(lambda m, x: torch.clamp(x, min=1)), "its code calls clamp: it is not a supported"),
     "another dtype": (whole(lambda m, x: x.double().float()), "its code calls double"),
+    "whole numbers": (whole(lambda m, x: x.to(torch.int64)), "its code calls to"),
+    "moved axes": (whole(lambda m, x: x.permute(0, 2, 3, 1)), "its code calls permute"),
+    "moved examples": (lambda m, x: m.fc(m.conv(x.transpose(0, 1)).flatten(1)), "transpose moves the axis of the examples"),
+    "squeezed examples": (whole(lambda m, x: x.squeeze()), "squeeze without an axis"),
     "two activations": (whole(lambda m, x: x.relu().tanh()), "tanh follows no layer with weights"),
 }
 
@@ -257,6 +261,13 @@ CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
 def test_code_is_refused_with_its_reason(code: Callable[[Any, Tensor], Any], reason: str) -> None:
     with pytest.raises(NotAChain, match=reason):
         read_chain(Own(code), SHAPE)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_casts_to_whole_numbers_are_refused_in_a_single_floating_dtype_as_well(dtype: torch.dtype) -> None:
+    read_chain(Own(lambda m, x: m.fc(m.conv(x.to(torch.float64)).flatten(1))), SHAPE, one_dtype=True)
+    with pytest.raises(NotAChain, match="its code calls to"):
+        read_chain(Own(lambda m, x: m.fc(m.conv(x.to(dtype)).flatten(1))), SHAPE, one_dtype=True)
 
 
 def test_second_input_is_refused_unless_it_has_a_default() -> None:

@@ -84,6 +84,30 @@ class Masked(Dense):
         return x * self.mask
 
 
+class ChannelsLast(Dense):
+    """A network of an app with channels last, behind the reordering that its user adds for images with channels first."""
+
+    def scale(self, x: Tensor) -> Tensor:
+        return self.prepare(x.permute(0, 2, 3, 1))
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return torch.movedim((x - 0.5) / 0.25, 3, 1)
+
+
+class Reordered(Dense):
+    def scale(self, x: Tensor) -> Tensor:
+        return x.transpose(2, 3)
+
+
+class Copied(Normalised):
+    """A network that moves inputs and constants to the device and dtype of each other, as code for several devices does."""
+
+    def scale(self, x: Tensor) -> Tensor:
+        x = x.to(self.net[1].weight.device).to(torch.float32).type_as(self.net[1].weight).clone()
+        x = x.unsqueeze(1).squeeze(1).to(memory_format=torch.channels_last)
+        return (x - self.mean.to(x.device).view(1, 3, 1, 1)) / self.std.to(x)[:, None, None]
+
+
 class Convolved(Normalised):
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +142,8 @@ def attack(observation: Observation) -> Reconstruction:
         ("Centred", {}),
         ("Negated", {}),
         ("Learned", {}),
+        ("ChannelsLast", {}),
+        ("Copied", {}),
         ("normalise_by_torchvision", {}),
         ("Normalised", {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}),
     ],
@@ -141,7 +167,8 @@ def test_single_images_are_recovered_behind_convolutions(observe: Observe) -> No
     assert torch.allclose(found.x, x, atol=1e-3)
 
 
-OTHER_CODE = {"Squared": "not by a scale and a shift of each value", "Masked": "sets values of the inputs to constants"}
+NOT_SCALED = "not by a scale and a shift of each value"
+OTHER_CODE = {"Squared": NOT_SCALED, "Reordered": NOT_SCALED, "Masked": "sets values of the inputs to constants"}
 
 
 @pytest.mark.parametrize(("network", "reason"), OTHER_CODE.items())

@@ -270,7 +270,7 @@ def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: 
 
     shared = count_all_shared(spaces, seeded())
     monkeypatch.setattr(recovery, "intersect", count_calls)
-    low, high = find_limits(case.observations[0])
+    low, high = find_limits(DATA)
     found = recover(spaces, shared, low, high)
     assert measure_errors(convert_to_examples(found.vectors, DATA), x).max() < 1e-4
     assert calls[0] <= int((shared.triu(1) > 0).sum())
