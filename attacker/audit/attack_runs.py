@@ -74,22 +74,22 @@ class AttackRuns:
                 left -= self._attack(one, allowed)
 
     def _attack(self, one: PlannedAttack, allowed: float) -> float:
-        """Run an attack and its null, store the result, and return the seconds that they took.
+        """Run an attack and, with a scorer, its null, store the result, and return the seconds that they took.
 
         allowed: seconds for both. The null's expected share of it is kept for the null.
         """
         attack, null = (one.replay(self.recording, self.out, null=null, model=self.model) for null in (False, True))
         cases, started = attack.plan.cases, monotonic()
-        kept = min(0.5, max(MIN_NULL_SHARE, one.null_share))
+        kept = min(0.5, max(MIN_NULL_SHARE, one.null_share)) if self.scorer is not None else 0.0
         done, cut = self._replay(attack, started + (1 - kept) * allowed)
         if done is not None and done.reuse:
             self._leave_out(f"{one.spec}: {done.reuse}")
         took = monotonic() - started
         finished = cases if not cut else _list_finished(attack, cases)
         null_cut = False
-        if finished:
+        if finished and self.scorer is not None:
             _, null_cut = self._replay(null, max(started + allowed, monotonic() + kept * took))
-            if null_cut and self.scorer is not None:
+            if null_cut:
                 finished = [case for case in finished if case in _list_finished(null, cases)]
         seconds = monotonic() - started
         if cut or null_cut:

@@ -20,7 +20,7 @@ from attacker.audit.privacy_checks import check_epsilon
 from attacker.audit.robustness_checks import check_robustness
 from attacker.audit.setting_checks import check_settings
 from attacker.audit.token_checks import check_tokens
-from attacker.audit.training_checks import check_training
+from attacker.audit.training_checks import check_shape, check_training
 from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
 from attacker.replay.replay import Replay
@@ -99,6 +99,7 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     found += check_noise(observations, signature)
     found += check_settings(recording, observations)
     found.append(check_training(observations))
+    found += check_shape(recording.manifest.data)
     found += check_labels(observations)
     found += check_tokens(observations)
     if recording.manifest.gradient != "plain" or recording.manifest.inputs:
@@ -124,7 +125,8 @@ def audit(
               their expected processor time on one core fits into it, except that the first attack that suits the recording is
               always chosen. What still runs when this much wall-clock time is used up, at least `MIN_SECONDS`, is stopped;
               `not_checked` then says so.
-    truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak.
+    truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak,
+              and no nulls run, since their errors could not be compared.
     model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded
               network is not built in.
     replayed: function that runs a `Replay`, an attack on the recording, and returns its result; for example one that also shows
@@ -140,7 +142,7 @@ def audit(
     check_run(run)
     recording, out = Recording(folder), run / "reconstructions"
     results = check_recording(recording)
-    plan = list(plan_attacks(recording, out, seconds=seconds))
+    plan = list(plan_attacks(recording, out, seconds=seconds, nulls=bool(truth)))
     told(plan)
     scorer = Scorer(run, list(truth), bound_seconds=BOUND_SECONDS) if truth else None
     results += check_canaries(recording, scorer, read_metrics(run))

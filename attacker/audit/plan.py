@@ -36,11 +36,11 @@ ATTACK_RULE = "attack"
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedAttack:
-    """An attack on a sample of the recorded updates. Its null, the same attack without the updates, runs on the same sample.
+    """An attack on a sample of the recorded updates. Its null, the same attack without the updates, may run on the same sample.
 
     rows:         rows of the recording (one per client and round) with the updates to attack.
     core_seconds: expected time of attack and null together on one core, if every search uses all its starts and iterations; 0 if
-                  not estimated. null_share: the null's share of it.
+                  not estimated. null_share: the null's share of it; 0 if no null runs.
     """
 
     spec: AttackSpec
@@ -58,7 +58,7 @@ class PlannedAttack:
         return Replay(recording=recording, spec=spec, out=out, rounds=rounds, clients=clients, model=model)
 
 
-def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator[PlannedAttack | NotChecked]:
+def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool = True) -> Iterator[PlannedAttack | NotChecked]:
     """Yield the attacks to run within the budget, and a `NotChecked` with the reason for each that does not fit or apply.
 
     seconds: budget of time on one core. The first attack that suits the recording always runs, on at least one client; it is
@@ -66,7 +66,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
     the attacks after it. Attacks on single updates get the updates of the first round with a complete update, since the network
     of the first round has learned least, which makes examples easiest to separate. Attacks on several rounds (`JOINT_ATTACKS`)
     get all rounds of each chosen client; clients with the most usable rounds are chosen first.
-    out: as in `PlannedAttack.replay`.
+    out: as in `PlannedAttack.replay`. nulls: whether each attack's null runs as well, to compare their errors.
     """
     recorded = recording.read_rows(on_damage=lambda error: None)
     rows = [row for row in recorded if row.status == "complete"]
@@ -80,7 +80,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
         if reason:
             yield NotChecked(rule=ATTACK_RULE, reason=f"{name}: {reason}")
         else:
-            fitting.append(list(_sizes(recording, whole, out)))
+            fitting.append(list(_sizes(recording, whole, out, nulls=nulls)))
     yield from _share_budget(fitting, seconds)
 
 
@@ -203,15 +203,17 @@ def _keep_clients(one: PlannedAttack, count: int) -> PlannedAttack:
     return replace(one, rows=tuple(row for row in one.rows if row.client in chosen))
 
 
-def _sizes(recording: Recording, whole: PlannedAttack, out: Path) -> Iterator[PlannedAttack]:
+def _sizes(recording: Recording, whole: PlannedAttack, out: Path, *, nulls: bool) -> Iterator[PlannedAttack]:
     """Yield the attack, with its forecast time, on updates of up to 16, 8, 4, 2 and 1 clients (`CLIENT_COUNTS`), in this order.
 
     A count is left out if the next smaller one includes all clients already. whole: the attack on all clients to choose from.
+    nulls: whether the time includes that of the null.
     """
     clients = {row.client for row in whole.rows}
     for count in CLIENT_COUNTS:
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):
             continue
         one = _keep_clients(whole, count)
-        attack, null = (one.replay(recording, out, null=null).estimate_work().core_seconds for null in (False, True))
-        yield replace(one, core_seconds=attack + null, null_share=null / (attack + null) if attack + null else 0.5)
+        attack = one.replay(recording, out, null=False).estimate_work().core_seconds
+        null = one.replay(recording, out, null=True).estimate_work().core_seconds if nulls else 0.0
+        yield replace(one, core_seconds=attack + null, null_share=null / (attack + null) if attack + null else 0.5 * nulls)

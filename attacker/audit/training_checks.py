@@ -1,16 +1,30 @@
-"""Check whether clients train as the recording states, since attacks simulate the stated training."""
+"""Checks whether clients train as the recording states, and on data of the stated shape, since attacks rely on both."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
+
+import torch
 
 from attacker.attacks.simulation.client import find_schedule
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from fedsim import models
-from fedsim.recording import Observation
+from fedsim.recording import DataSpec, Observation
 from fedsim.recording.contradictions import find_contradictions
 
-TRAINING_RULE = "training-misstated"
+TRAINING_RULE, SHAPE_RULE = "training-misstated", "shape-misstated"
 MAX_BIAS_EXCESS = 1.1
 """Largest change of the last layer's bias, relative to its bound, that is taken for possible. The excess allows for rounding."""
+
+
+def check_shape(data: DataSpec) -> Iterator[Finding]:
+    """Yield a `Finding` if the stated shape looks like images with channels last, which priors and pictures misread."""
+    for doubt in data.list_doubts():
+        yield Finding(
+            rule=SHAPE_RULE,
+            grade="low",
+            title="The stated shape looks like images with channels last, of which attacks find less than they could.",
+            evidence=f"{doubt[0].upper()}{doubt[1:]}.",
+            advice="If the channels come last, correct the shape and record again.",
+        )
 
 
 def check_training(observations: Sequence[Observation]) -> CheckResult:
@@ -22,7 +36,8 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
     whole = [one for one in observations if one.payload.codec == "weights"]
     if not whole:
         return NotChecked(rule=TRAINING_RULE, reason="no client sends whole weights, which could be compared with its training")
-    told = [(one, words) for one in whole if (words := _list_contradictions(one))]
+    unused = _list_unused(whole[0])
+    told = [(one, words) for one in whole if (words := _list_contradictions(one, unused))]
     if 2 * len(told) <= len(whole):
         return Passed(rule=TRAINING_RULE, evidence=f"{len(told)} of {len(whole)} updates contradict the stated training")
     first, words = told[0]
@@ -37,11 +52,27 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
     )
 
 
-def _list_contradictions(observation: Observation) -> list[str]:
-    before = {**observation.weights, **observation.buffers}
+def _list_contradictions(observation: Observation, unused: Container[str]) -> list[str]:
+    """Return sentences on what the stated training cannot explain. unused: names of parameters that the network does not use."""
+    before = {name: t for name, t in {**observation.weights, **observation.buffers}.items() if name not in unused}
     after = {**observation.payload.tensors, **observation.buffers_after}
     found = find_contradictions(observation.training, observation.num_examples, before, after)
     return found or _judge_head(observation)
+
+
+def _list_unused(observation: Observation) -> frozenset[str]:
+    """Return the names of the parameters that the network's outputs do not depend on, which no training changes.
+
+    The result is empty if the network cannot be built, or fails on random inputs.
+    """
+    try:
+        network = models.build(observation.model, observation.data).eval().requires_grad_(True)
+        x = torch.rand(2, *observation.data.shape, generator=torch.Generator().manual_seed(0))
+        names, parameters = zip(*network.named_parameters(), strict=True)
+        found = torch.autograd.grad(network(observation.data.normalise(x)).sum(), parameters, allow_unused=True)
+    except (ValueError, RuntimeError, TypeError, IndexError):  # code of the user's, on inputs that it may refuse
+        return frozenset()
+    return frozenset(name for name, gradient in zip(names, found, strict=True) if gradient is None)
 
 
 def _judge_head(observation: Observation) -> list[str]:

@@ -82,7 +82,7 @@ def audit(
             models.admit(model, name=Recording(folder).manifest.model.name)
         known = list(truth or []) or ([run / "truth"] if (run / "truth").exists() else [])
         if plan_only:
-            _print_plan_only(Recording(folder), run, seconds)
+            _print_plan_only(Recording(folder), run, seconds, nulls=bool(known))
             return
         found = make_audit(run, seconds=seconds, truth=known, model=model, replayed=_replay_shown, told=_print_plan)
         if what_if is not None:
@@ -187,14 +187,21 @@ def _print_plan(plan: Any) -> None:
             err.print(f"not run: {escape(one.reason)}")
         else:
             count = f"{len(one.rows)} update{'s' * (len(one.rows) != 1)}"
-            err.print(f"planned: {escape(str(one.spec))} and its null on {count}, at most {one.core_seconds:.0f} s of one core")
+            who = f"{one.spec}{' and its null' * (one.null_share > 0)} on {count}"
+            cost = (
+                f"at most {one.core_seconds:.0f} s of one core"
+                if one.core_seconds >= 0.5
+                else "in closed form, time not forecast"
+            )
+            err.print(f"planned: {escape(who)}, {cost}")
 
 
-def _print_plan_only(recording: Any, run: Path, seconds: float) -> None:
+def _print_plan_only(recording: Any, run: Path, seconds: float, *, nulls: bool) -> None:
     from attacker.audit import Finding, check_recording
     from attacker.audit.plan import plan_attacks
 
-    plan = list(plan_attacks(recording, run / "reconstructions", seconds=seconds))  # fails if the network cannot be built
+    # fails if the network cannot be built
+    plan = list(plan_attacks(recording, run / "reconstructions", seconds=seconds, nulls=nulls))
     for one in check_recording(recording):
         if isinstance(one, Finding):
             out.print(f"[bold]{one.grade}[/]: {escape(one.title)} {escape(one.evidence)}", soft_wrap=True)

@@ -43,6 +43,10 @@ class Column:
         _check(self.kind in ("continuous", "categorical"), f"column {self.name!r}: unknown kind {self.kind!r}")
 
 
+MIN_SIDE = 8
+"""Smallest number of rows and columns of an image whose last dimension is taken for channels."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """The public specification of the data: images (C, H, W) or table rows (F,), with values in [0, 1] before normalisation.
@@ -84,6 +88,17 @@ class DataSpec:
     def size(self) -> int:
         """Return the number of values of one example."""
         return prod(self.shape)
+
+    def list_doubts(self) -> list[str]:
+        """Return a list with a warning if the shape looks like (H, W, C) in place of (C, H, W); otherwise empty."""
+        if not self.is_image or self.shape[2] not in (1, 3, 4) or min(self.shape[:2]) < MIN_SIDE:
+            return []
+        c, h, w = self.shape
+        return [
+            f"the shape {self.shape} is read as {c} channels of {h} x {w} values; if the channels come last, state "
+            f"({w}, {c}, {h}) and name a network that moves them: class First(Net): def forward(self, x): return "
+            "super().forward(x.permute(0, 2, 3, 1))"
+        ]
 
     def _to_channels(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         tensor = torch.tensor(values, dtype=like.dtype, device=like.device)

@@ -100,7 +100,8 @@ def record(
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _find_version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    believed = (*training.list_beliefs(), *_list_proximal(strategy, training), *models.list_concessions(network, training, data))
+    conceded = (*data.list_doubts(), *models.list_concessions(network, training, data))
+    believed = (*training.list_beliefs(), *_list_proximal(strategy, training), *conceded)
     for sentence in (f"will record in {folder}{where}", *believed):
         log(INFO, "fedleak: %s", sentence)
     messages = SentMessages()

@@ -76,7 +76,7 @@ class AuditWork:
         from attacker.audit.plan import PlannedAttack
 
         seconds = {one.spec.name: one.core_seconds for one in plan if isinstance(one, PlannedAttack)}
-        self.progress = AuditProgress(seconds, self.watch)
+        self.progress = AuditProgress(seconds, self.watch, nulls=bool(self.task.truth))
 
     def _replay(self, planned: Replay) -> ReplayResult:
         """Run one attack of the audit, or its null (without the update), with the options of the job; return what was done.
@@ -104,24 +104,25 @@ class AuditProgress:
 
     seconds: dict from an attack's name to the expected core seconds of the attack and its null (the same attack without the
     update) together, in the order of the plan.
-    watch: callback for the progress.
+    watch: callback for the progress. nulls: whether a null runs after each attack.
     """
 
     seconds: dict[str, float]
     watch: JobWatch
+    nulls: bool = True
 
     def report(self, attack: AttackSpec, share: float, words: str) -> None:
         """Report the progress of the audit while an attack, or its null (the attack without the update), runs.
 
         An attack's null runs directly after the attack.
-        attack: the attack or, if `attack.null` is set, its null; each takes half of the time expected for both.
+        attack: the attack or, if `attack.null` is set, its null; with nulls, each takes half of the time expected for both.
         share:  share of the attack, or of its null, that is done. words: text to add to the progress, or "".
         Attacks before this one in the plan count as done, also those that were left out.
         """
         names = list(self.seconds)
         place, total = names.index(attack.name), max(sum(self.seconds.values()), 1e-9)
         before = sum(self.seconds[name] for name in names[:place])
-        done = before + self.seconds[attack.name] * (attack.null + share) / 2
+        done = before + self.seconds[attack.name] * (attack.null + share) / (1 + self.nulls)
         which = f"{attack.name}, null" if attack.null else attack.name
         left = describe_seconds(total - done)
         words = f"attack {place + 1} of {len(names)}: {which}; {left} left at most{'; ' if words else ''}{words}"

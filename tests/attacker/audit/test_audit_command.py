@@ -44,7 +44,7 @@ def test_fail_above_does_not_pass_without_answers(
 
 
 def test_a_plan_that_fails_prints_no_finding(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*recording: object, seconds: float) -> None:
+    def fail(*recording: object, **options: object) -> None:
         raise ValueError("the network cannot be built")
 
     assert "single example" in CliRunner().invoke(app, ["audit", str(run), "--plan"]).stdout

@@ -9,10 +9,11 @@ from sklearn.datasets import load_digits
 
 from attacker.audit import Audit, Finding, NotChecked, audit
 from attacker.audit.attack_findings import AuditedAttack, judge_results
+from attacker.audit.plan import plan_attacks
 from attacker.replay import code_version, metadata
 from fedsim import models
 from fedsim.commands.import_updates import ImportSettings, import_recording
-from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec, Recording
 
 
 def audit_step(tmp_path: Path, *, mean: float, std: float, stated: str) -> Audit:
@@ -55,6 +56,21 @@ def test_the_stated_normalisation_gives_confident_examples(tmp_path: Path) -> No
     rules = list_rules(audit_step(tmp_path, mean=0.3, std=0.38, stated=", mean = [0.3], std = [0.38]"))
     assert "normalisation-misstated" not in rules
     assert rules["examples-recovered"].grade == "severe"
+
+
+def test_nulls_which_nothing_compares_neither_run_nor_count_in_the_plan(tmp_path: Path) -> None:
+    found = audit_step(tmp_path, mean=0.0, std=1.0, stated="")
+    folders = [path.name for path in (tmp_path / "run" / "reconstructions").iterdir()]
+    assert len(folders) == len(found.attacks) > 0
+    assert not [name for name in folders if "-null-" in name]
+    recording = Recording(tmp_path / "run" / "recording")
+    alone, paired = (
+        [one for one in plan_attacks(recording, tmp_path / "none", seconds=1e9, nulls=nulls) if not isinstance(one, NotChecked)]
+        for nulls in (False, True)
+    )
+    assert [one.spec for one in alone] == [one.spec for one in paired]
+    assert all(one.null_share == 0 for one in alone)
+    assert 0 < sum(one.core_seconds for one in alone) < sum(one.core_seconds for one in paired)
 
 
 def test_likely_and_undecided_answers_are_told_with_the_reason() -> None:

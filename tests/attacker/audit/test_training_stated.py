@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from observations import make_observation
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacker.audit import Finding, NotChecked, Passed
-from attacker.audit.training_checks import check_training
+from attacker.audit.training_checks import check_shape, check_training
 from fedsim import models
+from fedsim.models import ModuleSpec
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import Payload
 
@@ -70,3 +71,36 @@ def test_a_learning_rate_too_small_for_the_heads_change_is_a_finding(stated: flo
     if isinstance(found, Finding):
         assert "changed by up to 0.0" in found.evidence
         assert "can change it by at most 0.01: compare learning_rate" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [((32, 32, 3), True), ((28, 28, 1), True), ((3, 32, 32), False), ((1, 28, 28), False), ((3, 4, 4), False), ((3072,), False)],
+)
+def test_a_shape_with_channels_last_is_a_finding_with_the_remedy(shape: tuple[int, ...], named: bool) -> None:
+    found = list(check_shape(DataSpec(shape=shape, num_classes=3)))
+    assert len(found) == named
+    if named:
+        assert f"state ({shape[2]}, {shape[0]}, {shape[1]}) and name a network" in found[0].evidence
+
+
+class SpareHead(nn.Module):
+    """A network with a layer that it never calls, beside two that it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head, self.spare = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.hidden(x)))
+
+
+@pytest.mark.parametrize(("kept", "named"), [(("spare.weight",), False), (("spare.weight", "hidden.weight"), True)])
+def test_only_layers_that_the_network_uses_must_change(kept: tuple[str, ...], named: bool) -> None:
+    before = {name: p.detach().clone() for name, p in SpareHead().named_parameters()}
+    after = {name: w if name in kept else w + 0.001 for name, w in before.items()}
+    found = check_training([replace(observe(after, before), model=ModuleSpec.of(SpareHead()))])
+    assert isinstance(found, Finding) is named
+    if isinstance(found, Finding):
+        assert "hidden.weight did not change" in found.evidence
+        assert "spare" not in found.evidence
