@@ -7,6 +7,7 @@ from math import ceil
 from pathlib import Path
 
 from attacker.attacks import AttackSpec, Case, find_unmet, presets
+from attacker.attacks.simulation.client import find_schedule
 from attacker.audit.findings import NotChecked
 from attacker.replay.replay import Replay
 from fedsim.recording import DamagedFile, Recording, Row
@@ -75,7 +76,8 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
         return
     fitting: list[list[PlannedAttack]] = []
     for name, arguments in CANDIDATE_ATTACKS:
-        spec = AttackSpec(name=name, arguments=_choose_arguments(name, recording) if arguments is None else arguments)
+        chosen = _choose_arguments(name, recording, rows[0], scored=nulls) if arguments is None else arguments
+        spec = AttackSpec(name=name, arguments=chosen)
         whole, reason = _fit(_select(spec, rows), recording, out)
         if reason:
             yield NotChecked(rule=ATTACK_RULE, reason=f"{name}: {reason}")
@@ -173,17 +175,27 @@ def _has_epochs(recording: Recording) -> bool:
     return (recording.manifest.training.epochs or 1) > 1
 
 
-def _choose_arguments(name: str, recording: Recording) -> dict[str, object]:
+def _choose_arguments(name: str, recording: Recording, first: Row, *, scored: bool) -> dict[str, object]:
     """Return the arguments in the preset "tuned" of the attack `name`, for the recording's network.
 
-    For the attack "agic", if clients train several local epochs, `EPOCH_ARGUMENTS` are added, so that it simulates the epochs.
+    For "agic", if clients train several local epochs, `EPOCH_ARGUMENTS` are added, so that it simulates the epochs. For
+    "inverting_gradients", if clients take several local steps, `surrogate` is added, but only if answers are `scored` against the
+    truth, since the confidence in answers of such searches is undecided. first: the first row, with a complete update.
     """
-    epochs = EPOCH_ARGUMENTS if name == "agic" and _has_epochs(recording) else {}
-    return {**_tuned(name, recording), **epochs}
+    tuned = presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data)
+    if name == "agic" and _has_epochs(recording):
+        return {**tuned, **EPOCH_ARGUMENTS}
+    if name == "inverting_gradients" and scored and _count_steps(recording, first) > 1:
+        return {**tuned, "surrogate": True}
+    return dict(tuned)
 
 
-def _tuned(name: str, recording: Recording) -> dict[str, object]:
-    return presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data)
+def _count_steps(recording: Recording, row: Row) -> int:
+    """Return the number of local steps that the attacker assumes for the client of a row; 1 if its update is damaged."""
+    try:
+        return find_schedule(recording.read_observation(row))[1]
+    except DamagedFile:  # the replay reports it
+        return 1
 
 
 def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:

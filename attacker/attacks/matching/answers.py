@@ -120,6 +120,7 @@ def _describe_search(
     strange = "" if batch.attack.parametrisation.decoder is pixels else "of the decoders, only 'pixels' was calibrated"
     strange = "searches that simulate a defense with state over all rounds were not calibrated" if batch.in_order else strange
     strange = "comparisons of a part of the gradient's entries were not calibrated" if batch.views[0].is_partial else strange
+    strange = "searches with surrogate weights were not calibrated" if batch.attack.simulation.surrogate else strange
     strange = strange if batch.attack.enhancer is None else "no enhancer was calibrated"
     return SearchAnswer(
         x=x,

@@ -98,3 +98,16 @@ def test_the_named_budget_is_enough(folder: Path, tmp_path: Path) -> None:
     assert {"inverting_gradients", "cpl", "accumulate", "agic"} <= {name for name, _ in told}
     for name, seconds in told:
         assert name in plan(recording, tmp_path, float(seconds))[0]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the_truth(steps: int, tmp_path: Path) -> None:
+    model = {"name": "mlp", "hidden": [16]}
+    training = {"learning_rate": 0.1, "batch_size": 4, "steps": steps}
+    run = federate(tmp_path / "run", model=model, training=training)
+    recording, found = Recording(run / "recording"), []
+    for nulls in (True, False):
+        planned = [one for one in plan_attacks(recording, tmp_path, seconds=1e9, nulls=nulls) if isinstance(one, PlannedAttack)]
+        (search,) = (one for one in planned if one.spec.name == "inverting_gradients")
+        found.append(search.spec.arguments.get("surrogate", False))
+    assert found == [steps > 1, False]
