@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -139,7 +138,6 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
 
     Raises ValueError if the files of the TLS certificate and its key cannot be used.
     """
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -154,6 +152,7 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
         ssl_certfile=settings.certfile,
         ssl_keyfile=settings.keyfile,
         log_level="warning",
+        log_config=None,  # uvicorn's own configuration would close the log handlers of all other packages
     )
     try:
         config.load()

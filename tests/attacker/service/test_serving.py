@@ -1,6 +1,7 @@
 """Tests of the service as a process: its printed address, streams of events, ending by a signal, and refused settings."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,8 +22,8 @@ from typer.testing import CliRunner
 
 from attacker.cli import app
 from attacker.service.background import BackgroundWork
-from attacker.service.http.app import make_parts
-from attacker.service.server import open_listener
+from attacker.service.http.app import create_app, make_parts
+from attacker.service.server import make_server, open_listener
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
 from fedsim.recording.files import hold_lock
@@ -150,6 +151,26 @@ def test_another_service_in_the_same_folder_is_refused(root: Path) -> None:
         stream_of_events = CliRunner().invoke(app, ["serve", str(root), "--port", "0", "--workers", "0", "--no-token"])
     assert (stream_of_events.exit_code, stream_of_events.stdout) == (2, "")
     assert "another process is working there" in stream_of_events.stderr
+
+
+def test_the_server_leaves_log_handlers_of_other_packages_open(root: Path) -> None:
+    """A handler of absl, which accounting of privacy imports, closes its stream with itself: stderr at the time of the import."""
+
+    class Handler(logging.Handler):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+            super().close()
+
+    handler, settings = Handler(), ServiceSettings(root=root, workers=0)
+    application = create_app(settings)
+    try:
+        make_server(application, settings)
+        assert not handler.is_closed
+    finally:
+        handler.close()
+        application.state.parts.queue.close()
 
 
 def test_port_in_use_is_refused_with_advice(tmp_path: Path) -> None:
