@@ -101,7 +101,7 @@ class UvicornServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
-        self._feed = app.state.parts.feed
+        self._feed = app.state.components.feed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at the first signal, with `SHUTDOWN_SECONDS` for responses and exit status 0, or at once at the second."""
@@ -165,7 +165,7 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
     return UvicornServer(config, app)
 
 
-def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+def serve_until_stopped(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Start the background threads, and answer requests until a signal arrives; then stop them and close `listener`.
 
     listener: the socket from `open_listener`. ready: callback that is called once all recordings have been read, before requests
@@ -174,7 +174,7 @@ def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.s
     Raises ValueError, with the reason, if a setting cannot be applied: for example if the TLS files or the file of rules cannot
     be used, or another service uses the same state folder (which holds token and queue).
     """
-    answering, works = make_server(app, settings), BackgroundWork(app.state.parts)
+    answering, works = make_server(app, settings), BackgroundWork(app.state.components)
     try:
         works.start()
         _freeze_objects()

@@ -10,7 +10,7 @@ import torch
 
 from attacker.scoring import ScoreRow, summarise
 from attacker.scoring.gallery import Gallery
-from attacker.scoring.paired import PSNR_OF_8_BITS
+from attacker.scoring.row_pairs import PSNR_OF_8_BITS
 from attacker.scoring.significance import adjust_for_multiple_tests, run_fisher_test, run_sign_flip_test, run_t_test
 from attacker.scoring.verdict import Verdict, judge_attack
 from fedsim.data import Dataset

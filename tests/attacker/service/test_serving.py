@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from attacker.cli import app
 from attacker.service.background import BackgroundWork
-from attacker.service.http.app import create_app, make_parts
+from attacker.service.http.app import create_app, make_components
 from attacker.service.server import make_server, open_listener
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
@@ -170,7 +170,7 @@ def test_the_server_leaves_log_handlers_of_other_packages_open(root: Path) -> No
         assert not handler.is_closed
     finally:
         handler.close()
-        application.state.parts.queue.close()
+        application.state.components.queue.close()
 
 
 def test_port_in_use_is_refused_with_advice(tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_cpu_budget_is_refused_with_a_shared_cluster(tmp_path: Path) -> None:
     rule = '[[rule]]\nname = "{}"\nattack = "exact"\n'
     rules.write_text(rule.format("a") + rule.format("b") + "budget = { cpu_seconds = 9 }\n")
     for ray, refused in (("auto", True), ("local", False), (None, False)):
-        parts = make_parts(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
+        components = make_components(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
         words = rf"rules.toml: rule 'b': budget.cpu_seconds cannot be applied with --ray {ray}: .* use --ray local"
         with pytest.raises(ValueError, match=words) if refused else nullcontext():
-            BackgroundWork(parts)
-        parts.queue.close()
+            BackgroundWork(components)
+        components.queue.close()
 
 
 def test_printed_link_holds_the_token_that_is_required(serve: Callable[..., Served], root: Path, tmp_path: Path) -> None:
