@@ -29,7 +29,7 @@ import torch
 from support.contract import Options, parse_options, print_results
 from support.defenses.federation import DataFiles, federate, make_settings, measure_units, write_data
 from support.defenses.grid import DECLARED_PAIRS, GRID, Entry, fill_template
-from support.defenses.measured import Kept, Measured, MeasuredAttack, attack_all
+from support.defenses.measurements import MeasuredAttack, Measurement, MeasurementFile, attack_all
 from support.defenses.outcomes import MARGIN_DB, Change, compare
 from support.defenses.settings import BATCH_ATTACKS, SINGLE_EXAMPLE_ATTACKS, SUM_ATTACKS, describe_attacks, list_attacks
 
@@ -87,9 +87,9 @@ class Bench:
     def __init__(self, asked: Options, folder: Path) -> None:
         self.asked, self.folder = asked, folder
         self.data: DataFiles = write_data(asked, folder, "tuning" if "tuning" in asked.flags else "report")
-        self.kept = Kept(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in asked.flags)
+        self.kept = MeasurementFile(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in asked.flags)
 
-    def measure(self, job: FederationJob) -> Measured:
+    def measure(self, job: FederationJob) -> Measurement:
         """Return the stored result of a job; without one, run its federation and the attacks on it, and store the result.
 
         Raises NotMeasured if no result is stored and `--kept` is given.
@@ -106,7 +106,7 @@ class Bench:
             federation = federate(experiment, out, self.asked.device)
             attacked = attack_all(federation, spec, self.asked.device)
             own = {"accuracy": federation.accuracy, "bytes_up": federation.bytes_up, "epsilon": federation.epsilon}
-            found = Measured(own, measure_units(federation), attacked)
+            found = Measurement(own, measure_units(federation), attacked)
             self.kept.add(identity, self.folder, found)
             print(f"{job.name}: {', '.join(f'{name} {one.psnr:.1f} dB' for name, one in attacked.items())}", file=sys.stderr)
         return found
@@ -127,7 +127,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(asked, Path(name))
         rows, checks = [], []
-        nones: dict[FederationJob, Measured] = {}
+        nones: dict[FederationJob, Measurement] = {}
         for job, none, found in _measure_all(asked, bench):
             if job.none not in nones:
                 nones[job.none] = none
@@ -148,7 +148,7 @@ def main() -> None:
     print_results("defenses", rows, summary, asked)
 
 
-def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measured, Measured]]:
+def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measurement, Measurement]]:
     """Yield each job with two results: first of the same federation without a defense, then of the job itself.
 
     With `--kept`, a job is skipped if one of the two results is not stored.
@@ -193,7 +193,7 @@ def _list_attacks() -> list[str]:
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
-def _make_row(job: FederationJob, found: Measured, none: Measured | None) -> dict[str, Any]:
+def _make_row(job: FederationJob, found: Measurement, none: Measurement | None) -> dict[str, Any]:
     """Return one row of the table of jobs. found: result of the job.
 
     none: result of the same federation without a defense; None if `job` has no defense itself.
@@ -237,7 +237,7 @@ def _format_verdict(verdict: Verdict) -> str:
     return f"{verdict.outcome} ({leaked})" if verdict.outcome == "partly leaked" else verdict.outcome
 
 
-def _check_declarations(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
+def _check_declarations(entry: Entry, none: Measurement, strong: Measurement) -> Iterator[dict[str, Any]]:
     """Yield a row for each of CPL and Inverting Gradients, ignoring and knowing the defense.
 
     The row holds the PSNR at the strongest setting minus the PSNR without a defense, paired by example, as a mean over cases with

@@ -54,8 +54,8 @@ from attacker.attacks.matching.initialisation import normal_after_normalisation
 from attacker.attacks.matching.layer_weights import weigh_by_depth
 from attacker.attacks.matching.objectives import Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.parts import Search
 from attacker.attacks.matching.priors import Prior, total_variation
+from attacker.attacks.matching.settings import Search
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.simulation.client import build_network

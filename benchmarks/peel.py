@@ -64,7 +64,7 @@ class PeelCase:
 
 
 @dataclass(frozen=True)
-class Found:
+class PeelResult:
     """The results of an attack. mse, recovered: one value per pair, (N,). seconds: CPU time of each call of the attack."""
 
     mse: Tensor
@@ -80,20 +80,20 @@ def _make_pair(i: int, sources: Sequence[Images], asked: Options) -> PeelCase:
     return PeelCase(x, one.make_case([(x[None], y[None])], f"{NETWORK_NAMES[i % 2]}-{i}"))
 
 
-def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], asked: Options) -> Found:
+def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], asked: Options) -> PeelResult:
     with measure_cpu() as clock:
         found = replace(attack, device=asked.device)([p.case for p in pairs], rng=Generator().manual_seed(asked.seed))
     guesses, x = torch.cat([one.x for one in found]).nan_to_num(), torch.stack([p.x for p in pairs])
     mse = (guesses - x).double().square().flatten(1).mean(dim=1)
-    return Found(mse, is_recovered(guesses.clamp(0, 1), x), [clock.seconds])
+    return PeelResult(mse, is_recovered(guesses.clamp(0, 1), x), [clock.seconds])
 
 
-def _join_results(found: Sequence[Found]) -> Found:
+def _join_results(found: Sequence[PeelResult]) -> PeelResult:
     seconds = [s for one in found for s in one.seconds]
-    return Found(torch.cat([one.mse for one in found]), torch.cat([one.recovered for one in found]), seconds)
+    return PeelResult(torch.cat([one.mse for one in found]), torch.cat([one.recovered for one in found]), seconds)
 
 
-def _make_row(network: str, attack: str, found: Found) -> dict[str, Any]:
+def _make_row(network: str, attack: str, found: PeelResult) -> dict[str, Any]:
     return {
         "network": network,
         "attack": attack,
@@ -107,7 +107,7 @@ def _make_row(network: str, attack: str, found: Found) -> dict[str, Any]:
     }
 
 
-def _compute_ratio(ours: Sequence[Found], searches: Sequence[Found]) -> float | None:
+def _compute_ratio(ours: Sequence[PeelResult], searches: Sequence[PeelResult]) -> float | None:
     """Return the search's CPU time per recovered image divided by the closed form's; None if either recovered no image."""
     sides = [(sum(sum(one.seconds) for one in side), sum(int(one.recovered.sum()) for one in side)) for side in (searches, ours)]
     if not all(recovered for _, recovered in sides):

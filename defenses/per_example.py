@@ -14,7 +14,7 @@ from defenses.channel import Channel, compute_no_noise
 from defenses.clipped_mean import compute_clipped_mean
 from defenses.clipping import scale_each_to, scale_to
 from defenses.noise import draw_normal
-from defenses.rules import Gradient, GradientProblem, GradientRule, LocalStep, TrainingFacts, Weights
+from defenses.rules import Gradient, GradientProblem, GradientRule, LocalStep, TrainingContext, Weights
 
 
 def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
@@ -28,7 +28,7 @@ def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
     Source: DP-SGD, Abadi et al. 2016, algorithm 1.
     """
     _check_bounds("dp_sgd", max_norm, noise)
-    return _make_rule(partial(scale_to, max_norm=max_norm), _Fixed(noise * max_norm))
+    return _make_rule(partial(scale_to, max_norm=max_norm), _FixedNoise(noise * max_norm))
 
 
 def fed_cdp(
@@ -54,11 +54,15 @@ def fed_cdp(
         raise ValueError(f"fed_cdp: snr_db must be finite, got {snr_db}")
     if snr_scope not in ("tensor", "gradient"):
         raise ValueError(f"fed_cdp: snr_scope must be 'tensor' or 'gradient', got {snr_scope!r}")
-    added = _Fixed(noise * max_norm) if noise is not None else _Relative(10 ** (-(snr_db or 0.0) / 10), snr_scope == "tensor")
+    added = (
+        _FixedNoise(noise * max_norm)
+        if noise is not None
+        else _RelativeNoise(10 ** (-(snr_db or 0.0) / 10), snr_scope == "tensor")
+    )
     return _make_rule(partial(scale_each_to, max_norm=max_norm), added)
 
 
-class _Fixed(NamedTuple):
+class _FixedNoise(NamedTuple):
     """Noise with standard deviation `std` on every coordinate of the sum of the clipped gradients of a batch's examples."""
 
     std: float
@@ -73,7 +77,7 @@ class _Fixed(NamedTuple):
         return compute_no_noise(seen) + of_one * sum(u.numel() for u in seen.values())
 
 
-class _Relative(NamedTuple):
+class _RelativeNoise(NamedTuple):
     """Noise whose expected mean square is `ratio` times the mean square of the mean of a batch's clipped gradients.
 
     by_tensor: whether both mean squares are taken over each tensor separately, or else over all tensors together.
@@ -94,7 +98,7 @@ class _Relative(NamedTuple):
         return compute_no_noise(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
 
 
-def _make_rule(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) -> GradientRule:
+def _make_rule(clip: Callable[[Gradient], Update], noise: _FixedNoise | _RelativeNoise) -> GradientRule:
     def compute_gradient(
         problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator
     ) -> tuple[Gradient, Tensor]:
@@ -108,7 +112,7 @@ def _make_rule(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) ->
         _check_separable(problem.model)
         return compute_clipped_mean(clip, problem, weights, x, y)[0]
 
-    def make_channel(facts: TrainingFacts) -> Channel:
+    def make_channel(facts: TrainingContext) -> Channel:
         return Channel(lambda update, known: update, noise=lambda seen: noise.compute_power(seen, facts.steps))
 
     return GradientRule(compute_gradient, expect_gradient, make_channel, separate=True)

@@ -49,7 +49,7 @@ class LocalStep(NamedTuple):
     share: float
 
 
-class TrainingFacts(NamedTuple):
+class TrainingContext(NamedTuple):
     """What the server knows about the training behind an update; input of `GradientRule.channel` and `GradientRule.omitted`.
 
     model: the network. steps: one `LocalStep` for each local step of the client.
@@ -62,11 +62,11 @@ class TrainingFacts(NamedTuple):
     exact: bool
 
 
-def _make_transparent(facts: TrainingFacts) -> Channel:
+def _make_transparent(facts: TrainingContext) -> Channel:
     return transparent
 
 
-def _omit_nothing(facts: TrainingFacts) -> frozenset[str]:
+def _omit_nothing(facts: TrainingContext) -> frozenset[str]:
     return frozenset()
 
 
@@ -83,17 +83,17 @@ class GradientRule(NamedTuple):
     expected: maps (problem, weights, x, y) to the gradient that an attacker simulates, by parameter name: without noise, and
               without effects that only the received update shows, such as which columns Soteria zeroed. Differentiable
               under `vmap`.
-    channel:  maps `TrainingFacts` to the channel (the attacker's model of a defense) with the effects on an update that
+    channel:  maps `TrainingContext` to the channel (the attacker's model of a defense) with the effects on an update that
               `expected` lacks.
-    omitted:  maps `TrainingFacts` to the names of parameters that the attacker leaves out when it compares simulated and observed
-              gradients.
+    omitted:  maps `TrainingContext` to the names of parameters that the attacker leaves out when it compares simulated and
+              observed gradients.
     separate: whether the client computes the gradient of each example separately.
     """
 
     gradient: Callable[[GradientProblem, Weights, Tensor, Tensor, Generator], tuple[Gradient, Tensor]]
     expected: Callable[[GradientProblem, Weights, Tensor, Tensor], Gradient] = _expect_plain
-    channel: Callable[[TrainingFacts], Channel] = _make_transparent
-    omitted: Callable[[TrainingFacts], frozenset[str]] = _omit_nothing
+    channel: Callable[[TrainingContext], Channel] = _make_transparent
+    omitted: Callable[[TrainingContext], frozenset[str]] = _omit_nothing
     separate: bool = False
 
 

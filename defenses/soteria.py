@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 from defenses.base import Update
 from defenses.channel import Channel, ChannelFacts, transparent
 from defenses.networks import find_last_linear
-from defenses.rules import Gradient, GradientProblem, GradientRule, TrainingFacts, Weights
+from defenses.rules import Gradient, GradientProblem, GradientRule, TrainingContext, Weights
 
 DERIVATIVES_PER_PASS = 64
 """Approximate number of derivatives that are computed in one batched backward pass."""
@@ -25,7 +25,7 @@ def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
     layer: name of the layer; "" for the last linear one.
     All other gradients and the network stay unchanged. A step costs about as much as R additional backward passes.
     Attackers leave columns that arrived as zeros out of the comparison with simulated gradients. If zeros of a gradient do not
-    arrive as zeros (`TrainingFacts.exact` is False), they leave out this layer's whole weight.
+    arrive as zeros (`TrainingContext.exact` is False), they leave out this layer's whole weight.
     Raises ValueError if `prune` is out of range. The rule raises ValueError if `layer` is not a linear layer of the network, or
     is not called exactly once per forward pass, with a matrix (examples, features).
     Source: Sun et al. 2021, with the magnitude of the feature in the denominator of its score.
@@ -46,10 +46,10 @@ def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
         found[key] = found[key] * choose_kept(compute_scores(_get_only_input(entered, name), x), prune).to(found[key].dtype)
         return found, loss.detach()
 
-    def make_channel(facts: TrainingFacts) -> Channel:
+    def make_channel(facts: TrainingContext) -> Channel:
         return _make_channel(_name_weight(_find_linear(facts.model, layer))) if facts.exact else transparent
 
-    def find_omitted(facts: TrainingFacts) -> frozenset[str]:
+    def find_omitted(facts: TrainingContext) -> frozenset[str]:
         return frozenset() if facts.exact else frozenset({_name_weight(_find_linear(facts.model, layer))})
 
     return GradientRule(compute_gradient, channel=make_channel, omitted=find_omitted)

@@ -95,20 +95,20 @@ def test_a_plugin_works_in_run_replay_score_report_and_the_service(plugged: None
 def run_job(root: Path) -> object:
     """Run a job of the service on the same recording in a worker process, and return its final state."""
     from attacker.service.background import BackgroundWork
-    from attacker.service.http.app import make_parts
+    from attacker.service.http.app import make_components
     from attacker.service.jobs.job import FINAL_STATES, JobSpec
     from attacker.service.settings import ServiceSettings
 
-    parts = make_parts(ServiceSettings(root=root, truth="own", workers=1, stand_by=False))
-    works = BackgroundWork(parts)
+    components = make_components(ServiceSettings(root=root, truth="own", workers=1, stand_by=False))
+    works = BackgroundWork(components)
     works.start()
     try:
-        job = parts.queue.submit(JobSpec(recording="discs", attack="first_layer", arguments={"row": "largest"}))
+        job = components.queue.submit(JobSpec(recording="discs", attack="first_layer", arguments={"row": "largest"}))
         until = time.monotonic() + 240
-        while parts.queue.get(job.id).state not in FINAL_STATES:
-            assert time.monotonic() < until, parts.queue.get(job.id)
+        while components.queue.get(job.id).state not in FINAL_STATES:
+            assert time.monotonic() < until, components.queue.get(job.id)
             time.sleep(0.1)
-        return parts.queue.get(job.id)
+        return components.queue.get(job.id)
     finally:
         works.stop()
 

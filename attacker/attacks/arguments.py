@@ -29,7 +29,7 @@ FilePath = Annotated[str, LocalFile()]
 
 
 @dataclass(frozen=True)
-class Settable:
+class AllowedValues:
     """The values that a job of the web service may give to one argument.
 
     words:  the allowed texts; empty if no text is allowed.
@@ -40,7 +40,7 @@ class Settable:
     scalar: bool = True
 
 
-def list_settable(factory: Callable[..., Any]) -> dict[str, Settable]:
+def list_settable(factory: Callable[..., Any]) -> dict[str, AllowedValues]:
     """Return a dict from the name of each parameter that a job of the web service may set to the values allowed for it.
 
     factory: function or class that takes an attack's arguments and returns the attack.
@@ -69,25 +69,25 @@ def _read_hints(factory: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _read_allowed_values(hint: Any) -> Settable | None:
+def _read_allowed_values(hint: Any) -> AllowedValues | None:
     """Return the values that a job may give to an argument with this type hint; None if a job may not set the argument."""
     origin = get_origin(hint)
     if any(hint is scalar for scalar in SCALAR_TYPES):
-        return Settable()
+        return AllowedValues()
     if origin is Annotated:
         inner, *marks = get_args(hint)
         if any(isinstance(mark, LocalFile) for mark in marks):
             return None
         words = [mark.words for mark in marks if isinstance(mark, OneOf)]
-        return Settable(words[0], scalar=False) if inner is str and words else _read_allowed_values(inner)
+        return AllowedValues(words[0], scalar=False) if inner is str and words else _read_allowed_values(inner)
     if origin is Literal:
         values = get_args(hint)
-        return Settable(tuple(v for v in values if isinstance(v, str)), scalar=any(type(v) in SCALAR_TYPES for v in values))
+        return AllowedValues(tuple(v for v in values if isinstance(v, str)), scalar=any(type(v) in SCALAR_TYPES for v in values))
     if origin in (Union, UnionType):
         parts = [_read_allowed_values(part) for part in get_args(hint)]
         if all(part is not None for part in parts):
             known = [part for part in parts if part is not None]
-            return Settable(tuple(word for part in known for word in part.words), scalar=any(part.scalar for part in known))
+            return AllowedValues(tuple(word for part in known for word in part.words), scalar=any(part.scalar for part in known))
     return None
 
 

@@ -214,7 +214,8 @@ class Attack(Protocol):
     """Protocol of an attack: it reconstructs the training examples of a batch of cases.
 
     All cases of a batch are from one recording, and have equally many observations with the same numbers of examples.
-    Any class with `needs`, `device`, `null` and `__call__` is an attack; the protocols `Planning` and `Estimated` are optional.
+    Any class with `needs`, `device`, `null` and `__call__` is an attack. The protocols `PlansRoutes` and `ReportsEffort` are
+    optional.
     The registry maps a name to a factory (a function or the class itself) that takes the arguments and returns the attack.
 
     needs:  conditions that a case must meet. A case that does not meet them is refused with the reason, and not passed to the
@@ -289,14 +290,14 @@ class RoutePlan:
 
 
 @runtime_checkable
-class Planning(Protocol):
+class PlansRoutes(Protocol):
     """Protocol of an attack that plans its routes before it attacks a case. It is optional."""
 
     def plan(self, case: Case) -> RoutePlan: ...
 
 
 @runtime_checkable
-class Estimated(Protocol):
+class ReportsEffort(Protocol):
     """Protocol of an attack that reports its cost. It is optional; without it, the default values of `Effort` are assumed."""
 
     @property
@@ -305,7 +306,7 @@ class Estimated(Protocol):
 
 def estimate_effort(attack: object) -> Effort:
     """Return the cost that an attack reports; if none, the cost of one gradient evaluation and no stored vectors."""
-    return attack.effort if isinstance(attack, Estimated) else Effort()
+    return attack.effort if isinstance(attack, ReportsEffort) else Effort()
 
 
 def build_reconstruction(

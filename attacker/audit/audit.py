@@ -10,9 +10,9 @@ from attacker.attacks import ATTACKS
 from attacker.audit.attack_findings import AuditedAttack, find_strongest_attack, judge_results
 from attacker.audit.attack_runs import AttackRuns, Run
 from attacker.audit.canary_checks import check_canaries
-from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense, check_support
-from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed, order, worst
+from attacker.audit.defense_outputs import measure_signature
+from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, PassedCheck, order, worst
 from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
 from attacker.audit.plan import CANDIDATE_ATTACKS, PlannedAttack, plan_attacks
@@ -50,7 +50,7 @@ class Audit:
 
     run: str
     findings: tuple[Finding, ...]
-    passed: tuple[Passed, ...]
+    passed: tuple[PassedCheck, ...]
     not_checked: tuple[NotChecked, ...]
     attacks: tuple[AuditedAttack, ...]
     scored: bool
@@ -116,7 +116,7 @@ def audit(
     truth: Sequence[Path] = (),
     model: str | None = None,
     replayed: Run = Replay.run,
-    told: Callable[[Sequence[PlannedAttack | NotChecked]], None] = lambda plan: None,
+    on_plan: Callable[[Sequence[PlannedAttack | NotChecked]], None] = lambda plan: None,
 ) -> Audit:
     """Check and attack a recorded run, and return the audit with graded findings.
 
@@ -131,7 +131,7 @@ def audit(
               network is not built in.
     replayed: function that runs a `Replay`, an attack on the recording, and returns its result; for example one that also shows
               progress.
-    told:     callback that is called once, before the first attack, with the planned attacks, and a `NotChecked` with the reason
+    on_plan:  callback that is called once, before the first attack, with the planned attacks, and a `NotChecked` with the reason
               for each attack left out.
     Planned attacks are skipped once an attack has recovered every compared example, and its null has not. Reconstructions and,
     if `truth` is given, scores are written to the run's folder. Cases that the same attack has already reconstructed there are
@@ -143,7 +143,7 @@ def audit(
     recording, out = Recording(folder), run / "reconstructions"
     results = check_recording(recording)
     plan = list(plan_attacks(recording, out, seconds=seconds, nulls=bool(truth)))
-    told(plan)
+    on_plan(plan)
     scorer = Scorer(run, list(truth), bound_seconds=BOUND_SECONDS) if truth else None
     results += check_canaries(recording, scorer, read_metrics(run))
     runs = AttackRuns(recording=recording, out=out, scorer=scorer, model=model, replayed=replayed)
@@ -156,7 +156,7 @@ def audit(
     return Audit(
         run=recording.manifest.name,
         findings=tuple(order([one for one in results if isinstance(one, Finding)])),
-        passed=tuple(one for one in results if isinstance(one, Passed)),
+        passed=tuple(one for one in results if isinstance(one, PassedCheck)),
         not_checked=tuple(one for one in results if isinstance(one, NotChecked)),
         attacks=tuple(runs.attacks),
         scored=scorer is not None,

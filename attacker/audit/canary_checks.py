@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attacker.audit.canary_guesses import CanaryGuesses, guess_canaries
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from attacker.scoring import Scorer
 from defenses.gradients import GradientSpec
 from defenses.privacy.empirical import (
@@ -62,7 +62,7 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
             advice="Check that every client applies clipping and noise as declared, and that every release is accounted.",
         )
     else:
-        yield Passed(rule=REFUTED_RULE, evidence=evidence)
+        yield PassedCheck(rule=REFUTED_RULE, evidence=evidence)
 
 
 def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:

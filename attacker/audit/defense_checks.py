@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from attacker.audit.declared import (
+from attacker.audit.defense_outputs import (
     MAX_UNCHANGED_DIFFERENCE,
     Signature,
     apply,
@@ -15,7 +15,7 @@ from attacker.audit.declared import (
     relative_change,
     zero_share,
 )
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from defenses.spec import DefenseSpec
 from fedsim.recording import Observation
 
@@ -68,7 +68,9 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
             advice="Check that the defense is configured on the clients and returns the changed update, not its input.",
         )
         return
-    yield Passed(rule=NOT_APPLIED_RULE, evidence=f"all {len(observations)} updates have the properties of an output of {spec}")
+    yield PassedCheck(
+        rule=NOT_APPLIED_RULE, evidence=f"all {len(observations)} updates have the properties of an output of {spec}"
+    )
     yield from _check_bound(observations, spec, signature)
 
 
@@ -76,7 +78,7 @@ def check_support(observations: Sequence[Observation], signature: Signature | No
     """Return one result: a `Finding` if the choice of coordinates that the defense keeps (not zero) depends on the update.
 
     The defense is applied with the same seed to two random updates. If it keeps nearly the same coordinates of both, the choice
-    does not depend on the update, and the result is `Passed`. It is `NotChecked` if the defense leaves hardly any zeros, or
+    does not depend on the update, and the result is `PassedCheck`. It is `NotChecked` if the defense leaves hardly any zeros, or
     quantises. A finding also says how much the kept coordinates of successive `observations` overlap. signature: None if the run
     declares no defense.
     """
@@ -85,7 +87,7 @@ def check_support(observations: Sequence[Observation], signature: Signature | No
         return NotChecked(rule=SUPPORT_RULE, reason="no defense selects coordinates")
     supports = [_find_support(apply(spec, draw_like(observations[0].update, seed), 0)) for seed in (1, 2)]
     if float((supports[0] == supports[1]).float().mean()) >= MIN_SAME_SUPPORT:
-        return Passed(rule=SUPPORT_RULE, evidence=f"the choice of coordinates by {spec} does not depend on the update")
+        return PassedCheck(rule=SUPPORT_RULE, evidence=f"the choice of coordinates by {spec} does not depend on the update")
     recorded = [_find_support(one.update) for one in observations[:MAX_COMPARED]]
     common = [float((a & b).sum() / a.sum().clamp(min=1)) for a, b in pairwise(recorded)]
     chance = sum(float(one.float().mean()) for one in recorded) / len(recorded)
@@ -147,4 +149,4 @@ def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signatu
             advice="Lower its bound to the norm of the updates, or do not rely on this defense.",
         )
     else:
-        yield Passed(rule=NEVER_BINDS_RULE, evidence="the bound of the defense is reached")
+        yield PassedCheck(rule=NEVER_BINDS_RULE, evidence="the bound of the defense is reached")

@@ -34,7 +34,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passed:
+class PassedCheck:
     """A check that was made and found nothing. rule: identifier of the check. evidence: what was measured."""
 
     rule: str
@@ -57,7 +57,7 @@ class NotChecked:
     kind: Literal["does not apply", "needs information", "left out", "inconclusive", "no guarantee"] = "does not apply"
 
 
-CheckResult = Finding | Passed | NotChecked
+CheckResult = Finding | PassedCheck | NotChecked
 
 
 def order(findings: Sequence[Finding]) -> list[Finding]:

@@ -11,7 +11,7 @@ from attacker.attacks.labels.observed import PROBE_COUNT
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.labels.rules import INTEGER_TOLERANCE
 from attacker.attacks.simulation.client import build_network
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from fedsim import models
 from fedsim.recording import Observation
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -28,7 +28,7 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield one result: a `Finding` if more estimated numbers of examples of a label are near whole numbers than chance explains.
 
     At most the first `MAX_UPDATES` updates are tested. The result is a `NotChecked` if no update allows an estimate, or if there
-    are too few estimates to show more than chance. In all other cases without a finding it is `Passed`.
+    are too few estimates to show more than chance. In all other cases without a finding it is `PassedCheck`.
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the estimate for
@@ -53,7 +53,7 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
             "the estimated numbers of examples per label are negative or do not sum to the number of examples, in any of "
             f"{unread} updates"
         )
-        yield Passed(rule=READABLE, evidence=evidence)
+        yield PassedCheck(rule=READABLE, evidence=evidence)
         return
     if not tested:
         yield NotChecked(rule=READABLE, reason=reason or "the recording holds no update")
@@ -68,7 +68,7 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         yield NotChecked(rule=READABLE, reason=f"{told}; so few estimates cannot show more than chance", kind="inconclusive")
         return
     if chance > MAX_CHANCE:
-        yield Passed(rule=READABLE, evidence=f"{told}, as many as by chance")
+        yield PassedCheck(rule=READABLE, evidence=f"{told}, as many as by chance")
         return
     yield Finding(
         rule=READABLE,

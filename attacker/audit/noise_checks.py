@@ -8,8 +8,8 @@ import torch
 from scipy.stats import chi2, gamma
 from torch import Tensor
 
-from attacker.audit.declared import Signature, noise_deviations
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.defense_outputs import Signature, noise_deviations
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from defenses.base import Tensors
 from fedsim.recording import Observation
 
@@ -41,7 +41,7 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
     the rank of the gradient is at most the number of examples times the number of epochs; what lies beyond this rank is noise.
 
     There are two possible faults: missing noise, and reused noise (several updates share it).
-    No fault: two `Passed`, one per fault.
+    No fault: two `PassedCheck`, one per fault.
     One fault: one `Finding` on it.
     Both faults: one `Finding`. It is on reused noise if two conditions hold: the only sign of missing noise is that single
     coordinates hardly vary over the updates, and at least a share `MIN_REUSED_SHARE` of the pairs of updates share noise.
@@ -82,12 +82,14 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
             "does not hold.",
         )
         return
-    yield Passed(
+    yield PassedCheck(
         rule=MISSING_RULE,
         evidence=f"every part of {len(observations)} updates varies at least as much as the declared noise does; whether "
         "the noise is large enough, only attacks show",
     )
-    yield Passed(rule=REUSED_RULE, evidence=f"the noise is drawn anew for every update ({len(pairs)} pairs of updates compared)")
+    yield PassedCheck(
+        rule=REUSED_RULE, evidence=f"the noise is drawn anew for every update ({len(pairs)} pairs of updates compared)"
+    )
 
 
 def _find_missing(scaled: Sequence[Tensors]) -> str:

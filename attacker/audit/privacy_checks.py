@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from defenses.gradients import GradientSpec
 from defenses.privacy.accounting import compute_epsilon
 from defenses.privacy.sensitivity import Noise, find_gradient_noise, find_noise
@@ -44,7 +44,7 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
     if not low:
         row = reported[-1]
         evidence = f"epsilon {_value(row):.3g} after round {row['round']} is at least what the declared noise gives"
-        yield Passed(rule=EPSILON_RULE, evidence=evidence)
+        yield PassedCheck(rule=EPSILON_RULE, evidence=evidence)
         if _value(row) > MAX_MEANINGFUL_EPSILON:
             limit = f"above {MAX_MEANINGFUL_EPSILON:g} it promises hardly anything"
             reason = f"epsilon {_value(row):.3g} is not understated, but {limit}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from scipy.stats import binom
 
 from attacker.audit.attack_findings import AuditedAttack
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from attacker.bounds import find_declared_noise
 from defenses.privacy.accounting import compute_bound
 from defenses.privacy.sensitivity import Noise
@@ -24,7 +24,7 @@ def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> I
     """Yield one result on the probability of a reconstruction, which the declared noise bounds.
 
     It is a `Finding` if an attack recovers more than the bound and chance explain, a `NotChecked` without noise or with a useless
-    bound, and otherwise a `Passed` with the bound over all recorded rounds for an example that is guessed with probability
+    bound, and otherwise a `PassedCheck` with the bound over all recorded rounds for an example that is guessed with probability
     `PRIOR` without any update.
     strongest: the attack to compare; None for no comparison, as without the true examples. The share of examples that it recovers
     is compared with the bound for one round, or for all rounds if it attacks them together. For this comparison, the probability
@@ -56,7 +56,7 @@ def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> I
         reason = f"the declared noise is too small to bound the probability of a reconstruction over {over}"
         yield NotChecked(rule=ROBUSTNESS, reason=reason, kind="no guarantee")
         return
-    yield Passed(
+    yield PassedCheck(
         rule=ROBUSTNESS,
         evidence=f"under the declared noise, an example that is guessed with a probability of {PRIOR:.0%} without any update is "
         f"reconstructed with one of at most {bound:.1%} from {len(rounds)} round{'s' * (len(rounds) != 1)}",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from attacker.audit.label_checks import format_counts
 from fedsim import models
 from fedsim.recording import Observation, Recording
@@ -54,7 +54,7 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
         reason = f"{len(observations) - len(known)} of {len(observations)} updates come without a number of examples"
         return NotChecked(rule=SINGLE_RULE, reason=reason, kind="needs information")
     if not single:
-        return Passed(rule=SINGLE_RULE, evidence=f"every update is of at least {min(known)} examples")
+        return PassedCheck(rule=SINGLE_RULE, evidence=f"every update is of at least {min(known)} examples")
     return Finding(
         rule=SINGLE_RULE,
         grade="low",
@@ -69,7 +69,7 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     """Return the result: whether clients report a metric of a single example with "loss" or "accuracy" in its name, in clear."""
     few = [one for one in observations if one.num_examples == 1 and _equations(one)]
     if not few:
-        return Passed(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")
+        return PassedCheck(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")
     names = ", ".join(sorted({name for one in few for name in _equations(one)}))
     return Finding(
         rule=METRICS_RULE,
@@ -106,19 +106,19 @@ def _check_buffers(observations: Sequence[Observation], *, own: bool) -> Iterato
             advice=f"{advice} Or use another normalisation.",
         )
     else:
-        yield Passed(rule=STATISTICS_RULE, evidence="clients send no batch-norm statistics that change")
+        yield PassedCheck(rule=STATISTICS_RULE, evidence="clients send no batch-norm statistics that change")
     if not others:
-        yield Passed(rule=BUFFERS_RULE, evidence="clients send no buffers that change, apart from batch-norm statistics")
+        yield PassedCheck(rule=BUFFERS_RULE, evidence="clients send no buffers that change, apart from batch-norm statistics")
         return
-    told = [words for name in others if (words := _describe_histogram(observations, name))]
+    histograms = [histogram for name in others if (histogram := _describe_histogram(observations, name))]
     evidence = f"{_count_senders(observations, others)} come with {_name_buffers(others)}, which may be computed from the data."
     yield Finding(
         rule=BUFFERS_RULE,
-        grade="moderate" if defended or told else "low",
+        grade="moderate" if defended or histograms else "low",
         title="Clients send the numbers of their examples of each label in a buffer, which no defense covers."
-        if told
+        if histograms
         else "Clients send buffers that change while they train, which no defense covers.",
-        evidence=" ".join([evidence, *told]),
+        evidence=" ".join([evidence, *histograms]),
         advice=advice,
     )
 
@@ -223,20 +223,22 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
         )
     if not small and not (isinstance(threshold, int) and 2 * threshold <= clients):
         least = min((size for size in sizes.values() if size), default=0)
-        yield Passed(rule=SECURE_RULE, evidence=f"each secure sum is of at least {least} clients")
+        yield PassedCheck(rule=SECURE_RULE, evidence=f"each secure sum is of at least {least} clients")
 
 
 def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
     """Yield at most one result: a `Finding` if linear combinations of the secure sums of all rounds isolate some client's update.
 
-    The result is `Passed` if no client is isolated, see `find_isolated_clients`. Nothing is yielded without secure aggregation.
+    The result is `PassedCheck` if no client is isolated, see `find_isolated_clients`. Without secure aggregation, there is none.
     """
     if not recording.manifest.secure_aggregation:
         return
     cohorts = [cohort for number in recording.list_rounds() if (cohort := recording.list_summed(number))]
     isolated = find_isolated_clients(cohorts)
     if not isolated:
-        yield Passed(rule=COHORTS_RULE, evidence=f"no linear combination of the {len(cohorts)} sums isolates a single client")
+        yield PassedCheck(
+            rule=COHORTS_RULE, evidence=f"no linear combination of the {len(cohorts)} sums isolates a single client"
+        )
         return
     clients = len({client for cohort in cohorts for client in cohort})
     yield Finding(

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.networks.discrete_inputs import EMBEDDINGS, find_token_embeddings, has_real_inputs
-from attacker.audit.declared import apply, draw_like
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.defense_outputs import apply, draw_like
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from fedsim import models
 from fedsim.recording import Observation
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -51,31 +51,31 @@ def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
 
 def _judge(observations: Sequence[Observation], embeddings: set[str], *, has_numbers: bool) -> CheckResult:
     """Return the result for these embeddings. has_numbers: whether examples hold real numbers beside the codes of categories."""
-    found: list[tuple[Observation, str, list[int]]] = []
+    readable: list[tuple[Observation, str, list[int]]] = []
     for one in observations:
         keeps_zeros = _keeps_zero_rows(one, embeddings)
         for name in sorted(embeddings):
             rows = find_outlying_rows(one.update[name], one.weights[name], zeros_count=keeps_zeros)
             if rows:
-                found.append((one, name, rows))
-    if not found and any(_keeps_zero_rows(one, embeddings) and _changes_most_rows(one, embeddings) for one in observations):
+                readable.append((one, name, rows))
+    if not readable and any(_keeps_zero_rows(one, embeddings) and _changes_most_rows(one, embeddings) for one in observations):
         reason = "most rows of the embedding changed, by tokens or by weight decay, which cannot be told apart"
         return NotChecked(rule=TOKENS_RULE, reason=reason, kind="inconclusive")
-    if not found:
-        return Passed(rule=TOKENS_RULE, evidence=f"no rows of an embedding stand out in {len(observations)} updates")
-    one, name, rows = found[0]
-    of_sums = all(seen.client == SUM_CLIENT for seen, _, _ in found)
+    if not readable:
+        return PassedCheck(rule=TOKENS_RULE, evidence=f"no rows of an embedding stand out in {len(observations)} updates")
+    one, name, rows = readable[0]
+    of_sums = all(seen.client == SUM_CLIENT for seen, _, _ in readable)
     listed = ", ".join(map(str, rows[:MAX_LISTED])) + (", ..." if len(rows) > MAX_LISTED else "")
     whose = "the clients of a secure sum" if of_sums else "a client"
     what, of_all = ("categories", "codes") if has_numbers else ("tokens", "tokens of the vocabulary")
-    rest = " The check reads nothing of the real numbers that the examples hold as well." if has_numbers else ""
+    limitation = " The check reads nothing of the real numbers that the examples hold as well." if has_numbers else ""
     return Finding(
         rule=TOKENS_RULE,
         grade="moderate" if of_sums or has_numbers else "serious",
         title=f"The server can read from the update of {name} which {what} the examples of {whose} contain.",
-        evidence=f"In {len({seen.key for seen, _, _ in found})} of {len(observations)} updates only the rows of {what} that "
+        evidence=f"In {len({seen.key for seen, _, _ in readable})} of {len(observations)} updates only the rows of {what} that "
         f"occur change. Round {one.round}, client {one.client}: {len(rows)} of the {len(one.update[name]):,} {of_all} "
-        f"occur, those with the numbers {listed}.{rest}",
+        f"occur, those with the numbers {listed}.{limitation}",
         advice="Freeze the embedding, or clip the update and add noise to all of its rows, or sum the updates of many clients by "
         "secure aggregation.",
     )

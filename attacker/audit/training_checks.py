@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 import torch
 
 from attacker.attacks.simulation.client import find_schedule
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from fedsim import models
 from fedsim.recording import DataSpec, Observation
 from fedsim.recording.contradictions import find_contradictions
@@ -39,7 +39,7 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
     unused = _list_unused(whole[0])
     told = [(one, words) for one in whole if (words := _list_contradictions(one, unused))]
     if 2 * len(told) <= len(whole):
-        return Passed(rule=TRAINING_RULE, evidence=f"{len(told)} of {len(whole)} updates contradict the stated training")
+        return PassedCheck(rule=TRAINING_RULE, evidence=f"{len(told)} of {len(whole)} updates contradict the stated training")
     first, words = told[0]
     return Finding(
         rule=TRAINING_RULE,

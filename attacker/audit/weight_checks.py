@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from fedsim.models.inspected_layers import is_large
 from fedsim.models.tampering import inspect_weights
 from fedsim.recording import Recording
@@ -33,4 +33,4 @@ def check_weights(recording: Recording) -> Iterator[CheckResult]:
     if not checked:
         yield NotChecked(rule=TAMPERED_RULE, reason="no layer is large enough to be inspected")
         return
-    yield Passed(rule=TAMPERED_RULE, evidence=f"none of the inspected layers ({checked}) shows a known pattern of tampering")
+    yield PassedCheck(rule=TAMPERED_RULE, evidence=f"none of the inspected layers ({checked}) shows a known pattern of tampering")

@@ -106,14 +106,14 @@ def replay(
         from fedsim.recording import Recording, find_recording, find_run
         from fedsim.recording.selection import parse_rounds
 
-        run, opened = find_run(recording), Recording(find_recording(recording))
-        _check_model(opened, model)
-        arguments = _collect_arguments(attack, opened, preset, overrides or [], route=route, anonymous=anonymous)
+        run, recorded = find_run(recording), Recording(find_recording(recording))
+        _check_model(recorded, model)
+        arguments = _collect_arguments(attack, recorded, preset, overrides or [], route=route, anonymous=anonymous)
         _check_processes(ray, workers, verbose=verbose)
-        told = _make_oracles(oracle or [], opened, truth, AttackSpec(name=attack, arguments=arguments))
+        oracles = _make_oracles(oracle or [], recorded, truth, AttackSpec(name=attack, arguments=arguments))
         results = [
             replay_with_progress(
-                opened,
+                recorded,
                 AttackSpec(name=attack, arguments=arguments, null=is_null),
                 run / "reconstructions" if folder is None else folder.resolve(),
                 seed=seed,
@@ -121,7 +121,7 @@ def replay(
                 rounds=parse_rounds(rounds),
                 clients=frozenset(client or ()) or None,
                 chunk=chunk,
-                **told,
+                **oracles,
                 threads=threads,
                 workers=1 if verbose else workers,
                 ray=ray,
@@ -161,11 +161,11 @@ def _collect_arguments(
     """
     from defenses._registry import references
 
-    given = dict(map(parse_assignment, overrides))
-    for reference in (attack, *(str(given.get(name, "")) for name in ("decoder", "enhancer", "denoiser"))):
+    overriding = dict(map(parse_assignment, overrides))
+    for reference in (attack, *(str(overriding.get(name, "")) for name in ("decoder", "enhancer", "denoiser"))):
         if references.is_reference(reference):  # naming it on the command line admits it
             references.admit(reference)
-    arguments = _resolve_preset(attack, preset, recording) | given
+    arguments = _resolve_preset(attack, preset, recording) | overriding
     if route is not None:
         check_takes(attack, "route", owner="exact")
         arguments["route"] = route
@@ -240,8 +240,8 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
     def list_cohort(row: Any) -> tuple[str, ...]:
         return tuple(recording.list_summed(row.round)) if row.client == SUM_CLIENT else ()
 
-    known = {
+    functions = {
         "labels": lambda row: read_true_labels(scorer, row, list_cohort(row)),
         "logits": lambda row: compute_true_logits(scorer, recording, row, list_cohort(row)),
     }
-    return {f"oracle_{name}": known[name] for name in names} | {"oracle_truth": digest_truth(folders)}
+    return {f"oracle_{name}": functions[name] for name in names} | {"oracle_truth": digest_truth(folders)}

@@ -95,7 +95,7 @@ def serve(
     """Serve a web page and an API for the runs in a folder: watch federations, start attacks, see results."""
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.service.http.app import create_app
-        from attacker.service.server import format_address, open_listener, serve_until_told
+        from attacker.service.server import format_address, open_listener, serve_until_stopped
         from attacker.service.settings import ServiceSettings
 
         settings = ServiceSettings(
@@ -123,13 +123,13 @@ def serve(
         )
         listener = open_listener(settings)
         app = create_app(settings)
-        serve_until_told(app, settings, listener, lambda: _print_address(app, settings, format_address(listener, settings)))
+        serve_until_stopped(app, settings, listener, lambda: _print_address(app, settings, format_address(listener, settings)))
 
 
 def _print_address(app: "FastAPI", settings: "ServiceSettings", address: str) -> None:
     """Print the link to the service with its token, what it watches, and warnings if other users can read the results."""
-    runs = len(app.state.parts.catalogue.list_runs())
-    keys = app.state.parts.keys
+    runs = len(app.state.components.catalogue.list_runs())
+    keys = app.state.components.keys
     out.print(escape(address if keys is None else f"{address}#token={keys.token}"), soft_wrap=True)
     watched = "1 run is" if runs == 1 else f"{runs} runs are"
     err.print(f"watching {escape(str(settings.folder))}: {watched} there now; Ctrl-C stops it")

@@ -83,9 +83,9 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     if Need.SAME_CLIENT not in attack.needs:
         return Plan(cases=tuple(PlannedCase(key=row.key, rows=(row,)) for row in complete), idle=idle)
     clients: dict[str, _Client] = {row.client: _Client() for row in complete}
-    counted = {row.key: row for row in complete}
+    estimated = {row.key: row for row in complete}
     for row in sorted(rows, key=lambda row: (row.round, row.client)):
-        row, client = counted.get(row.key, row), clients.get(row.client)
+        row, client = estimated.get(row.key, row), clients.get(row.client)
         if client is None:
             continue
         if row.status != "complete":
@@ -210,20 +210,20 @@ def make_case_entry(recording: Recording, case: PlannedCase, *, whole: bool) -> 
     one of the numbers is unknown, and `codec` lists the codecs of all rounds.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
-    told = {**make_row_entry(recording, first), "key": case.key}
+    entry = {**make_row_entry(recording, first), "key": case.key}
     if not whole:
-        return told
+        return entry
     if case.unnamed:
-        told["client"] = UNNAMED_CLIENT
+        entry["client"] = UNNAMED_CLIENT
     cohorts: dict[tuple[int, int], list[str]] = {}
     for row in case.rows:
         cohorts.setdefault((row.round, row.attempt), []).extend(_list_cohort(recording, row))
     return {
-        **told,
+        **entry,
         "rounds": [list(place) for place in cohorts],
         "num_examples": None if None in sizes else sum(size for size in sizes if size is not None),
         "codec": ", ".join(sorted({str(row.codec) for row in case.rows})),
-        "left_out": [list(one) for one in case.left_out],
+        "left_out": [list(omitted) for omitted in case.left_out],
         "cohorts": list(cohorts.values()),
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from attacker.attacks import Attack, Case
-from attacker.attacks.base import Planning, RoutePlan
+from attacker.attacks.base import PlansRoutes, RoutePlan
 from attacker.replay.cases import PlannedCase
 from fedsim.recording import DamagedFile, Recording
 
@@ -40,9 +40,9 @@ def plan_routes(attack: Attack, recording: Recording, case: PlannedCase) -> Rout
     """Return which closed forms of an attack may apply to a case, and how many gradient evaluations these need.
 
     The result is empty if the case has several observations, if the observation cannot be read, or if the attack is not
-    `Planning`, a protocol of attacks that can tell this before they attack.
+    `PlansRoutes`, a protocol of attacks that can tell this before they attack.
     """
-    if not isinstance(attack, Planning) or len(case.rows) != 1:
+    if not isinstance(attack, PlansRoutes) or len(case.rows) != 1:
         return RoutePlan()
     try:
         return attack.plan(Case((recording.read_observation(case.rows[0]),)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from attacker.attacks import ATTACKS, AttackSpec
 from attacker.attacks.arguments import list_files
-from attacker.replay.attack_facts import MAX_BYTES
+from attacker.replay.metadata_reader import MAX_BYTES
 from fedsim import models
 from fedsim.models.source_code import identify_code
 from fedsim.recording import DamagedFile, Recording

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attacker.replay.attack_facts import read_facts
 from attacker.replay.cases import Plan, make_case_entry, make_row_entry
 from attacker.replay.checkpoints import run_of
 from attacker.replay.code_version import EARLIER_CODE, identify_version
 from attacker.replay.identity import Identity
+from attacker.replay.metadata_reader import read_metadata
 from attacker.replay.results import is_done
 from fedsim import models
 from fedsim.recording import DamagedFile, Manifest, Recording
@@ -21,7 +21,7 @@ from fedsim.recording.files import hold_lock, write_bytes
 log = logging.getLogger(__name__)
 
 
-def write_facts(
+def write_metadata(
     path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str], withheld: Sequence[str] = ()
 ) -> list[str]:
     """Write the file `path`, an `attack.json`: what scoring and report need to know about a replay; return its entry `code`.
@@ -37,9 +37,9 @@ def write_facts(
     withheld: names of what the server sees and the attack was not given, such as "client names".
     """
     spec = identity.spec
-    told = [make_row_entry(recording, row) for row in plan.idle]
-    told += [make_case_entry(recording, case, whole=plan.whole) for case in plan.cases]
-    about = {
+    entries = [make_row_entry(recording, row) for row in plan.idle]
+    entries += [make_case_entry(recording, case, whole=plan.whole) for case in plan.cases]
+    settings = {
         "attack": spec.name,
         "spec": str(spec),
         "null": spec.null,
@@ -52,7 +52,7 @@ def write_facts(
         "arguments": identity.arguments,
         "network_code": identity.network,
         "attack_code": identity.attack_code,
-        "run": collect_facts(recording.manifest),
+        "run": describe_run(recording.manifest),
     }
     below = run_of(path.parent)
     with hold_lock(path.with_name(".lock"), below=below, wait=True):  # another replay may attack other rounds at the same time
@@ -62,15 +62,15 @@ def write_facts(
         if any(is_done(path.parent, key) for key in listed):
             codes = [code for code in before.get("code", [EARLIER_CODE]) if code != current]
         codes.append(current)
-        cases = listed | {case["key"]: case for case in told}
-        write_bytes(path, _to_json({**about, "code": codes}, [cases[key] for key in sorted(cases)]), below=below)
+        cases = listed | {case["key"]: case for case in entries}
+        write_bytes(path, _to_json({**settings, "code": codes}, [cases[key] for key in sorted(cases)]), below=below)
     return codes
 
 
 def _read_written(path: Path) -> dict[str, Any]:
     """Return the content of an existing `attack.json`; an empty dict if it is missing or, with a warning, damaged."""
     try:
-        return read_facts(path) if os.path.lexists(path) else {}
+        return read_metadata(path) if os.path.lexists(path) else {}
     except DamagedFile as error:
         log.warning("%s: %s. It is written anew with the cases of this replay only.", path, error.reason.partition(";")[0])
         return {}
@@ -83,7 +83,7 @@ def _to_json(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:
     return f'{head},\n  "cases": [\n{lines}\n  ]\n}}\n'.encode()
 
 
-def collect_facts(manifest: Manifest) -> dict[str, Any]:
+def describe_run(manifest: Manifest) -> dict[str, Any]:
     """Return a dict of settings of the federation, from its manifest, for score rows and reports."""
     return {
         "name": manifest.name,

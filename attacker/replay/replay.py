@@ -24,7 +24,7 @@ from attacker.replay.evaluation_times import measure_slowdown
 from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.forecast import Forecast, plan_routes
 from attacker.replay.identity import Identity
-from attacker.replay.metadata import write_facts
+from attacker.replay.metadata import write_metadata
 from attacker.replay.progress import Meter, Watch
 from attacker.replay.results import is_done, make_reconstruction_path, write_failure
 from attacker.replay.task_runner import run_in_process
@@ -209,7 +209,7 @@ class Replay:
         plan, pending = self.plan, self._list_pending()
         make_private(self.folder, below=run_of(self.folder))
         oracles = (*list_oracles(self._attack.needs), *(() if self.spec.null else self._oracles))
-        codes = write_facts(
+        codes = write_metadata(
             self.folder / "attack.json",
             self.recording,
             self.identity,
@@ -260,14 +260,14 @@ class Replay:
         A task is the cases that are attacked at once. Notes on checkpoints that cannot be used, and cases whose true labels or
         logits cannot be read (oracles), are recorded in `replayed`. pending: the cases that are not finished.
         """
-        able = {case.key: case for case in self.plan.cases if not case.reason}
+        attackable = {case.key: case for case in self.plan.cases if not case.reason}
         left = {case.key for case in pending}
-        begun, notes = find_unfinished(self.folder, self._job.origin, able, most=self.chunk)
+        started, notes = find_unfinished(self.folder, self._job.origin, attackable, most=self.chunk)
         replayed.notes += notes
-        groups = [[able[key] for key in keys] for keys in begun if left & set(keys)]
-        under_way = {case.key for group in groups for case in group}
+        groups = [[attackable[key] for key in keys] for keys in started if left & set(keys)]
+        running = {case.key for group in groups for case in group}
         for chunk in self._chunks:
-            groups.append([case for case in chunk if case.key in left - under_way])
+            groups.append([case for case in chunk if case.key in left - running])
         tasks = (tuple(self._collect_members(group, replayed)) for group in groups)
         return [Task(members=members) for members in tasks if members]
 

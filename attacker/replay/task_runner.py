@@ -59,7 +59,7 @@ class TaskRunner:
             if reason := next((problems[row] for row in member.rows if row in problems), ""):
                 self._record_failure(member.key, reason, outcome)
                 continue
-            labels, logits = (None if told is None else torch.tensor(told) for told in (member.labels, member.logits))
+            labels, logits = (None if values is None else torch.tensor(values) for values in (member.labels, member.logits))
             seen = tuple(observations[row] for row in member.rows)
             if Need.UNNAMED in self.attack.needs:
                 seen = tuple(map(hide_client, seen))
@@ -171,8 +171,8 @@ class TaskRunner:
     def _list_notes(self, case: Case) -> list[str]:
         """Return notes on how the numbers of examples of a case were estimated; empty if none was."""
         places = [(observation.round, observation.client) for observation in case.observations]
-        told = [(place, self._estimated[place]) for place in places if place in self._estimated]
-        return [words if len(places) == 1 else f"round {place[0]}: {words}" for place, words in told]
+        estimates = [(place, self._estimated[place]) for place in places if place in self._estimated]
+        return [words if len(places) == 1 else f"round {place[0]}: {words}" for place, words in estimates]
 
     def _is_done(self, key: str) -> bool:
         return is_done(self.folder, key)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attacker.report.hints import Hint, Record
 from attacker.report.linked_cases import LinkedCase
-from attacker.report.missing import Missing, Record
 from attacker.report.pairs import ExamplePair
 from attacker.report.unscored import UnscoredResults
 from attacker.scoring import GrowthPoint, Summary
@@ -191,7 +191,7 @@ class ReportedRun:
     """The content of a report on one run.
 
     observations: rows of the recording that can be read.
-    metrics: valid rows of `metrics.jsonl`, one per round: how good the trained model is. missing: what is left to do, or damaged.
+    metrics: valid rows of `metrics.jsonl`, one per round: how good the trained model is. hints: on what is left to do or damaged.
     growth:  one line per attack that has scores for at least two numbers of rounds: share of examples recovered from that many.
     data:    name of the data set; "" if there are no scores. truth: whether truth (clients' examples) exists and may be shown.
     """
@@ -201,7 +201,7 @@ class ReportedRun:
     observations: tuple[Row, ...]
     metrics: tuple[Record, ...]
     attacks: tuple[AttackOnRun, ...]
-    missing: tuple[Missing, ...]
+    hints: tuple[Hint, ...]
     growth: tuple[GrowthLine, ...] = ()
     data: str = ""
     truth: bool = True

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacker.reconstruction import Reconstruction
-from attacker.replay.attack_facts import read_facts
+from attacker.replay.metadata_reader import read_metadata
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.growth import gather_growth
-from attacker.report.linked_cases import read_linked_cases
-from attacker.report.missing import (
-    Missing,
+from attacker.report.hints import (
+    Hint,
     Record,
     describe_missing_null,
     describe_missing_truth,
@@ -27,11 +26,12 @@ from attacker.report.missing import (
     make_replay_command,
     make_score_command,
 )
+from attacker.report.linked_cases import read_linked_cases
 from attacker.report.pairs import ExamplePair, read_pair
 from attacker.report.unscored import UnscoredResults, collect_unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
-from attacker.scoring.counted import find_superseded
 from attacker.scoring.states import CaseState, count_cases, read_case
+from attacker.scoring.superseded_cases import find_superseded
 from fedsim.recording import DamagedFile, Manifest, Recording, find_recording, find_run
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
@@ -51,27 +51,27 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     scored: False leaves out scores and originals, which are derived from the truth (the clients' examples).
 
     Raises ValueError if `folder` is neither a run nor a recording, if its manifest is damaged, or if it holds links or other
-    files that `check_run` rejects. Other damaged files are named in `ReportedRun.missing`.
+    files that `check_run` rejects. Other damaged files are named in `ReportedRun.hints`.
     """
     at, asked, folder = find_recording(folder), folder, find_run(folder)
     check_run(folder)
     check_run(at)
     recording = Recording(at)
-    missing: list[Missing] = []
+    hints: list[Hint] = []
     try:
-        observations = recording.read_rows(on_damage=lambda error: missing.append(Missing(str(error))))
+        observations = recording.read_rows(on_damage=lambda error: hints.append(Hint(str(error))))
     except DamagedFile as error:
         observations = []
-        missing.append(Missing(f"The index of the recording cannot be read: {error}"))
-    if not (metrics := _read_metrics(folder / "metrics.jsonl", missing)):
-        missing.append(Missing("metrics.jsonl holds no rounds: the utility of the trained model is not known."))
-    scores = _read_scores(folder / "scores.jsonl", missing) if scored else []
-    facts = _read_all_facts(folder, recording.manifest, missing)
-    states = {source: _read_states(folder / "reconstructions" / source, told) for source, told in facts.items()}
-    attacks = _collect_attacks(folder, recording.manifest, facts, states, scores, missing)
-    growth = gather_growth(folder, recording, attacks, missing) if scored else ()
+        hints.append(Hint(f"The index of the recording cannot be read: {error}"))
+    if not (metrics := _read_metrics(folder / "metrics.jsonl", hints)):
+        hints.append(Hint("metrics.jsonl holds no rounds: the utility of the trained model is not known."))
+    scores = _read_scores(folder / "scores.jsonl", hints) if scored else []
+    metadata = _read_all_metadata(folder, recording.manifest, hints)
+    states = {source: _read_states(folder / "reconstructions" / source, told) for source, told in metadata.items()}
+    attacks = _collect_attacks(folder, recording.manifest, metadata, states, scores, hints)
+    growth = gather_growth(folder, recording, attacks, hints) if scored else ()
     truth = scored and (folder / "truth").is_dir()
-    missing += _list_missing(folder, asked, facts, states, scores, attacks, truth=truth)
+    hints += _list_hints(folder, asked, metadata, states, scores, attacks, truth=truth)
     return ReportedRun(
         folder=folder,
         manifest=recording.manifest,
@@ -79,27 +79,27 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
         metrics=tuple(sorted(metrics, key=lambda row: int(row["round"]))),
         attacks=attacks,
         growth=growth,
-        missing=tuple(missing),
+        hints=tuple(hints),
         data=scores[0].data if scores else "",
         truth=truth,
     )
 
 
-def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
+def _read_metrics(path: Path, hints: list[Hint]) -> list[Record]:
     """Return the rows of `metrics.jsonl`, without rows whose round, loss, accuracy, bytes or seconds are damaged.
 
     The result is [] if the file does not exist or cannot be read. Damaged rows and a file that cannot be read are added to
-    `missing`.
+    `hints`.
     """
     try:
         rows = read_json_lines(path)
     except ValueError as error:
-        missing.append(Missing(f"{path.name} cannot be read: {error}"))
+        hints.append(Hint(f"{path.name} cannot be read: {error}"))
         return []
     found = [row for row in rows if _is_measured(row)]
     if len(found) < len(rows):
         reason = "their round or a measured value is not a valid number"
-        missing.append(Missing(f"{path.name}: {len(rows) - len(found)} rows are left out: {reason}."))
+        hints.append(Hint(f"{path.name}: {len(rows) - len(found)} rows are left out: {reason}."))
     return found
 
 
@@ -113,26 +113,26 @@ def _is_measured(row: Record) -> bool:
     return plain and type(row.get("round")) is int and 0 <= row["round"] < MAX_NUMBER
 
 
-def _read_scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
+def _read_scores(path: Path, hints: list[Hint]) -> list[ScoreRow]:
     try:
         return read_rows(path)
     except ValueError as error:
-        missing.append(Missing(f"{path.name} cannot be read: {error}"))
+        hints.append(Hint(f"{path.name} cannot be read: {error}"))
         return []
 
 
-def _read_all_facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str, Record]:
+def _read_all_metadata(folder: Path, manifest: Manifest, hints: list[Hint]) -> dict[str, Record]:
     """Return a dict from the name of each attack's folder in `reconstructions/` to the content of its attack.json.
 
     Left out are attacks on a recording of another name or time of creation, and attacks whose attack.json cannot be read. Only
-    files that cannot be read are added to `missing`.
+    files that cannot be read are added to `hints`.
     """
     found = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
         try:
-            told = read_facts(path)
+            told = read_metadata(path)
         except ValueError as error:
-            missing.append(Missing(f"{path.relative_to(folder)} cannot be read: {error}"))
+            hints.append(Hint(f"{path.relative_to(folder)} cannot be read: {error}"))
             continue
         if all(
             told.get("run", {}).get(key, mine) == mine for key, mine in (("name", manifest.name), ("created", manifest.created))
@@ -147,7 +147,7 @@ def _collect_attacks(
     facts: Mapping[str, Record],
     states: Mapping[str, Mapping[str, CaseState]],
     scores: Sequence[ScoreRow],
-    missing: list[Missing],
+    hints: list[Hint],
 ) -> tuple[AttackOnRun, ...]:
     """Return every attack on the run that has an attack.json or scores.
 
@@ -155,7 +155,7 @@ def _collect_attacks(
     both have scores.
 
     facts: dict from the name of an attack's folder to the content of its attack.json. states: dict from that name to a dict from
-    the key of each case (one round of a client, or several attacked together) to its state. scores: rows of all attacks. missing:
+    the key of each case (one round of a client, or several attacked together) to its state. scores: rows of all attacks. hints:
     list to which problems are added.
     """
     rows: dict[str, list[ScoreRow]] = {}
@@ -163,12 +163,12 @@ def _collect_attacks(
         rows.setdefault(row.source, []).append(row)
     pairs = _read_pairs(folder, manifest, rows)
     found = {
-        source: _attack(folder, source, facts.get(source), states.get(source), rows.get(source, []), pairs, missing)
+        source: _attack(folder, source, facts.get(source), states.get(source), rows.get(source, []), pairs, hints)
         for source in sorted({*facts, *rows})
     }
     for source, attack in found.items():
         if source in facts and not attack.is_null:
-            found[source] = replace(attack, unscored=_collect_unscored(folder, manifest, source, facts, attack, missing))
+            found[source] = replace(attack, unscored=_collect_unscored(folder, manifest, source, facts, attack, hints))
     summaries = {summary.source: summary for summary in summarise(scores)}
 
     def add_null(attack: AttackOnRun) -> AttackOnRun:
@@ -189,23 +189,23 @@ def _attack(
     states: Mapping[str, CaseState] | None,
     rows: Sequence[ScoreRow],
     pairs: Mapping[tuple[str, PlaceKey], ExamplePair],
-    missing: list[Missing],
+    hints: list[Hint],
 ) -> AttackOnRun:
-    told = facts or rows[0].to_dict()
-    together = read_linked_cases(folder / "reconstructions" / source, facts) if facts else ()
-    apart = {row.case for row in rows} - {one.case for one in together}
+    settings = facts or rows[0].to_dict()
+    linked_cases = read_linked_cases(folder / "reconstructions" / source, facts) if facts else ()
+    other_cases = {row.case for row in rows} - {one.case for one in linked_cases}
     return AttackOnRun(
-        **{key: told[key] for key in ("attack", "spec", "knows_defense", "seed")},
+        **{key: settings[key] for key in ("attack", "spec", "knows_defense", "seed")},
         source=source,
-        is_null=told["null"],
-        oracles=tuple(told["oracles"]),
-        withheld=tuple(told.get("withheld", ())),
+        is_null=settings["null"],
+        oracles=tuple(settings["oracles"]),
+        withheld=tuple(settings.get("withheld", ())),
         cases=None if states is None else len(states),
         states=count_cases(rows) if states is None else Counter(states.values()),
         examples=tuple(_make_example(row, pairs) for row in rows if row.state != "waiting"),
-        losses=() if told["null"] else _read_losses(folder / "reconstructions" / source, missing),
-        linked=together,
-        notes={row.case: row.notes for row in rows if row.notes and row.case in apart},
+        losses=() if settings["null"] else _read_losses(folder / "reconstructions" / source, hints),
+        linked=linked_cases,
+        notes={row.case: row.notes for row in rows if row.notes and row.case in other_cases},
         lpips_reasons=tuple(sorted({str(row.lpips_reason) for row in rows if row.lpips is None and row.pair is not None})),
     )
 
@@ -222,14 +222,14 @@ def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
 
 
 def _collect_unscored(
-    folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, missing: list[Missing]
+    folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, hints: list[Hint]
 ) -> UnscoredResults:
     """Return the reconstructions of an attack's cases without scores, each beside the null's reconstruction of the same case.
 
     The null is the attack without the update. A case is left out if it shares at least one round with a case of higher priority,
     see `find_superseded`.
     source: name of the attack's folder. facts: dict from the names of all attacks' folders to the content of attack.json. attack:
-    the attack with its scored examples. missing: list to which hints on files that cannot be shown are added.
+    the attack with its scored examples. hints: list to which hints on files that cannot be shown are added.
     """
     told, reconstructions = facts[source], folder / "reconstructions"
     nulls = [
@@ -244,7 +244,7 @@ def _collect_unscored(
     scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, told["cases"]))
     null = nulls[0] if nulls else None
     result = collect_unscored(reconstructions / source, told, scored, manifest.data, null=null, most=MAX_PAIRS)
-    missing += map(Missing, result.problems)
+    hints += map(Hint, result.problems)
     return result
 
 
@@ -300,17 +300,17 @@ def _read_pairs(
     return pairs
 
 
-def _read_losses(folder: Path, missing: list[Missing]) -> tuple[NDArray[np.float64], ...]:
+def _read_losses(folder: Path, hints: list[Hint]) -> tuple[NDArray[np.float64], ...]:
     losses = []
     for path in sorted(folder.glob("*.safetensors")):
         try:
             losses.append(Reconstruction.read(path).loss.double().numpy())
         except ValueError:
-            missing.append(Missing(f"reconstructions/{folder.name}/{path.name} is not a reconstruction: its loss is not drawn."))
+            hints.append(Hint(f"reconstructions/{folder.name}/{path.name} is not a reconstruction: its loss is not drawn."))
     return tuple(losses)
 
 
-def _list_missing(
+def _list_hints(
     folder: Path,
     recording: Path,
     facts: Mapping[str, Record],
@@ -319,7 +319,7 @@ def _list_missing(
     attacks: Sequence[AttackOnRun],
     *,
     truth: bool,
-) -> list[Missing]:
+) -> list[Hint]:
     """Return hints on what is left to replay and to score, each with the command for it.
 
     folder: folder of the run. recording: folder that the replay commands name. facts: dict from the name of an attack's folder to

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attacker.bounds import find_declared_noise
 from attacker.report.contents import AttackOnRun, GrowthLine
-from attacker.report.missing import Missing
+from attacker.report.hints import Hint
 from attacker.scoring import CaseGrowth, GrowthPoint, read_growth, summarise_growth
 from attacker.scoring.growth import GROWTH_FILE
 from defenses.privacy.accounting import compute_bound
@@ -18,17 +18,17 @@ from fedsim.recording import DamagedFile, Recording
 
 
 def gather_growth(
-    folder: Path, recording: Recording, attacks: Sequence[AttackOnRun], missing: list[Missing]
+    folder: Path, recording: Recording, attacks: Sequence[AttackOnRun], hints: list[Hint]
 ) -> tuple[GrowthLine, ...]:
     """Return one line for each attack whose share of examples recovered is known for at least two numbers of rounds.
 
     For attacks on several rounds at once, the shares come from growth.jsonl, and for other attacks from their scores. If
-    growth.jsonl cannot be read, the reason is added to `missing`. folder: folder of the run.
+    growth.jsonl cannot be read, the reason is added to `hints`. folder: folder of the run.
     """
     try:
         counted = read_growth(folder) if (folder / GROWTH_FILE).is_file() else []
     except ValueError as error:
-        missing.append(Missing(str(error)))
+        hints.append(Hint(str(error)))
         counted = []
     lines = [_make_line(attack, counted) for attack in attacks]
     drawn = [line for line in lines if len(line.points) > 1]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attacker.reconstruction import Reconstruction
-from attacker.report.missing import Record
-from attacker.scoring.counted import Superseded, find_superseded
+from attacker.report.hints import Record
+from attacker.scoring.superseded_cases import SupersededCase, find_superseded
 from fedsim.recording.selection import Rounds
 
 
@@ -51,7 +51,7 @@ def read_linked_cases(folder: Path, told: Mapping[str, Any]) -> tuple[LinkedCase
     return tuple(_read_linked_case(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)
 
 
-def _read_linked_case(folder: Path, case: Record, other: Superseded | None) -> LinkedCase:
+def _read_linked_case(folder: Path, case: Record, other: SupersededCase | None) -> LinkedCase:
     facts: Record = {
         "case": str(case["key"]),
         "client": str(case["client"]),

@@ -140,7 +140,7 @@ def describe_layer(layer: Layer) -> str:
     words += [f"/{_format_sides(layer.stride, short=True)}"] * (layer.stride != (1, 1))
     words += [f"pad {_format_sides(layer.padding, short=True)}"] * (layer.padding != (0, 0))
     words += [f"dilation {_format_sides(layer.dilation, short=True)}"] * (layer.dilation != (1, 1))
-    pooled = prod(layer.inputs) != prod(layer.taken) or prod(layer.given) != prod(layer.outputs)
+    pooled = prod(layer.inputs) != prod(layer.product_inputs) or prod(layer.product_outputs) != prod(layer.outputs)
     return " ".join(words + ["pooled"] * pooled)
 
 

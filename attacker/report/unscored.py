@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from attacker.reconstruction import Reconstruction
+from attacker.report.hints import Record
 from attacker.report.linked_cases import list_rounds
-from attacker.report.missing import Record
 from attacker.report.pairs import ExamplePair, show_alone
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec

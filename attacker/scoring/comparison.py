@@ -17,7 +17,7 @@ from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import clean_examples, measure
 from attacker.scoring.semantic import NOT_ASKED, Tagger, tag_pairs
-from attacker.scoring.states import read_case
+from attacker.scoring.states import CaseState, read_case
 from fedsim.recording import DataSpec
 
 NOT_MEASURED = "not measured in the comparison with another client's reconstructions"
@@ -25,17 +25,17 @@ NOT_MEASURED = "not measured in the comparison with another client's reconstruct
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class MeasuredReconstruction:
     """A reconstruction, assigned to the originals of its case and measured.
 
-    found: the reconstruction after `keep_first`, which drops examples beyond the number that the originals may have.
+    reconstruction: after `keep_first`, which drops examples beyond the number that the originals may have.
     surplus: number of examples that were dropped.
-    x: (M, *shape), the examples of `found` with 0 for NaN, clamped to [0, 1] except in one-hot columns.
+    x: (M, *shape), the examples of `reconstruction` with 0 for NaN, clamped to [0, 1] except in one-hot columns.
     assigned: for each original, the index of its reconstruction in x, or None.
     fields: for each original, a dict of fields of its score row by name; None for an original without a reconstruction.
     """
 
-    found: Reconstruction
+    reconstruction: Reconstruction
     x: Tensor
     surplus: int
     assigned: tuple[int | None, ...]
@@ -43,7 +43,7 @@ class Compared:
 
 
 def compare_examples(
-    found: Reconstruction,
+    reconstruction: Reconstruction,
     truth: Tensor,
     labels: Sequence[int],
     spec: DataSpec,
@@ -53,10 +53,10 @@ def compare_examples(
     gallery: Gallery | None = None,
     indices: Sequence[int] = (),
     tagger: Tagger | str = NOT_ASKED,
-) -> Compared:
+) -> MeasuredReconstruction:
     """Assign reconstructed examples to the originals and measure each pair.
 
-    found: the reconstruction; examples beyond the sum of `counts` are dropped, the attack's lowest ranked ones.
+    reconstruction: examples beyond the sum of `counts` are dropped, the attack's lowest ranked ones.
     truth: (N, *shape), the originals. labels: their N labels. spec: shape and columns of the data.
     lpips: the LPIPS model, or the reason why there is none.
     counts: for each original, the largest number of reconstructed examples that may be assigned to it; by default 1.
@@ -65,13 +65,13 @@ def compare_examples(
     tagger: the classifier that gives tags to images, or the reason why there is none.
     """
     counts = counts or [1] * len(labels)
-    surplus, found = max(0, len(found.x) - sum(counts)), keep_first(found, sum(counts))
-    x = clean_examples(found.x, spec)
+    surplus, reconstruction = max(0, len(reconstruction.x) - sum(counts)), keep_first(reconstruction, sum(counts))
+    x = clean_examples(reconstruction.x, spec)
     assigned = assign_reconstructions(x.clamp(0, 1), truth, counts)
-    read = match_labels(labels, found.y.tolist(), counts)
+    label_successes = match_labels(labels, reconstruction.y.tolist(), counts)
     matched = [i for i, candidate in enumerate(assigned) if candidate is not None]
     chosen = [candidate for candidate in assigned if candidate is not None]
-    measured = dict(zip(matched, measure(found.x[chosen], truth[matched], spec, lpips), strict=True))
+    measured = dict(zip(matched, measure(reconstruction.x[chosen], truth[matched], spec, lpips), strict=True))
     tags = dict(zip(matched, tag_pairs(tagger, x[chosen], truth[matched]), strict=True))
     nearest = None if gallery is None else gallery.compare(x.clamp(0, 1), truth, assigned, indices)
 
@@ -82,14 +82,14 @@ def compare_examples(
             **measured[i],
             **tags[i],
             **({} if nearest is None else nearest[i]),
-            "label_recovered": int(found.y[candidate]),
-            "label_success": read[i],
-            "confidence": _to_number(found.confidence[candidate]),
-            "explained": None if found.explained is None else _to_number(found.explained[candidate]),
+            "label_recovered": int(reconstruction.y[candidate]),
+            "label_success": label_successes[i],
+            "confidence": _to_number(reconstruction.confidence[candidate]),
+            "explained": None if reconstruction.explained is None else _to_number(reconstruction.explained[candidate]),
         }
 
-    return Compared(
-        found=found,
+    return MeasuredReconstruction(
+        reconstruction=reconstruction,
         x=x,
         surplus=surplus,
         assigned=tuple(assigned),
@@ -103,17 +103,33 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
     The i-th true label then uses up `places[i]` equal recovered labels, by default 1, or fewer if fewer are left. So labels are
     compared as multisets, since the order of recovered labels means nothing.
     """
-    left = Counter(recovered)
-    read = []
+    remaining = Counter(recovered)
+    matched = []
     for label, count in zip(true, places or [1] * len(true), strict=True):
-        read.append(left[label] > 0)
-        left[label] -= count
-    return read
+        matched.append(remaining[label] > 0)
+        remaining[label] -= count
+    return matched
 
 
 def _to_number(value: Tensor) -> float | None:
     """Convert a scalar tensor to a float; None if it is NaN or infinite."""
     return float(value) if bool(value.isfinite()) else None
+
+
+def read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:
+    """Return a case's reconstruction, its state, and why there is no reconstruction ("" if there is one).
+
+    A reconstruction counts as failed if its examples have another shape than the originals `truth` (N, *shape), or have not one
+    label and one confidence each. Their number may differ from N. folder: folder of the attack's reconstructions.
+    """
+    answer, state, reason = read_case(folder, key)
+    if answer is None:
+        return None, state, reason
+    if answer.x.shape[1:] == truth.shape[1:] and answer.x.shape[:1] == answer.y.shape == answer.confidence.shape:
+        return answer, state, ""
+    shapes = f"{tuple(answer.x.shape)}, {tuple(answer.y.shape)} labels and {tuple(answer.confidence.shape)} confidences"
+    expected = f"examples of this data set have shape {tuple(truth.shape[1:])}"
+    return None, "failed", f"{folder / f'{key}.safetensors'}: holds examples {shapes}, but {expected}"
 
 
 def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -124,13 +140,13 @@ def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     last. cases: entries of `attack.json`.
     """
     complete = [case for case in cases if case["status"] == "complete"]
-    found = {}
+    partners = {}
     for i, case in enumerate(complete):
-        others = [one for one in complete[i + 1 :] + complete[:i] if one["client"] != case["client"]]
-        same = [one for one in others if one.get("round") == case.get("round")]
-        if chosen := (same or others)[:1]:
-            found[case["key"]] = chosen[0]["key"]
-    return found
+        others = [other for other in complete[i + 1 :] + complete[:i] if other["client"] != case["client"]]
+        same_round = [other for other in others if other.get("round") == case.get("round")]
+        if chosen := (same_round or others)[:1]:
+            partners[case["key"]] = chosen[0]["key"]
+    return partners
 
 
 def compare_with_other(
@@ -155,18 +171,16 @@ def compare_with_other(
     """
     if key is None:
         return [{} for _ in labels]
-    found, state, _ = read_case(folder, key)
+    reconstruction, state, _ = read_answer(folder, key, truth)
     if state == "waiting":
         return [{} for _ in labels]
-    missed: list[dict[str, Any]] = [
+    failures: list[dict[str, Any]] = [
         {"other_success": False, "other_psnr": fields["psnr"]} for fields in measure(constant, truth, spec, NOT_MEASURED)
     ]
-    if found is None or not len(found.x) or found.x.shape[1:] != truth.shape[1:]:
-        return missed
-    if not found.x.shape[:1] == found.y.shape == found.confidence.shape:
-        return missed
-    compared = compare_examples(found, truth, labels, spec, lpips=NOT_MEASURED, counts=counts)
+    if reconstruction is None or not len(reconstruction.x):
+        return failures
+    measured = compare_examples(reconstruction, truth, labels, spec, lpips=NOT_MEASURED, counts=counts)
     return [
-        instead if fields is None else {"other_success": fields["success"], "other_psnr": fields.get("psnr")}
-        for fields, instead in zip(compared.fields, missed, strict=True)
+        failure if fields is None else {"other_success": fields["success"], "other_psnr": fields.get("psnr")}
+        for fields, failure in zip(measured.fields, failures, strict=True)
     ]

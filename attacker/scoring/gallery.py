@@ -85,24 +85,24 @@ class Gallery:
 
         All fields are None for an original without a reconstruction, and if there are no other examples.
         """
-        answers, originals = (_normalise(_flatten(one) - self.centre) for one in (x, truth))
+        answers, originals = (_normalise(_flatten(examples) - self.centre) for examples in (x, truth))
         others = self._select_others(originals, indices)
         near, far = 1 - answers @ originals.T, 1 - answers @ others.T
-        together = _estimate_joint_chance(near, far)
+        case_chance = _estimate_joint_chance(near, far)
         rows = []
         for original, answer in enumerate(assigned):
             if answer is None or not len(others):
                 rows.append(dict.fromkeys(GALLERY_FIELDS))
                 continue
-            own, rest = float(near[answer, original]), far[answer].numpy()
-            nearer, tied = int((rest < own - 1e-6).sum()), int((np.abs(rest - own) <= 1e-6).sum())
+            distance, other_distances = float(near[answer, original]), far[answer].numpy()
+            nearer, tied = int((other_distances < distance - 1e-6).sum()), int((np.abs(other_distances - distance) <= 1e-6).sum())
             rows.append(
                 {
                     "rank": 1 + nearer,
-                    "gallery": 1 + len(rest),
-                    "rank_share": (nearer + tied / 2) / len(rest),
-                    "chance": min(1.0, len(x) * _estimate_chance(own, rest)),
-                    "case_chance": together,
+                    "gallery": 1 + len(other_distances),
+                    "rank_share": (nearer + tied / 2) / len(other_distances),
+                    "chance": min(1.0, len(x) * _estimate_chance(distance, other_distances)),
+                    "case_chance": case_chance,
                 }
             )
         return rows

@@ -18,17 +18,17 @@ from torch import Tensor
 from attacker.attacks.learned.perceptual import BACKBONES, Lpips, load_or_explain
 from attacker.attacks.learned.perceptual import load as load_backbone
 from attacker.reconstruction import Reconstruction
-from attacker.replay.attack_facts import read_facts
+from attacker.replay.metadata_reader import read_metadata
 from attacker.scoring import semantic
-from attacker.scoring.comparison import compare_examples, compare_with_other, pair_clients
-from attacker.scoring.counted import find_superseded
+from attacker.scoring.comparison import compare_examples, compare_with_other, pair_clients, read_answer
 from attacker.scoring.environment import describe_environment
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.growth import CaseGrowth, write_growth
 from attacker.scoring.measures import make_empty_measures, measure
-from attacker.scoring.paired import FILLED_SCORES as FILLED
+from attacker.scoring.row_pairs import FILLED_SCORES as FILLED
 from attacker.scoring.rows import ScoreRow, replace_rows
-from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
+from attacker.scoring.states import REASON_UNMATCHED, CaseState
+from attacker.scoring.superseded_cases import find_superseded
 from attacker.scoring.threat import classify_threat, list_concessions
 from attacker.scoring.truth.bounds import CaseBounds
 from attacker.scoring.truth.originals import Original, list_claimed_rounds, list_uses, make_link_fields
@@ -41,8 +41,6 @@ from fedsim.recording.safe_files import DamagedFile, to_printable
 RUN_FIELDS = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
 """Settings of the federation that every score row repeats."""
 EFFORT_FIELDS = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
-
-AttackFacts = dict[str, Any]
 
 
 class Scorer:
@@ -120,26 +118,26 @@ class Scorer:
         leaves the scores as they are. Raises ValueError, naming the file, if `attack.json` cannot be read.
         """
         check_run(folder)
-        facts = read_facts(folder / "attack.json")
-        if missing := [key for key in ("name", *RUN_FIELDS) if key not in facts["run"]]:
+        metadata = read_metadata(folder / "attack.json")
+        if missing := [key for key in ("name", *RUN_FIELDS) if key not in metadata["run"]]:
             raise DamagedFile(folder / "attack.json", f"lacks the entry {missing[0]} of its run; replay the attack again")
         try:
-            ScoreRow.from_dict({**_make_shared_fields(folder, facts), "case": "", "index": 0})
+            ScoreRow.from_dict({**_make_shared_fields(folder, metadata), "case": "", "index": 0})
         except ValueError as error:
             raise DamagedFile(folder / "attack.json", f"{to_printable(str(error))}; replay the attack again") from None
         pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
         rows: list[ScoreRow] = []
         untold: dict[str, NoTruth] = {}
-        others = find_superseded(folder, facts["cases"])
-        self.superseded[folder.name] = {key: other.words for key, other in others.items()}
-        cases, swapped = _select_cases(facts["cases"], only), pair_clients(facts["cases"])
+        overlaps = find_superseded(folder, metadata["cases"])
+        self.superseded[folder.name] = {key: overlap.words for key, overlap in overlaps.items()}
+        cases, other_clients = _select_cases(metadata["cases"], only), pair_clients(metadata["cases"])
         only = None if only is None else {case["key"] for case in cases}
         for case in cases:
-            other = others.get(case["key"])
-            if case["status"] == "complete" and (other is None or other.rest):
+            overlap = overlaps.get(case["key"])
+            if case["status"] == "complete" and (overlap is None or overlap.rest):
                 try:
-                    found = self._score_case(folder, facts, case, pairs, swapped.get(case["key"]))
-                    rows += [row for row in found if other is None or other.rounds.isdisjoint(row.rounds)]
+                    scored = self._score_case(folder, metadata, case, pairs, other_clients.get(case["key"]))
+                    rows += [row for row in scored if overlap is None or overlap.rounds.isdisjoint(row.rounds)]
                 except NoTruth as error:
                     untold[case["key"]] = error
         self.untold[folder.name] = list(untold)
@@ -148,39 +146,39 @@ class Scorer:
         path = self.run / "scores.jsonl"
         with hold_lock(pairs.parent / ".lock", below=self.run, wait=True):  # another attack may be scored at the same time
             replace_rows(path, rows, folder.name, only)
-            write_growth(self.run, folder.name, self._measure_growth(folder, facts))
+            write_growth(self.run, folder.name, self._measure_growth(folder, metadata))
         return rows
 
-    def _measure_growth(self, folder: Path, facts: AttackFacts) -> Iterator[CaseGrowth]:
+    def _measure_growth(self, folder: Path, metadata: dict[str, Any]) -> Iterator[CaseGrowth]:
         """Yield one `CaseGrowth` for each case: how many of its examples are recovered from how many rounds.
 
         If no case of the attack can hold several rounds, nothing is yielded. Otherwise all cases of the attack are included, also
         cases of one round, and cases whose rounds are part of another case. Cases without an update, cases without truth and
         waiting cases are left out.
         """
-        if not any("rounds" in case for case in facts["cases"]):
+        if not any("rounds" in case for case in metadata["cases"]):
             return
-        for case in (case for case in facts["cases"] if case["status"] == "complete"):
+        for case in (case for case in metadata["cases"] if case["status"] == "complete"):
             observed = list_uses(case)
             try:
                 examples, truth, labels = self.truth.read_originals(observed)
             except NoTruth:
                 continue
-            found, state, _ = _read_answer(folder, case["key"], truth)
+            reconstruction, state, _ = read_answer(folder, case["key"], truth)
             if state == "waiting":
                 continue
             recovered = 0
-            if found is not None:
-                room, told = self.truth.count_places(observed, _read_epochs(facts)), "not measured here"
+            if reconstruction is not None:
+                room, no_lpips = self.truth.count_places(observed, _read_epochs(metadata)), "not measured here"
                 counts = [room[example.index] for example in examples]
-                compared = compare_examples(found, truth, labels.tolist(), self.data.spec, lpips=told, counts=counts)
-                recovered = sum(fields is not None and fields["success"] is True for fields in compared.fields)
+                measured = compare_examples(reconstruction, truth, labels.tolist(), self.data.spec, lpips=no_lpips, counts=counts)
+                recovered = sum(fields is not None and fields["success"] is True for fields in measured.fields)
             rounds = tuple(sorted(one.round for one in observed))
             common = {"source": folder.name, "case": case["key"], "client": case["client"]}
             yield CaseGrowth(**common, rounds=rounds, examples=len(examples), recovered=recovered)
 
     def _score_case(
-        self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path, other: str | None
+        self, folder: Path, metadata: dict[str, Any], case: dict[str, Any], pairs: Path, other: str | None
     ) -> Iterator[ScoreRow]:
         """Yield the rows of one case, and write its pairs of original and reconstruction into the folder `pairs`.
 
@@ -189,26 +187,30 @@ class Scorer:
         """
         observed = list_uses(case)
         examples, truth, labels = self.truth.read_originals(observed)
-        bounds = self.bounds.find(case["key"], observed) if self.bounds is not None and not facts["null"] else {}
-        found, state, reason = _read_answer(folder, case["key"], truth)
-        common = {**_make_shared_fields(folder, facts), **_make_case_fields(case, found, state), "data": self.data.name}
-        room = self.truth.count_places(observed, _read_epochs(facts))
+        bounds = self.bounds.find(case["key"], observed) if self.bounds is not None and not metadata["null"] else {}
+        reconstruction, state, reason = read_answer(folder, case["key"], truth)
+        common = {
+            **_make_shared_fields(folder, metadata),
+            **_make_case_fields(case, reconstruction, state),
+            "data": self.data.name,
+        }
+        room = self.truth.count_places(observed, _read_epochs(metadata))
         counts = [room[example.index] for example in examples]
         places = [
             {**self._make_place_fields(example, label), "bound_mse": bounds.get(example.index)}
             for example, label in zip(examples, labels.tolist(), strict=True)
         ]
-        beside: list[AttackFacts] = [{}] * len(examples)
+        baselines: list[dict[str, Any]] = [{}] * len(examples)
         if state != "waiting":
             constant = self.gallery.repeat_constant(len(truth))
-            beside = compare_with_other(folder, other, truth, labels.tolist(), self.data.spec, counts, constant)
-        if found is None:
-            missed = self._score_missing(truth, state, reason)
-            for example, place, missing, second in zip(examples, places, missed, beside, strict=True):
-                yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing, **second)
+            baselines = compare_with_other(folder, other, truth, labels.tolist(), self.data.spec, counts, constant)
+        if reconstruction is None:
+            measures = self._score_missing(truth, state, reason)
+            for example, place, missing, baseline in zip(examples, places, measures, baselines, strict=True):
+                yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing, **baseline)
             return
-        compared = compare_examples(
-            found,
+        measured = compare_examples(
+            reconstruction,
             truth,
             labels.tolist(),
             self.data.spec,
@@ -218,14 +220,14 @@ class Scorer:
             tagger=self.tagger,
             indices=[example.index for example in examples],
         )
-        common["surplus"] = compared.surplus
-        said = list_claimed_rounds(compared.found)
-        for i, (candidate, place) in enumerate(zip(compared.assigned, places, strict=True)):
-            place |= make_link_fields(examples[i], None if candidate is None else said[candidate])
-            fields = compared.fields[i]
+        common["surplus"] = measured.surplus
+        claimed_rounds = list_claimed_rounds(measured.reconstruction)
+        for i, (candidate, place) in enumerate(zip(measured.assigned, places, strict=True)):
+            place |= make_link_fields(examples[i], None if candidate is None else claimed_rounds[candidate])
+            fields = measured.fields[i]
             if candidate is None or fields is None:
                 (missing,) = self._score_missing(truth[i : i + 1], state, REASON_UNMATCHED)
-                yield ScoreRow(**common, **place, **missing, **beside[i])
+                yield ScoreRow(**common, **place, **missing, **baselines[i])
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
             pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
@@ -233,12 +235,12 @@ class Scorer:
                 **common,
                 **place,
                 **fields,
-                **beside[i],
+                **baselines[i],
                 label_recovered_name=self._name_class(fields["label_recovered"]),
-                pair=self._write_pair(pair, truth[i], compared.x[candidate]),
+                pair=self._write_pair(pair, truth[i], measured.x[candidate]),
             )
 
-    def _score_missing(self, truth: Tensor, state: CaseState, reason: str) -> list[AttackFacts]:
+    def _score_missing(self, truth: Tensor, state: CaseState, reason: str) -> list[dict[str, Any]]:
         """Return the measures of each of N originals `truth` (N, *shape) that has no reconstruction.
 
         They are those of `make_missing_measures`, and `constant`: a dict from names in `FILLED_SCORES` to the scores of
@@ -249,7 +251,7 @@ class Scorer:
         measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
         return [{**common, "constant": {name: row[name] for name in FILLED if row[name] is not None}} for row in measured]
 
-    def _make_place_fields(self, example: Original, label: int) -> AttackFacts:
+    def _make_place_fields(self, example: Original, label: int) -> dict[str, Any]:
         return {**asdict(example), "label_true": label, "label_true_name": self._name_class(label)}
 
     def _name_class(self, label: int) -> str:
@@ -269,12 +271,12 @@ class Scorer:
         else:
             path = path.with_name(path.name + ".json")
             columns = [column.name for column in self.data.spec.columns]
-            told = {"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()}
-            write_bytes(path, json.dumps(told).encode(), below=self.run, settle=False)
+            row = {"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()}
+            write_bytes(path, json.dumps(row).encode(), below=self.run, settle=False)
         return str(path.relative_to(self.run))
 
 
-def _select_cases(cases: Sequence[AttackFacts], only: Container[str] | None) -> list[AttackFacts]:
+def _select_cases(cases: Sequence[dict[str, Any]], only: Container[str] | None) -> list[dict[str, Any]]:
     """Return the cases to score. only: keys of cases; None for all.
 
     If `only` holds the key of a case with the entry `rounds` (the attack uses several rounds together), all such cases of the
@@ -286,44 +288,24 @@ def _select_cases(cases: Sequence[AttackFacts], only: Container[str] | None) -> 
     return [case for case in cases if case["key"] in only or ("rounds" in case and case["client"] in clients)]
 
 
-def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:
-    """Return a case's reconstruction, its state, and why there is no reconstruction ("" if there is one).
-
-    A reconstruction counts as failed if its examples have another shape than the originals `truth` (N, *shape), or have not one
-    label and one confidence each. Their number may differ from N.
-    """
-    found, state, reason = read_case(folder, key)
-    if found is None:
-        return None, state, reason
-    if found.x.shape[1:] != truth.shape[1:] or not found.x.shape[:1] == found.y.shape == found.confidence.shape:
-        shapes = f"{tuple(found.x.shape)}, {tuple(found.y.shape)} labels and {tuple(found.confidence.shape)} confidences"
-        path = folder / f"{key}.safetensors"
-        return (
-            None,
-            "failed",
-            f"{path}: holds examples {shapes}, but examples of this data set have shape {tuple(truth.shape[1:])}",
-        )
-    return found, state, ""
-
-
-def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
+def _make_shared_fields(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
     """Return a dict of the fields that all rows of an attack share."""
     return {
-        "run": facts["run"]["name"],
+        "run": metadata["run"]["name"],
         "source": folder.name,
-        **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "seed")},
-        "oracles": tuple(facts["oracles"]),
-        "withheld": tuple(facts.get("withheld", ())),
-        **{key: facts.get(key, "") for key in ("network_code", "attack_code")},
-        **{key: facts["run"][key] for key in RUN_FIELDS},
-        "ranges_from": facts["run"].get("ranges_from", ""),
-        "limits": tuple(facts["run"].get("limits", ())),
-        "threat": classify_threat(facts["run"], facts["spec"], facts["oracles"]),
-        "concessions": list_concessions(facts["run"]),
+        **{key: metadata[key] for key in ("attack", "spec", "null", "knows_defense", "seed")},
+        "oracles": tuple(metadata["oracles"]),
+        "withheld": tuple(metadata.get("withheld", ())),
+        **{key: metadata.get(key, "") for key in ("network_code", "attack_code")},
+        **{key: metadata["run"][key] for key in RUN_FIELDS},
+        "ranges_from": metadata["run"].get("ranges_from", ""),
+        "limits": tuple(metadata["run"].get("limits", ())),
+        "threat": classify_threat(metadata["run"], metadata["spec"], metadata["oracles"]),
+        "concessions": list_concessions(metadata["run"]),
     }
 
 
-def _make_case_fields(case: AttackFacts, found: Reconstruction | None, state: CaseState) -> AttackFacts:
+def _make_case_fields(case: dict[str, Any], reconstruction: Reconstruction | None, state: CaseState) -> dict[str, Any]:
     """Return a dict of the fields that all rows of a case share, without those that all rows of its attack share."""
     return {
         "case": case["key"],
@@ -332,23 +314,23 @@ def _make_case_fields(case: AttackFacts, found: Reconstruction | None, state: Ca
         "environment": describe_environment(),
         "codec": case.get("codec"),
         "rounded": case.get("codec") == "weights",
-        **{name: getattr(found, name, None) for name in (*EFFORT_FIELDS, "notes")},
+        **{name: getattr(reconstruction, name, None) for name in (*EFFORT_FIELDS, "notes")},
     }
 
 
-def _read_epochs(facts: AttackFacts) -> int:
+def _read_epochs(metadata: dict[str, Any]) -> int:
     """Return the number of epochs per round from the content of `attack.json`; 1 if clients train for a number of steps."""
-    return facts["run"].get("training", {}).get("epochs") or 1
+    return metadata["run"].get("training", {}).get("epochs") or 1
 
 
-def make_missing_measures(state: CaseState, reason: str, spec: DataSpec, tagger: semantic.Tagger | str) -> AttackFacts:
+def make_missing_measures(state: CaseState, reason: str, spec: DataSpec, tagger: semantic.Tagger | str) -> dict[str, Any]:
     """Return the measures of an example without a reconstruction: `make_empty_measures`, `label_success`, and those of tags.
 
     `success` and `label_success` are False, as is `exact_match` for table rows, and `failure` is `reason`. With a tagger,
     `tag_jaccard` is 0, as if the reconstruction had no tag. If the case is waiting, these five fields are None.
     spec: of the data. tagger: a text tells why there is none.
     """
-    found: AttackFacts = {**make_empty_measures(reason, spec), "label_success": False}
+    found: dict[str, Any] = {**make_empty_measures(reason, spec), "label_success": False}
     if isinstance(tagger, str):
         found["tag_reason"] = tagger
     else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom, chi2, hypergeom, norm, t
 
-from attacker.scoring.paired import Paired
+from attacker.scoring.row_pairs import RowPairs
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.statistics import Floats, mean
 
@@ -90,7 +90,7 @@ def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> f
     return float((1 + (drawn @ sums >= sums.sum() - 1e-9).sum()) / (1 + SIGN_DRAWS))
 
 
-def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
+def run_reidentification_test(pairs: RowPairs, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
     """Test whether reconstructions are nearer to their originals than to other examples.
 
     The test takes `ScoreRow.case_chance`, the probability that random other examples are as near to a case's reconstructions.
@@ -100,20 +100,20 @@ def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict
     Returns a dict: `attack` and `null`, the means of `rank_share`, the share of other examples that are nearer to the
     reconstruction than its original (0 is best); `difference`, the estimated mean of attack minus null; and the one-sided p-value
     `p`. Returns None if no row of the attack or no row of the null has `case_chance`, or if no example has `rank_share` in both.
-    clusters: as in `Paired.clusters`.
+    clusters: as in `RowPairs.clusters`.
     """
-    mine, its = _sum_normal_scores(both.attack, clusters), _sum_normal_scores(both.null, clusters)
-    ranks, others = both.compute_differences("rank_share"), both.null
-    if mine is None or its is None or not ranks:
+    attack_score, null_score = _sum_normal_scores(pairs.attack, clusters), _sum_normal_scores(pairs.null, clusters)
+    ranks, others = pairs.compute_differences("rank_share"), pairs.null
+    if attack_score is None or null_score is None or not ranks:
         return None
     groups = [clusters[index] for index in ranks]
-    attack = [row.rank_share for row in both.attack if row.rank_share is not None]
+    attack = [row.rank_share for row in pairs.attack if row.rank_share is not None]
     null = [row.rank_share for row in others if row.rank_share is not None]
     return {
         "attack": sum(attack) / len(attack),
         "null": sum(null) / len(null),
         "difference": mean(list(ranks.values()), groups),
-        "p": float(norm.sf(mine - max(its, 0.0))),
+        "p": float(norm.sf(attack_score - max(null_score, 0.0))),
     }
 
 
@@ -122,7 +122,7 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
 
     The normal score of a case is the standard normal quantile of 1 - `case_chance`, so that it is large if the chance is small.
     The score of a cluster is the mean over its cases; without a leak, its variance is about 1 or less. clusters: as in
-    `Paired.clusters`.
+    `RowPairs.clusters`.
     """
     cases = {row.case: (clusters[row.index], row.case_chance) for row in rows if row.case_chance is not None}
     found: dict[int, list[float]] = defaultdict(list)
@@ -133,14 +133,14 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
     return sum(sum(own) / len(own) for own in found.values()) / sqrt(len(found))
 
 
-def bound_single_example(both: Paired) -> float | None:
+def bound_single_example(pairs: RowPairs) -> float | None:
     """Return a p-value for a leak of at least one example; None if no row of the attack has a `chance`.
 
     The p-value is the smallest chance after the correction by the null (`_correct_chance`), times the number of rows with a
     chance (Bonferroni), and at most 1.
     """
     chances = [
-        chance for one, other in zip(both.attack, both.null, strict=True) if (chance := _correct_chance(one, other)) is not None
+        chance for one, other in zip(pairs.attack, pairs.null, strict=True) if (chance := _correct_chance(one, other)) is not None
     ]
     return min(1.0, len(chances) * min(chances)) if chances else None
 

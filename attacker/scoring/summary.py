@@ -10,7 +10,7 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
-from attacker.scoring.paired import PSNR_OF_8_BITS, average_by_example, fill_failures
+from attacker.scoring.row_pairs import PSNR_OF_8_BITS, average_by_example, fill_failures
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import count_cases
 from attacker.scoring.statistics import (

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from attacker.scoring.paired import Paired, average_by_example, pair_rows
+from attacker.scoring.row_pairs import RowPairs, average_by_example, pair_rows
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.significance import (
     adjust_for_multiple_tests,
@@ -224,22 +224,22 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
         return Verdict(outcome="no verdict", reason="no case is finished")
     if not null:
         return Verdict(outcome="no verdict", reason="no null was run on these cases")
-    both = pair_rows(rows, null)
-    if not both.attack:
+    pairs = pair_rows(rows, null)
+    if not pairs.attack:
         return Verdict(outcome="no verdict", reason="the null was run on other cases")
-    clusters = both.clusters
+    clusters = pairs.clusters
     count = len(set(clusters.values()))
-    compared = _compare_scores(both, clusters)
+    compared = _compare_scores(pairs, clusters)
     outcome: Outcome = "not distinguishable from the null at this sample"
     reason = ""
-    mine, its = average_by_example(both.attack, "success"), average_by_example(both.null, "success")
+    successes, null_successes = average_by_example(pairs.attack, "success"), average_by_example(pairs.null, "success")
     if all(row.state == "failed" for row in rows):
         outcome, reason = "no verdict", FAILED_REASON
-    elif any(one.leaks for one in compared):
-        outcome = "recovered" if _has_recovered(both, compared) else "partly leaked"
-    elif len(both.attack) < len(rows):
-        outcome, reason = "no verdict", f"the null was run on only {len(both.attack)} of {len(rows)} examples"
-    elif not _has_chances(both) and (not compared or sum(mine.values()) > sum(its.values())):
+    elif any(comparison.leaks for comparison in compared):
+        outcome = "recovered" if _has_recovered(pairs, compared) else "partly leaked"
+    elif len(pairs.attack) < len(rows):
+        outcome, reason = "no verdict", f"the null was run on only {len(pairs.attack)} of {len(rows)} examples"
+    elif not _has_chances(pairs) and (not compared or sum(successes.values()) > sum(null_successes.values())):
         outcome, reason = (
             "no verdict",
             "the scores come from an earlier version without the test of single examples; run attacker score again",
@@ -249,14 +249,14 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
         comparisons=compared,
         examples=len(clusters),
         clusters=count,
-        recovered=sum(value > 0 for value in mine.values()),
-        null_recovered=sum(value > 0 for value in its.values()),
-        flat=len({row.index for row in both.attack if row.success and row.flat}),
+        recovered=sum(value > 0 for value in successes.values()),
+        null_recovered=sum(value > 0 for value in null_successes.values()),
+        flat=len({row.index for row in pairs.attack if row.success and row.flat}),
         reason=reason,
     )
 
 
-def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
+def _compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
     """Test each score of `COMPARED_SCORES`, re-identification and single examples; return their comparisons.
 
     The p-values are adjusted for the number of tests. A score is left out if fewer than `MIN_CLUSTERS` clusters have it, and
@@ -265,9 +265,9 @@ def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparis
     an example's index to its cluster.
     """
     found: list[dict[str, Any]] = []
-    oracles = both.attack[0].oracles
+    oracles = pairs.attack[0].oracles
     for score in COMPARED_SCORES:
-        differences = both.compute_differences(score.name)
+        differences = pairs.compute_differences(score.name)
         if not differences or (score.name == "label_success" and "labels" in oracles):
             continue
         values, groups = list(differences.values()), [clusters[index] for index in differences]
@@ -280,15 +280,15 @@ def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparis
                 "score": score.name,
                 "title": score.title,
                 "unit": "%" if score.is_share else score.unit,
-                "attack": _compute_mean(average_by_example(both.attack, score.name), differences),
-                "null": _compute_mean(average_by_example(both.null, score.name), differences),
+                "attack": _compute_mean(average_by_example(pairs.attack, score.name), differences),
+                "null": _compute_mean(average_by_example(pairs.null, score.name), differences),
                 "difference": mean(values, groups),
-                **(_test_shares(both, score.name, differences, groups) if score.is_share else _test_means(signed, groups)),
+                **(_test_shares(pairs, score.name, differences, groups) if score.is_share else _test_means(signed, groups)),
             }
         )
-    if (test := run_reidentification_test(both, clusters)) is not None:
+    if (test := run_reidentification_test(pairs, clusters)) is not None:
         found.append({"score": REIDENTIFIED, "title": "re-identification", "unit": "", **test})
-    if (p := bound_single_example(both)) is not None:
+    if (p := bound_single_example(pairs)) is not None:
         nothing = {"attack": None, "null": None, "difference": None}
         found.append({"score": SINGLE, "title": "single examples", "unit": "", **nothing, "p": p})
     return tuple(
@@ -306,7 +306,7 @@ def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any
     return {"p": run_t_test(signed, groups), "least": partial(find_detectable_mean, signed, groups)}
 
 
-def _test_shares(both: Paired, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
+def _test_shares(pairs: RowPairs, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
     """Return a dict of `p` and `least`, as in `_test_means`, for a score that is 1 for a success of a row and 0 otherwise.
 
     Fisher's exact test is used if every example is its own cluster, and has a mean score of 0 or 1 over its rows both for the
@@ -314,7 +314,7 @@ def _test_shares(both: Paired, name: str, differences: Mapping[int, float], grou
     detected. name: field of `ScoreRow`. differences: dict from each example's index in the data set to attack minus null. groups:
     cluster of each of these examples.
     """
-    mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
+    mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (pairs.attack, pairs.null))
     count = len(set(groups))
     if count == len(groups) and {*mine, *its} <= {0.0, 1.0}:
         return {"p": run_fisher_test(mine, its), "least": partial(find_detectable_successes, its)}
@@ -332,17 +332,17 @@ def _compute_mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> f
     return sum(values[index] for index in chosen) / len(chosen)
 
 
-def _has_chances(both: Paired) -> bool:
+def _has_chances(pairs: RowPairs) -> bool:
     """Return False if the attack's rows are of an earlier version, which did not compute `ScoreRow.chance`, and True otherwise.
 
     `chance` is an upper bound on the probability of a reconstruction this near to its original without information. The result is
     also True if no row has a reconstruction, since the version cannot be told then.
     """
-    answered = [row for row in both.attack if row.failure is None]
+    answered = [row for row in pairs.attack if row.failure is None]
     return not answered or any(row.chance is not None for row in answered)
 
 
-def _has_recovered(both: Paired, compared: Sequence[Comparison]) -> bool:
+def _has_recovered(pairs: RowPairs, compared: Sequence[Comparison]) -> bool:
     """Return whether a leak, which some comparison shows, includes recovered examples, and not only better scores.
 
     It does if the attack recovers significantly more examples than the null does (the comparison of `success` shows a leak). It
@@ -354,11 +354,11 @@ def _has_recovered(both: Paired, compared: Sequence[Comparison]) -> bool:
     if any(one.leaks and one.score == "success" for one in compared):
         return True
     level = SIGNIFICANCE_LEVEL / len(compared)
-    answered = [row for row in both.attack if row.chance is not None]
-    for one, other in zip(both.attack, both.null, strict=True):
+    answered = [row for row in pairs.attack if row.chance is not None]
+    for one, other in zip(pairs.attack, pairs.null, strict=True):
         if one.success and not other.success and (1.0 if one.chance is None else one.chance) * len(answered) <= level:
             return True
     if answered:
         return False
-    mine, its = average_by_example(both.attack, "success"), average_by_example(both.null, "success")
+    mine, its = average_by_example(pairs.attack, "success"), average_by_example(pairs.null, "success")
     return sum(mine.values()) - sum(its.values()) > len(mine) / 2  # without `chance`, more than half must be recovered

@@ -23,10 +23,10 @@ class BackgroundWork:
     they run on a Ray cluster, where it cannot be measured.
     """
 
-    def __init__(self, parts: ServiceComponents) -> None:
-        settings = parts.settings
-        self._parts = parts
-        self._rules = Rules(settings.rules, parts.queue, settings.folder) if settings.rules else None
+    def __init__(self, components: ServiceComponents) -> None:
+        settings = components.settings
+        self._components = components
+        self._rules = Rules(settings.rules, components.queue, settings.folder) if settings.rules else None
         limited = [rule.name for rule in self._rules.rules if rule.budget.cpu_seconds is not None] if self._rules else []
         if limited and not settings.measures:
             raise ValueError(
@@ -35,14 +35,14 @@ class BackgroundWork:
             )
         self._behind: set[str] = set()
         self._watcher = Watcher(
-            parts.catalogue,
-            parts.queue,
-            parts.feed,
+            components.catalogue,
+            components.queue,
+            components.feed,
             every=settings.every,
             arrived=self.apply_rules,
-            changed=parts.metrics.count_change,
+            changed=components.metrics.count_change,
         )
-        self._supervisor = Supervisor(settings, parts.queue, before_end=self._watcher.scan_run)
+        self._supervisor = Supervisor(settings, components.queue, before_end=self._watcher.scan_run)
 
     def start(self) -> None:
         """Start the threads, and return after the first scan for recordings.
@@ -61,7 +61,7 @@ class BackgroundWork:
         """
         self._watcher.stop()
         self._supervisor.stop()
-        self._parts.queue.close()
+        self._components.queue.close()
 
     def apply_rules(self, rounds: Sequence[ArrivedRound]) -> None:
         """Count the new rounds `rounds` in the metrics, and submit the jobs that the rules require for their recordings.
@@ -70,11 +70,11 @@ class BackgroundWork:
         again. Nothing is submitted without a file of rules.
         """
         if rounds:
-            self._parts.metrics.count_arrived(rounds)
+            self._components.metrics.count_arrived(rounds)
         if self._rules is None:
             return
         new, self._behind = self._behind | {one.recording for one in rounds}, set()
-        for run in self._parts.catalogue.list_runs():
+        for run in self._components.catalogue.list_runs():
             if run.id not in new or run.manifest is None:
                 continue
             try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -102,7 +101,7 @@ class UvicornServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
-        self._feed = app.state.parts.feed
+        self._feed = app.state.components.feed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at the first signal, with `SHUTDOWN_SECONDS` for responses and exit status 0, or at once at the second."""
@@ -139,7 +138,6 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
 
     Raises ValueError if the files of the TLS certificate and its key cannot be used.
     """
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -154,6 +152,7 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
         ssl_certfile=settings.certfile,
         ssl_keyfile=settings.keyfile,
         log_level="warning",
+        log_config=None,  # uvicorn's own configuration would close the log handlers of all other packages
     )
     try:
         config.load()
@@ -166,7 +165,7 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
     return UvicornServer(config, app)
 
 
-def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+def serve_until_stopped(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Start the background threads, and answer requests until a signal arrives; then stop them and close `listener`.
 
     listener: the socket from `open_listener`. ready: callback that is called once all recordings have been read, before requests
@@ -175,7 +174,7 @@ def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.s
     Raises ValueError, with the reason, if a setting cannot be applied: for example if the TLS files or the file of rules cannot
     be used, or another service uses the same state folder (which holds token and queue).
     """
-    answering, works = make_server(app, settings), BackgroundWork(app.state.parts)
+    answering, works = make_server(app, settings), BackgroundWork(app.state.components)
     try:
         works.start()
         _freeze_objects()

@@ -49,7 +49,7 @@ class Watcher:
     def start(self) -> None:
         """Scan the folders once, then start both threads."""
         self.scan()
-        self.queue.tell(self._called.set)
+        self.queue.add_listener(self._called.set)
         for thread in self._threads:
             thread.start()
 
@@ -91,7 +91,7 @@ class Watcher:
         with self._telling:
             changes = look()
             for run in changes.changed:
-                self.feed.publish("recording", run.id, run.told)
+                self.feed.publish("recording", run.id, run.summary)
             for id in changes.removed:
                 self.feed.publish("removed", id, {"id": id})
             self._new += changes.arrived

@@ -10,7 +10,7 @@ from typing import Any
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.paired import average_by_example, fill_failures, pair_rows
+from attacker.scoring.row_pairs import average_by_example, fill_failures, pair_rows
 from attacker.sweep.grid import GridAttack, GridFederation, SweepGrid
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_json

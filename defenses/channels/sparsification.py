@@ -12,7 +12,7 @@ from torch import Tensor
 
 from defenses.base import Scope, Update, choose_masks, compute_magnitudes, find_kth_largest
 from defenses.channel import Channel, ChannelFacts
-from defenses.channels.unsent import follow_dgc, follow_largest, follow_selected, learn_thresholds
+from defenses.channels.residuals import follow_dgc, follow_largest, follow_selected, learn_thresholds
 from defenses.clipping import scale_to
 from defenses.dgc import is_dense
 from defenses.sparsification import count_kept, count_unpruned, find_factors, mask_update

@@ -51,7 +51,7 @@ def report_no_rule(name: str) -> Noise:
     return Noise(why=f"{NO_ACCOUNTING_RULE} {name}")
 
 
-class _Sent(NamedTuple):
+class _UpdateBounds(NamedTuple):
     """Properties of an update between two steps of a chain.
 
     length: upper bound on the update's norm. noise: of the noises that the steps so far added, the one with the largest
@@ -77,7 +77,7 @@ def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
     There is no amplification by sampling of clients, since the server knows which clients it asked and sees every message.
     tensors: number of tensors in an update, for per-tensor bounds.
     """
-    return _follow_steps(spec.steps, _Sent(), tensors).noise
+    return _follow_steps(spec.steps, _UpdateBounds(), tensors).noise
 
 
 def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
@@ -100,13 +100,13 @@ def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
     return Noise(multiplier / (math.sqrt(tensors) if rule.step.name == "fed_cdp" else 1)) if multiplier else NO_NOISE
 
 
-def _follow_steps(steps: Sequence[Step], sent: _Sent, tensors: int) -> _Sent:
+def _follow_steps(steps: Sequence[Step], sent: _UpdateBounds, tensors: int) -> _UpdateBounds:
     for step in steps:
         sent = _follow_step(step, sent, tensors)
     return sent
 
 
-def _follow_step(step: Step, sent: _Sent, tensors: int) -> _Sent:
+def _follow_step(step: Step, sent: _UpdateBounds, tensors: int) -> _UpdateBounds:
     given = _complete_arguments(step, DEFENSES[step.name].defense)
     if step.name == "in_gradient_units":
         rate = abs(given["learning_rate"])
@@ -117,9 +117,9 @@ def _follow_step(step: Step, sent: _Sent, tensors: int) -> _Sent:
     if step.name in NOISE_SCALES:
         family, scale = NOISE_SCALES[step.name](given)
         hiding = _measure_noise(sent.length, family, scale)
-        return _Sent(sent.length if scale == 0 else math.inf, max(hiding, sent.noise, key=lambda noise: noise.multiplier))
+        return _UpdateBounds(sent.length if scale == 0 else math.inf, max(hiding, sent.noise, key=lambda noise: noise.multiplier))
     if step.name == "masked" and not sent.noise.multiplier:
-        part = _follow_steps(given["defense"].steps, _Sent(length=1.0), tensors).noise
+        part = _follow_steps(given["defense"].steps, _UpdateBounds(length=1.0), tensors).noise
         if part != NO_NOISE:
             sent = sent._replace(noise=part if part.why.startswith(NO_ACCOUNTING_RULE) else PARTIAL_NOISE)
     if not DEFENSES.is_builtin(step.name) and not sent.noise.multiplier:

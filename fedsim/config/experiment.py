@@ -88,7 +88,7 @@ def _check_rounds(value: Any) -> str:
     return text
 
 
-class RecordedParts(_Frozen):
+class RecordSettings(_Frozen):
     """Selection of the rounds and clients whose messages are recorded.
 
     rounds:  `"all"`, or rounds counted from 1, such as `"3"`, `"1-8"` or `"1-3,7"`; both ends of a range are included.
@@ -169,7 +169,7 @@ class Experiment(_Frozen):
     inputs: Annotated[str, AfterValidator(_make_validator(InputsSpec.parse))] = ""
     secure_aggregation: Annotated[SecureAggregationTable | Literal[False], BeforeValidator(_parse_terms)] = False
     privacy: Privacy = Privacy()
-    record: RecordedParts = RecordedParts()
+    record: RecordSettings = RecordSettings()
     timeout: float = Field(default=3600.0, gt=0)
 
     @model_validator(mode="after")

@@ -127,7 +127,7 @@ def concatenate(*parts: Examples) -> Examples:
     return Examples(values=np.concatenate(values), labels=np.concatenate([one.labels.astype(np.int64) for one in parts]))
 
 
-class _Facts:
+class _PartMetadata:
     """The content of `data.json`: specification and class names. In the folder `public`, also the sizes of the clients' parts."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
@@ -136,17 +136,17 @@ class _Facts:
         self.sizes: tuple[int, ...] = tuple(raw.get("sizes", ()))
 
 
-def _read_facts(folder: Path) -> _Facts:
+def _read_facts(folder: Path) -> _PartMetadata:
     path = folder / FACTS_FILE
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no data: it has no {FACTS_FILE}; create it with fedsim split or fedsim part")
     try:
-        return _Facts(parse_json(read_text(path)))
+        return _PartMetadata(parse_json(read_text(path)))
     except (ValidationError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _read(folder: Path) -> tuple[_Facts, Examples]:
+def _read(folder: Path) -> tuple[_PartMetadata, Examples]:
     facts, path = _read_facts(folder), folder / EXAMPLES_FILE
     arrays = read_arrays(path, ("values", "labels"))
     if arrays["labels"].dtype.kind not in "iu" or arrays["labels"].ndim != 1:

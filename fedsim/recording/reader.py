@@ -50,7 +50,7 @@ class ReplyCounts:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentModel:
     """The weights and buffers that the server sent in one round, and the clients that it sent them to."""
 
     weights: Mapping[str, Tensor]
@@ -279,7 +279,7 @@ class Recording:
         rows = self.read_rows(rounds=rounds, clients=clients, on_damage=on_damage)
         return _read_undamaged((row for row in rows if row.status == "complete"), self.read_observation, on_damage)
 
-    def read_sent(self, round: int) -> Sent:
+    def read_sent(self, round: int) -> SentModel:
         """Return what the server sent. Raises DamagedFile if the round is not recorded, or its file is missing or damaged."""
         sent = self._sent(round)
         if isinstance(sent, DamagedFile):
@@ -290,7 +290,7 @@ class Recording:
         found = index.query_index(self.folder, f"SELECT round, attempt, file, sha256, cohort FROM rounds {which}", *values)
         return [index.make_sent_row(self.folder, line) for line in found]
 
-    def _try_read_sent(self, round: int) -> Sent | DamagedFile:
+    def _try_read_sent(self, round: int) -> SentModel | DamagedFile:
         """Return what the server sent in a round, or the error if it cannot be read.
 
         The error is a return value, so that it is cached and damaged weights are not read again for each client of the round.
@@ -304,7 +304,7 @@ class Recording:
                     "rounds",
                 )
             weights, buffers = _split_buffers(read_tensors(self.folder, found[0].file, found[0].sha256))
-            return Sent(weights, buffers, found[0].cohort)
+            return SentModel(weights, buffers, found[0].cohort)
         except DamagedFile as error:
             return error
 
@@ -322,7 +322,7 @@ def _read_undamaged(items: Iterable[T], read: Callable[[T], R], on_damage: OnDam
             yield read_item
 
 
-def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
+def _check_fit(layout: TensorEntries, sent: SentModel, codec: Codec) -> None:
     """Raise ValueError if names, types or shapes of a reply's tensors do not fit the weights and buffers that were sent.
 
     A reply may lack buffers.

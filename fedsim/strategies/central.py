@@ -24,7 +24,7 @@ def clip_fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping
     """Wrap `inner` so that every update is clipped to a fixed norm, and noise is added to the mean (McMahan et al. 2018).
 
     drawn:            number of clients per round.
-    noise_multiplier: z, not negative. If the result is wrapped in `Central`, as `wrap` does, the noise on the mean of m received
+    noise_multiplier: z, not negative. With `CentralPrivacy`, see `wrap`, the noise on the mean of m received
                       updates has standard deviation z * clipping_norm / m.
     clipping_norm:    largest L2 norm of an update (local minus global weights); positive.
     Raises ValueError for values out of range.
@@ -72,7 +72,7 @@ def clip_adaptively(
 CENTRAL_KINDS = {"fixed": clip_fixed, "adaptive": clip_adaptively}
 
 
-def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
+def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "CentralPrivacy":
     """Wrap `inner` so that updates are clipped and noise is added as in the table `strategy.central` of an experiment.
 
     drawn: number of clients per round. central: the table, with `kind` ("fixed" by default, or "adaptive") and the arguments of
@@ -88,10 +88,10 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
     if not isinstance(kind, str) or kind not in CENTRAL_KINDS:
         raise ValueError(f"strategy.central.kind must be one of {', '.join(CENTRAL_KINDS)}, got {kind!r}")
     bound = bind_arguments("strategy.central", CENTRAL_KINDS[kind], inner, drawn, given=given, hidden=2)
-    return Central(CENTRAL_KINDS[kind](**bound))
+    return CentralPrivacy(CENTRAL_KINDS[kind](**bound))
 
 
-class Central(Wrapper):
+class CentralPrivacy(Wrapper):
     """A wrapper of what `clip_fixed` or `clip_adaptively` returns, which corrects the noise and the weights of clients.
 
     - All clients have the same weight. With weights by number of examples, one client could change the mean more than the noise

@@ -105,7 +105,7 @@ def record(
     for sentence in (f"will record in {folder}{where}", *believed):
         log(INFO, "fedleak: %s", sentence)
     messages = SentMessages()
-    own: Strategy = messages if is_older(strategy) else _Own(cast(Strategy, strategy))
+    own: Strategy = messages if is_older(strategy) else _UserStrategy(cast(Strategy, strategy))
     state = network.state_dict()
 
     def start() -> RecordingStrategy:
@@ -125,7 +125,7 @@ def record(
     return strategy
 
 
-class _Own(Wrapper):
+class _UserStrategy(Wrapper):
     """The user's strategy with its original `configure_train` and `aggregate_train`, which `record` replaces."""
 
     def __init__(self, strategy: Strategy) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.defenses.federation import DataFiles, federate, make_settings, measure_units
 from support.defenses.grid import DECLARED_PAIRS, GRID, fill_template
-from support.defenses.measured import Kept, Measured, attack_all
-from support.defenses.outcomes import MIN_CASES, Change, Declared, Scored, compare
+from support.defenses.measurements import Measurement, MeasurementFile, attack_all
+from support.defenses.outcomes import MIN_CASES, Change, Declared, ExampleScores, compare
 
 from attacker.attacks import AttackSpec
 from attacker.scoring.verdict import judge_attack
@@ -18,13 +18,13 @@ from attacker.scoring.verdict import judge_attack
 CASES = 16
 
 
-def scored(level: float, spread: float = 0.5, *, null: float = 8.0, seed: int = 0, cases: int = CASES) -> Scored:
+def scored(level: float, spread: float = 0.5, *, null: float = 8.0, seed: int = 0, cases: int = CASES) -> ExampleScores:
     """Return scores of an attack with PSNR values around one level, and of its null around another."""
     rng = np.random.default_rng(seed)
     names = [str(i) for i in range(cases)]
     psnr = dict(zip(names, (level + spread * rng.standard_normal(cases)).tolist(), strict=True))
     its = dict(zip(names, (null + 0.3 * rng.standard_normal(cases)).tolist(), strict=True))
-    return Scored({name: f"case-{name}" for name in names}, psnr, its)
+    return ExampleScores({name: f"case-{name}" for name in names}, psnr, its)
 
 
 def change(level: float, spread: float = 0.5, **others: Any) -> Change:
@@ -136,10 +136,10 @@ def test_measured_setting_is_read_from_the_file(data: DataFiles, tmp_path: Path)
     found = federate(experiment, tmp_path / "run", "cpu")
     specs = {"exact": {"fallback": "none"}, "inverting_gradients": {"steps": 30, "tv": 0.1}}
     attacked = attack_all(found, {name: AttackSpec(name=name, arguments=one) for name, one in specs.items()}, "cpu")
-    measured = Measured({"accuracy": found.accuracy}, measure_units(found), attacked)
+    measured = Measurement({"accuracy": found.accuracy}, measure_units(found), attacked)
     path, folder = tmp_path / "kept" / "defenses.jsonl", data.private.parent
-    Kept(path, fresh=False).add({"experiment": experiment}, folder, measured)
-    again = Kept(path, fresh=False)
+    MeasurementFile(path, fresh=False).add({"experiment": experiment}, folder, measured)
+    again = MeasurementFile(path, fresh=False)
     read = again.find({"experiment": experiment}, folder)
     assert read is not None
     assert (read.own, read.units, read.strongest) == (measured.own, measured.units, "exact")
@@ -150,4 +150,4 @@ def test_measured_setting_is_read_from_the_file(data: DataFiles, tmp_path: Path)
     moved = json.loads(json.dumps(experiment).replace(str(folder), "/elsewhere"))
     assert again.find({"experiment": moved}, Path("/elsewhere")) is not None
     assert again.find({"experiment": {**experiment, "defense": "clip(1)"}}, folder) is None
-    assert Kept(path, fresh=True).find({"experiment": experiment}, folder) is None
+    assert MeasurementFile(path, fresh=True).find({"experiment": experiment}, folder) is None

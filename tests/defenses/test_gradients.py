@@ -10,7 +10,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from defenses.gradients import GRADIENTS, GradientSpec
 from defenses.per_example import dp_sgd, fed_cdp
-from defenses.rules import GradientProblem, GradientRule, LocalStep, TrainingFacts, plain
+from defenses.rules import GradientProblem, GradientRule, LocalStep, TrainingContext, plain
 
 LINEAR = {"weight": torch.tensor([[1.0, -2.0]]), "bias": torch.tensor([0.5])}
 X = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
@@ -248,8 +248,8 @@ def test_batch_norm_is_refused_in_training_mode_and_not_in_eval_mode() -> None:
     computed(plain(), problem, weights, *batch)
 
 
-def facts(*steps: tuple[int, float]) -> TrainingFacts:
-    return TrainingFacts(nn.Linear(2, 1), [LocalStep(*step) for step in steps], exact=len(steps) == 1)
+def facts(*steps: tuple[int, float]) -> TrainingContext:
+    return TrainingContext(nn.Linear(2, 1), [LocalStep(*step) for step in steps], exact=len(steps) == 1)
 
 
 @pytest.mark.parametrize("steps", [[(4, 0.5)], [(4, 0.5), (2, 0.25)]])

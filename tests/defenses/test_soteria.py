@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from defenses.rules import GradientProblem, LocalStep, TrainingFacts, plain
+from defenses.rules import GradientProblem, LocalStep, TrainingContext, plain
 from defenses.soteria import choose_kept, compute_scores, soteria
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -139,7 +139,7 @@ def test_the_attacker_compares_the_columns_that_were_sent_or_leaves_the_layer_ou
     gradient, _ = soteria(prune=0.75).gradient(problem, weights, x, y, Generator())
     full, _ = plain().gradient(problem, weights, x, y, Generator())
     rule = soteria(prune=0.75)
-    exact = TrainingFacts(model, [LocalStep(3, 0.1)], exact=True)
+    exact = TrainingContext(model, [LocalStep(3, 0.1)], exact=True)
     channel = rule.channel(exact)
     sent = {name: -0.1 * g for name, g in gradient.items()}
     expected = channel.expect({name: -0.1 * g for name, g in full.items()}, channel.learn(sent))

@@ -19,7 +19,7 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows
-from attacker.service.http.app import make_parts
+from attacker.service.http.app import make_components
 from attacker.service.jobs.job import JobSpec
 from attacker.service.settings import ServiceSettings
 from fedsim.config.experiment import read
@@ -115,14 +115,14 @@ def test_reconstructions_are_scored_again_to_the_same_numbers(before: Path) -> N
 def test_a_job_queue_is_adopted_only_if_the_user_asks_for_it(before: Path) -> None:
     root = before / "served"
     with pytest.raises(ValueError, match="--adopt-state"):
-        make_parts(ServiceSettings(root=root))
-    parts = make_parts(ServiceSettings(root=root, adopt_state=True))
-    waiting, done = parts.queue.list()
+        make_components(ServiceSettings(root=root))
+    components = make_components(ServiceSettings(root=root, adopt_state=True))
+    waiting, done = components.queue.list()
     assert (done.state, done.result is not None, done.attempts) == ("done", True, 1)
     assert waiting.state == "queued"
     assert waiting.spec == JobSpec(recording="plain", attack="cpl", arguments={"steps": 2}, rounds="2", priority=3)
-    claim = parts.queue.claim("me")
+    claim = components.queue.claim("me")
     assert claim is not None
     assert claim.id == waiting.id
-    parts.queue.close()
-    make_parts(ServiceSettings(root=root)).queue.close()
+    components.queue.close()
+    make_components(ServiceSettings(root=root)).queue.close()

@@ -184,7 +184,7 @@ def fuzz(seconds: float, seed: int) -> dict[str, Any]:
         root = make_root(Path(name))
         with outside_of(Path(name)) as outside:
             app = create_app(ServiceSettings(root=root, workers=0, token=False, truth="own", max_queued=50))
-            app.state.parts.catalogue.scan()
+            app.state.components.catalogue.scan()
             sources = sorted(path.name for path in (root / "digits" / "reconstructions").iterdir())
             cases = sorted(path.stem for path in (root / "digits" / "reconstructions" / sources[0]).glob("*.safetensors"))
             ids = {"recording": ["digits"], "source": sources, "case": cases, "job": ["0" * 16]}
@@ -192,7 +192,7 @@ def fuzz(seconds: float, seed: int) -> dict[str, Any]:
             try:
                 return asyncio.run(_requests(app, grammar, seconds, seed))
             finally:
-                app.state.parts.queue.close()
+                app.state.components.queue.close()
 
 
 async def _requests(app: Any, grammar: Grammar, seconds: float, seed: int) -> dict[str, Any]:

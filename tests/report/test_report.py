@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attacker.report import build
-from attacker.report.missing import make_replay_command
+from attacker.report.hints import make_replay_command
 from fedsim.recording import Column
 from fedsim.recording.files import append_json_lines, read_json_lines
 

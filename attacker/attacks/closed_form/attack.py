@@ -233,8 +233,8 @@ class _Run:
         """
         found = self.found[i]
         if searched is not None:
-            missed = self.observed.measure_misfit(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
-            if found.answer is None or not found.missed <= missed or missed <= MAX_NOISE_RATIO * self.observed.estimate_noise(i):
+            misfit = self.observed.measure_misfit(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
+            if found.answer is None or not found.missed <= misfit or misfit <= MAX_NOISE_RATIO * self.observed.estimate_noise(i):
                 confidence, doubts = doubt_likely(searched.confidence, found.open_question)
                 return replace(
                     searched,
@@ -242,7 +242,7 @@ class _Run:
                     route=searched.route.replace("a closed form", found.answer.route if found.answer is not None else ""),
                     confidence=confidence,
                     seconds=searched.seconds + self.seconds,
-                    notes=(*self._explain(found), *_describe_distance(missed), *doubts),
+                    notes=(*self._explain(found), *_describe_distance(misfit), *doubts),
                 )
         if found.answer is None:
             raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "all closed forms returned NaN or infinity")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.closed_form.layer_input import RecordedPasses, infer_case_labels
+from attacker.attacks.closed_form.layer_input import InputRecorder, infer_case_labels
 from attacker.attacks.closed_form.linear.single_example import ZERO_BIAS, divide_rows
 from attacker.attacks.closed_form.observations import StackedObservations
 
@@ -55,7 +55,7 @@ def find_direct_layer(observed: StackedObservations, i: int) -> DirectLayer | No
     The layer is found by forward passes of three examples, one by one, at the weights and buffers that the server sent. None also
     if the network fails in one of them.
     """
-    passed, data = RecordedPasses(observed, i), observed.data
+    passed, data = InputRecorder(observed, i), observed.data
     probe = torch.rand(data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     try:
         low, high, middle = (passed.record_inputs(x) for x in (torch.zeros_like(probe), torch.ones_like(probe), probe))

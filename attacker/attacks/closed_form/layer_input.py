@@ -109,7 +109,7 @@ def find_suitable_layer(observed: StackedObservations) -> HiddenLayer:
             "clients train with dropout, and the closed form 'layer_input' cannot tell which inputs of a layer were zero before "
             "dropout; a search, such as the attack cpl, does not need to know"
         )
-    passed = RecordedPasses(observed, 0)
+    passed = InputRecorder(observed, 0)
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     least = MIN_INPUT_RATIO * observed.data.size
     head = models.find_head(observed.model, observed.data)[0].rpartition(".")[0]
@@ -137,7 +137,7 @@ def _count_distinct(h: Tensor) -> int:
     return round(len(h) * len(torch.unique(positive)) / max(1, len(positive)))
 
 
-class RecordedPasses:
+class InputRecorder:
     """Forward passes of one example through the network of case i, in float32, that record the inputs of its linear layers."""
 
     def __init__(self, observed: StackedObservations, i: int) -> None:
@@ -209,9 +209,7 @@ def _answer(observed: StackedObservations, layer: HiddenLayer, i: int, rng: Gene
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
     spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
-    x = _search(
-        RecordedPasses(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng
-    )
+    x = _search(InputRecorder(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng)
     labels = infer_case_labels(observed, i, rng)
     free = max(0.0, 1 - layer.inputs / observed.data.size)
     note = (f"the {layer.inputs:,} inputs of {layer.name} were inverted; the smoothness prior determines the rest",)
@@ -240,7 +238,7 @@ def _find_convolution_gradient(observed: StackedObservations, layer: HiddenLayer
 
 
 def _search(
-    passed: RecordedPasses,
+    passed: InputRecorder,
     layer: HiddenLayer,
     target: Tensor,
     cotangent: Tensor,

@@ -23,7 +23,13 @@ from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
 from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.closed_form.peeling.peeled import PeelingAnswers, peel
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer, build_answers, choose_readings, require_single, run_rgap
+from attacker.attacks.closed_form.rgap.inversion import (
+    ClosedFormAnswer,
+    build_answers,
+    choose_solutions,
+    require_single,
+    run_rgap,
+)
 from attacker.attacks.closed_form.rgap.walk import WalkSettings, solve_layers
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain, Layer
@@ -113,7 +119,7 @@ def solve_jointly(observed: StackedObservations, rng: Generator, walk: WalkSetti
             "each layer of this network can be solved on its own, so that the closed form 'peeled', which solves several layers "
             "together, does not apply; set route=layers"
         )
-    readings = choose_readings(observed, chain, walk)
+    readings = choose_solutions(observed, chain, walk)
     point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _get_input_range(observed)
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
@@ -218,30 +224,30 @@ _LOGGED = set[str]()
 def _solve_case(observed: StackedObservations, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:
     weights, gradient = observed.get_weights(i), {name: g[i] for name, g in observed.gradient.items()}
     rng = seed_generator(rng, observed.cases[i], "linear")
-    found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_get_input_range(observed))
-    words: tuple[str, ...] = (found.note,) if found.note else ()
-    if not found.found:
-        return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
+    linear = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_get_input_range(observed))
+    notes: tuple[str, ...] = (linear.note,) if linear.note else ()
+    if not linear.found:
+        return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", notes)
     misstated = mixed = False
-    doubtful = torch.zeros(found.found, dtype=torch.bool, device=found.x.device)
+    doubtful = torch.zeros(linear.found, dtype=torch.bool, device=linear.x.device)
     try:
-        whole = explain(
+        batch = explain(
             observed.model,
             chain,
             weights,
             observed.training.loss,
-            found,
+            linear,
             observed.examples,
             bounds=_get_input_range(observed),
             feed=lambda x: observed.data.normalise(observed.restore_examples(x)),
         )
-        x, y, source = whole.x, whole.y, whole.source
-        words += (TWIN_NOTE,) * bool(whole.twins.any())
-        misstated = found.ambiguous and _is_misstated(observed, i, chain.layers[0], whole)
-        mixed = bool(whole.mixed.any())
-        doubtful = _find_unexplained(observed, i, found, whole)
+        x, y, source = batch.x, batch.y, batch.source
+        notes += (TWIN_NOTE,) * bool(batch.twins.any())
+        misstated = linear.ambiguous and _is_misstated(observed, i, chain.layers[0], batch)
+        mixed = bool(batch.mixed.any())
+        doubtful = _find_unexplained(observed, i, linear, batch)
     except ValueError:  # only some examples were isolated
-        x, source = found.x, torch.arange(found.found)
+        x, source = linear.x, torch.arange(linear.found)
         y, unclear = assign_labels(
             chain,
             weights,
@@ -252,15 +258,15 @@ def _solve_case(observed: StackedObservations, chain: Chain, i: int, rng: Genera
             examples=observed.examples,
         )
         mixed = bool(unclear.any())
-        doubtful |= not found.scaled
+        doubtful |= not linear.scaled
     x = observed.restore_examples(x.reshape(-1, *observed.data.shape))
     layer = chain.layers[0].weight, chain.layers[0].bias
-    several = found.how == "ratio" and float(1 - found.certainty.min()) > _estimate_residual(observed, i, layer)
+    several = linear.how == "ratio" and float(1 - linear.certainty.min()) > _estimate_residual(observed, i, layer)
     stored = observed.data.is_image and bool(is_eight_bit(x).all())
-    final = len(x) == observed.examples and (stored or not found.ambiguous) and _is_settled(observed, i, found)
+    final = len(x) == observed.examples and (stored or not linear.ambiguous) and _is_settled(observed, i, linear)
     unsure = MIXED_LABELS if mixed else "" if stored else MIXED_OR_MISSTATED if misstated else SECOND_EXAMPLE if several else ""
-    stays = found.certainty[source].masked_fill(doubtful[source], torch.nan)
-    return ClosedFormAnswer(x, y, "linear", words, stays=stays, final=final, open_question=unsure)
+    stays = linear.certainty[source].masked_fill(doubtful[source], torch.nan)
+    return ClosedFormAnswer(x, y, "linear", notes, stays=stays, final=final, open_question=unsure)
 
 
 def _divide_case(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:

@@ -6,9 +6,9 @@ Recovered means close enough to the original, as `attacker.scoring.metrics.is_re
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.evidence import (
     MIN_CERTIFIED_STAYS,
-    ComparedGradient,
     ConfidenceEstimates,
     SearchAnswer,
+    SimulatedObservation,
     build_undecided,
     doubt_likely,
     is_far_outside,
@@ -19,9 +19,9 @@ from attacker.attacks.confidence.evidence import (
 
 __all__ = [
     "MIN_CERTIFIED_STAYS",
-    "ComparedGradient",
     "ConfidenceEstimates",
     "SearchAnswer",
+    "SimulatedObservation",
     "build_undecided",
     "doubt_likely",
     "estimate_probabilities",

@@ -78,7 +78,7 @@ class ConfidenceEstimates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedGradient:
+class SimulatedObservation:
     """One observation of a case, with the function that simulates it.
 
     observed:    the observed gradient, by parameter name, without the factors with which the search's objective weighs the
@@ -117,7 +117,7 @@ class SearchAnswer:
 
     x: Tensor
     examples: int
-    compared: Sequence[ComparedGradient]
+    compared: Sequence[SimulatedObservation]
     data: DataSpec
     model: nn.Module
     evaluations: int
@@ -304,8 +304,8 @@ def build_undecided(
 def _compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
     """Return the unexplained share and the known noise's share of the gradients' power, 0-d, and the number of entries sent.
 
-    The shares are means over the observations of the case, weighted by `ComparedGradient.weight`. The number counts the nonzero
-    entries of all observed gradients.
+    The shares are means over the observations of the case, weighted by `SimulatedObservation.weight`. The number counts the
+    nonzero entries of all observed gradients.
     """
     missed, noise, weights, sent = [], [], [], 0
     for one in found.compared:
@@ -328,17 +328,19 @@ def _measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, T
     Residuals are differences between simulated and observed gradients, relative to the norm of the observed ones.
     variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
     """
-    least = torch.finfo(found.x.dtype).tiny
-    shares = [one.weight.sqrt() / squared_norm(one.observed).sqrt().clamp(min=least) for one in found.compared]
+    tiny = torch.finfo(found.x.dtype).tiny
+    shares = [
+        observation.weight.sqrt() / squared_norm(observation.observed).sqrt().clamp(min=tiny) for observation in found.compared
+    ]
 
     def compute_residuals(x: Tensor) -> tuple[Tensor, ...]:
-        parts: list[Tensor] = []
-        for one, share in zip(found.compared, shares, strict=True):
-            made = one.simulate(x)
-            parts += [share * (made[name] - one.observed[name]) for name in one.observed]
-        return tuple(parts)
+        residuals: list[Tensor] = []
+        for observation, share in zip(found.compared, shares, strict=True):
+            simulated = observation.simulate(x)
+            residuals += [share * (simulated[name] - observation.observed[name]) for name in observation.observed]
+        return tuple(residuals)
 
-    variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(one.coordinates for one in found.compared)
+    variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(observation.coordinates for observation in found.compared)
     iterations = min(CG_ITERATIONS, max(2, found.evaluations // EVALUATIONS_PER_ITERATION))
     posterior = Posterior(compute_residuals, found.x, variance, iterations)
     return posterior.estimate_error(found.rng), posterior.estimate_next_step()

@@ -70,7 +70,7 @@ def build_adjoints(model: nn.Module, data: DataSpec, loss: str, weights: Weights
     chain = _find_checked_chain(model, data, loss)
     if chain is None or any(w.device.type != "cpu" for w in weights.values()):
         return None
-    return _Written(chain, weights, models.find_loss(loss))
+    return _WrittenAdjoints(chain, weights, models.find_loss(loss))
 
 
 @lru_cache(maxsize=2)
@@ -80,7 +80,7 @@ def _find_checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | 
     if chain is None:
         return None
     weights, _, x, y = draw_test_problems(model, data)
-    written = _Written(chain, weights, models.find_loss(loss))
+    written = _WrittenAdjoints(chain, weights, models.find_loss(loss))
     fed, of_x, *_ = vjp(data.normalise, x)
     found, back = written(fed, y)
     slope = of_x(back({name: 2 * g for name, g in found.items()})[0])[0]
@@ -106,7 +106,7 @@ def _is_simple(layer: Layer) -> bool:
     if layer.kernel is None:
         return True
     even = layer.stride[0] == layer.stride[1] and layer.dilation == (1, 1)
-    return even and convolutions.is_small(layer.shape, layer.taken)
+    return even and convolutions.is_small(layer.shape, layer.product_inputs)
 
 
 class _Weighted(Protocol):
@@ -202,7 +202,7 @@ class _ConvolutionLayer:
 
 
 @dataclass
-class _Passed:
+class _PassValues:
     """The intermediate results of one forward and backward pass, lists with one entry per layer from first to last.
 
     seen:     inputs as `_Weighted.arrange_inputs` prepares them. errors: dL/dz, the derivatives by the layers' outputs.
@@ -217,7 +217,7 @@ class _Passed:
     examples: int
 
 
-class _Written:
+class _WrittenAdjoints:
     def __init__(self, chain: Chain, weights: Weights, loss: Loss) -> None:
         self.chain, self.loss, self.weights = chain.layers, loss, weights
         self.of_images = {layer.weight for layer in self.chain if layer.kernel is not None}
@@ -225,9 +225,9 @@ class _Written:
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Gradient, Back]:
         problems, inputs = len(x), [x.flatten(0, 1)]
-        passed = _Passed([], [], [], [], x.shape[1])
+        passed = _PassValues([], [], [], [], x.shape[1])
         for i, (layer, known) in enumerate(zip(self.layers, self.chain, strict=True)):
-            a = inputs[-1].reshape(-1, *known.taken)
+            a = inputs[-1].reshape(-1, *known.product_inputs)
             passed.seen.append(layer.arrange_inputs(a, problems))
             z = layer.apply(a, biased=True)
             if i + 1 < len(self.layers):
@@ -259,13 +259,13 @@ class _Written:
         found, back, *_ = vjp(compute_error, logits, *([labels] if soft else []))
         return found, back
 
-    def _backpropagate(self, last: Tensor, passed: _Passed) -> list[Tensor]:
+    def _backpropagate(self, last: Tensor, passed: _PassValues) -> list[Tensor]:
         errors = [last]
         for layer, slope in zip(reversed(self.layers[1:]), reversed(passed.slopes), strict=True):
             errors.append(layer.apply_transposed(errors[-1]).reshape(slope.shape) * slope)
         return errors[::-1]
 
-    def _compute_gradient(self, passed: _Passed, problems: int) -> Gradient:
+    def _compute_gradient(self, passed: _PassValues, problems: int) -> Gradient:
         found = {}
         for layer, known, seen, error in zip(self.layers, self.chain, passed.seen, passed.errors, strict=True):
             found[known.weight] = layer.compute_weight_gradient(seen, error)
@@ -274,7 +274,7 @@ class _Written:
         return found | {name: w.new_zeros(problems, *w.shape) for name, w in self.weights.items() if name not in found}
 
     def _pull_back(
-        self, v: Gradient, passed: _Passed, of_loss: Callable[[Tensor], tuple[Tensor, ...]], shape: torch.Size
+        self, v: Gradient, passed: _PassValues, of_loss: Callable[[Tensor], tuple[Tensor, ...]], shape: torch.Size
     ) -> tuple[Tensor, ...]:
         changes = self._push_forward(v, passed)
         change, *of_labels = of_loss(changes[-1])
@@ -288,7 +288,7 @@ class _Written:
                     change = change + passed.errors[i - 1] * activation.bend(passed.made[i - 1]) * changes[i - 1]
         return change.reshape(shape), *(c.reshape(*shape[:2], -1) for c in of_labels)
 
-    def _push_forward(self, v: Gradient, passed: _Passed) -> list[Tensor]:
+    def _push_forward(self, v: Gradient, passed: _PassValues) -> list[Tensor]:
         """Return Rz of the module's formulas: the directional derivative of each layer's output along v."""
         changes: list[Tensor] = []
         for i, (layer, known) in enumerate(zip(self.layers, self.chain, strict=True)):
@@ -296,7 +296,7 @@ class _Written:
             if known.bias is not None:
                 change = change + layer.expand_bias(v[known.bias], passed.examples)
             if i:
-                moved = (passed.slopes[i - 1] * changes[-1]).reshape(-1, *known.taken)
+                moved = (passed.slopes[i - 1] * changes[-1]).reshape(-1, *known.product_inputs)
                 change = change + layer.apply(moved, biased=False)
             changes.append(change)
         return changes
@@ -306,7 +306,9 @@ def _build_weighted(layer: Layer, weights: Weights) -> _Weighted:
     weight, bias = weights[layer.weight], weights[layer.bias] if layer.bias else None
     if layer.kernel is None:
         return _Matrix(weight, bias)
-    return _ConvolutionLayer(weight, bias, Geometry(layer.kernel, layer.stride[0], layer.padding, _get_sides(layer.taken)))
+    return _ConvolutionLayer(
+        weight, bias, Geometry(layer.kernel, layer.stride[0], layer.padding, _get_sides(layer.product_inputs))
+    )
 
 
 def _get_sides(shape: Sequence[int]) -> tuple[int, int]:

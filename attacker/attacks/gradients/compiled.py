@@ -22,7 +22,7 @@ problems, so that it is slower once few are left.
 """
 
 
-class Compiled:
+class CompiledEvaluation:
     """A compiled version of a gradient evaluation for a fixed number of problems.
 
     evaluate:  the function to compile.

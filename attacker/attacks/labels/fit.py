@@ -110,7 +110,7 @@ class LabelCandidates:
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class _FitValues:
     """The intermediate values of a fit.
 
     f: features in the subspace of `HeadFit`, with a 1 appended if the target includes the bias's gradient, (S, n, D or D + 1).
@@ -125,12 +125,12 @@ class _Parts:
     log_p: Tensor
 
 
-def _compute_parts(fit: HeadFit, z: Tensor, y: Tensor) -> _Parts:
+def _compute_parts(fit: HeadFit, z: Tensor, y: Tensor) -> _FitValues:
     f = fit.mean + z @ fit.spread.T
     log_p = (f @ fit.weight.T + fit.offset).log_softmax(dim=-1)
     p, f = log_p.exp(), fit.extend(f)
     missed = torch.einsum("snk,snd->skd", (p - y)[..., :-1], f) / fit.examples - fit.target
-    return _Parts(f, p, p - y, missed, log_p)
+    return _FitValues(f, p, p - y, missed, log_p)
 
 
 def compute_cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:

@@ -75,17 +75,17 @@ def measure_likeness(rounds: Sequence[RoundDescription], *, rule: Filter = "own"
     owner = torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor([len(one.labels) for one in rounds]))
     labels = torch.cat([one.labels for one in rounds])
     usable = [one for one in rounds if one.usable]
-    known = torch.tensor([one.usable for one in rounds])[owner].nonzero().flatten()
+    places = torch.tensor([one.usable for one in rounds])[owner].nonzero().flatten()
     cost = torch.full((len(owner), len(owner)), IMPOSSIBLE_COST)
     if not usable:
         return Likeness(cost, owner, torch.empty(0))
-    different = (labels[known][:, None] != labels[known][None]) | (owner[known][:, None] == owner[known][None])
-    parts = [part / _estimate_typical_cost(part, different) for part in _compute_costs(usable)]
-    total = torch.stack(parts).mean(dim=0) if len(parts) > 1 else parts[0]
+    different = (labels[places][:, None] != labels[places][None]) | (owner[places][:, None] == owner[places][None])
+    costs = [part / _estimate_typical_cost(part, different) for part in _compute_costs(usable)]
+    total = torch.stack(costs).mean(dim=0) if len(costs) > 1 else costs[0]
     usual = _sample_costs(total, different)
-    own = owner[known]
-    possible = is_possible_pair(labels[known], labels[known], rule, (own, own)) & (own[:, None] != own[None])
-    cost[known[:, None], known[None]] = total.where(possible, IMPOSSIBLE_COST)
+    owners = owner[places]
+    possible = is_possible_pair(labels[places], labels[places], rule, (owners, owners)) & (owners[:, None] != owners[None])
+    cost[places[:, None], places[None]] = total.where(possible, IMPOSSIBLE_COST)
     return Likeness(cost, owner, usual)
 
 

@@ -10,9 +10,9 @@ from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, list_oracles, seed_generator
 from attacker.attacks.confidence import (
-    ComparedGradient,
     ConfidenceEstimates,
     SearchAnswer,
+    SimulatedObservation,
     build_undecided,
     judge_prior,
     judge_search,
@@ -137,14 +137,14 @@ def _describe_search(
     )
 
 
-def _build_comparison(view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
+def _build_comparison(view: View, i: int, y: Tensor, z: Tensor) -> SimulatedObservation:
     """Return the observed gradient of one observation of case i, with a function that simulates it for examples x.
 
     The factors by which the objective weighs layers are divided out of both gradients. view: the observation. y, z: labels and
     latent vector of the answer.
     """
     row = view.get_case(i)
-    return ComparedGradient(
+    return SimulatedObservation(
         observed=_unweigh(row["observed"], row),
         simulate=lambda x: _unweigh(view.simulate(row, x, y, z), row),
         weight=row["gamma"],
@@ -182,17 +182,17 @@ def _unweigh(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:
 def _name_route(batch: CaseBatch, best: BestResult) -> str:
     if not batch.attack.sees_gradient:
         return "prior alone"
-    return "optimisation from a closed form" if best.given else "optimisation"
+    return "optimisation from a closed form" if best.from_warm_start else "optimisation"
 
 
 def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
     """Return the names of what the attack used although no server has it (oracles).
 
     They are the oracles that the attack's `needs` imply, "labels" if the true labels were given, and "logits" if the loss uses
-    the true logits (`CaseBatch.told`). A null (the attack without the gradient) uses neither labels nor logits.
+    the true logits (`CaseBatch.compares_logits`). A null (the attack without the gradient) uses neither labels nor logits.
     """
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
-    return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))
+    return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.compares_logits else ()))
 
 
 def list_case_slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:

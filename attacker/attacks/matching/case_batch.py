@@ -20,9 +20,9 @@ from attacker.attacks.matching.loss.scales import LossScales
 from attacker.attacks.matching.loss.terms import LossTerms
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.parametrisation import LatentSpace
-from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import check_denoiser, compute_consensus
 from attacker.attacks.matching.rounds_in_order import RoundsInOrder
+from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import build_network
@@ -48,21 +48,21 @@ class CaseBatch:
     scales:    weights and thresholds of the loss.
     in_order:  evaluates all rounds of a client in order, simulating the state that its defense keeps between rounds; None to
                compare the simulated and the observed gradient of each round separately.
-    told_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes; empty if
-               the objective leaves them out, and for a null (the search without the gradient).
+    views_with_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes;
+               empty if the objective leaves them out, and for a null (the search without the gradient).
     held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
     coarse:    data type of large convolutions at the beginning of a search (`Search.coarse`); None for the data type of the
                weights, which is always used with `in_order`.
     draws:     variables of the client's random draws, which end the latent vectors; None without them.
-    told:      whether the loss uses logits of the true examples from an oracle (information that no server has).
+    compares_logits: whether the loss uses logits of the true examples from an oracle (information that no server has).
     """
 
-    def __init__(self, attack: MatchingParts, cases: Sequence[Case]) -> None:
+    def __init__(self, attack: MatchingSettings, cases: Sequence[Case]) -> None:
         first = cases[0].observations[0]
         attack = replace(attack, simulation=attack.simulation.adapt_to(first))
         self.attack, self.cases = attack, cases
         self.data = first.data
-        self.told = bool(attack.labels.agreement and attack.sees_gradient) and all(
+        self.compares_logits = bool(attack.labels.agreement and attack.sees_gradient) and all(
             case.known_logits is not None for case in cases
         )
         self.model: nn.Module = build_network(first).to(attack.device)
@@ -84,8 +84,8 @@ class CaseBatch:
         self.evaluations = [ViewEvaluation(view, to_compile=attack.search.compiled) for view in self.views]
         self.scales = LossScales(attack, self.views, self.count)
         told = [o for o, view in enumerate(self.views) if "statistics" in view.rows]
-        self.told_statistics = told if attack.sees_gradient else []
-        self.other_terms = LossTerms(attack, self.views, self.space, self.epochs, self.told_statistics)
+        self.views_with_statistics = told if attack.sees_gradient else []
+        self.other_terms = LossTerms(attack, self.views, self.space, self.epochs, self.views_with_statistics)
 
     def _find_draws(self, first: Observation) -> Draws | None:
         """Return the variables of the client's random draws, and make them a part of latent vectors (`LatentSpace.drawn`).
@@ -196,7 +196,7 @@ class CaseBatch:
             problem["logits"] = logits.to(z)
         if self.scales.smoothing.any():
             problem["smoothing"] = self.scales.smoothing[rows]
-        if self.told_statistics:
+        if self.views_with_statistics:
             worst = torch.stack([view.worst for view in self.views]).mean(0)
             problem["statistics"] = self.attack.objective.batch_norm * worst[rows]
         if features is not None:
@@ -318,13 +318,13 @@ class CaseBatch:
         if known is None:
             rule = attack.labels.rule
             assert rule is not None
-            told = [read_labels(rule, view, i, self.model, rng) for view in self.views]
+            labels_by_view = [read_labels(rule, view, i, self.model, rng) for view in self.views]
         else:
-            told = list(torch.split(known, [len(places) // self.epochs for places in links.places]))
-        found = torch.zeros(self.count, dtype=torch.long)
-        for places, labels in zip(reversed(links.places), reversed(told), strict=True):
-            found[places] = labels.cpu().repeat(self.epochs)
-        return found.to(attack.device)
+            labels_by_view = list(torch.split(known, [len(places) // self.epochs for places in links.places]))
+        result = torch.zeros(self.count, dtype=torch.long)
+        for places, labels in zip(reversed(links.places), reversed(labels_by_view), strict=True):
+            result[places] = labels.cpu().repeat(self.epochs)
+        return result.to(attack.device)
 
 
 def _put_held(x: Tensor, held: Tensor, mask: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from attacker.attacks.base import Case, Effort, IntermediateResult, Look, Memory
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.answers import build_answer, list_case_slots
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.saved_state import BestResult, checkpoint_periodically, pack_bests, to_device, unpack_bests
+from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
@@ -34,8 +34,8 @@ from attacker.reconstruction import Reconstruction
 
 
 @dataclass(kw_only=True)
-class GradientMatching(MatchingParts):
-    """A gradient matching attack, composed of the parts of `MatchingParts`."""
+class GradientMatching(MatchingSettings):
+    """A gradient matching attack, composed of the parts of `MatchingSettings`."""
 
     @property
     def effort(self) -> Effort:
@@ -71,13 +71,13 @@ class GradientMatching(MatchingParts):
 class MatchingRun:
     """The state of one call of a gradient matching attack: its cases, and for each the result with the lowest loss so far.
 
-    given: for each case a warm start (examples from which its first search begins), or None. interrupted: indices of the cases
-    whose search the user interrupted.
+    warm_starts: for each case a warm start (examples from which its first search begins), or None.
+    interrupted: indices of the cases whose search the user interrupted.
     """
 
     def __init__(
         self,
-        attack: MatchingParts,
+        attack: MatchingSettings,
         cases: Sequence[Case],
         rng: Generator,
         progress: Progress | None,
@@ -86,7 +86,7 @@ class MatchingRun:
         self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
         self.batch = CaseBatch(attack, cases)
         self.best = [BestResult() for _ in cases]
-        self.given = self._compute_warm_starts()
+        self.warm_starts = self._compute_warm_starts()
         self.interrupted: set[int] = set()
 
     def run(self) -> list[Reconstruction]:
@@ -96,7 +96,7 @@ class MatchingRun:
         searches; the best results until then are returned.
         """
         started = perf_counter()
-        search, warm = self.attack.search, any(start is not None for start in self.given)
+        search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
         for restart in range(self._restore(), search.restarts // search.at_once + warm):
             pending = [i for i in range(len(self.cases)) if self._needs_restart(i, restart)]
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
@@ -118,12 +118,14 @@ class MatchingRun:
         `alone` (see `WarmStart`), above `stuck`. Every later start is needed if the loss is above `stuck`, up to
         `Search.restarts` regular starts.
         """
-        given = self.given[i]
-        own = restart - (given is not None)
-        if own < 0 or restart == 0:
+        warm_start = self.warm_starts[i]
+        regular_start = restart - (warm_start is not None)
+        if regular_start < 0 or restart == 0:
             return True
-        least = self.batch.scales.stuck[i] if own or (given is not None and given.alone) else self.batch.scales.enough[i]
-        return own < self.attack.search.restarts and self.best[i].loss > float(least)
+        only_if_stuck = regular_start > 0 or (warm_start is not None and warm_start.alone)
+        scales = self.batch.scales
+        threshold = scales.stuck[i] if only_if_stuck else scales.enough[i]
+        return regular_start < self.attack.search.restarts and self.best[i].loss > float(threshold)
 
     def _search(self, cases: list[int], restart: int) -> None:
         """Run `Search.at_once` searches for each of the cases with these indices, and keep results better than earlier ones.
@@ -134,7 +136,7 @@ class MatchingRun:
         pending = [i for i in cases for _ in range(search.at_once)]
         z, labels, problems = self._build_problems(pending, restart)
         key = f"restart {restart}"
-        found = descend(
+        minima = descend(
             z,
             problems,
             batch.space.split_into_phases(search.optimiser),
@@ -146,16 +148,16 @@ class MatchingRun:
         )
         for row, i in enumerate(pending):
             best, gain = self.best[i], float(problems.per_problem["gain"][row])
-            if found.interrupted[row]:
+            if minima.interrupted[row]:
                 self.interrupted.add(i)
-            best.iterations += found.iterations[row]
-            best.evaluations += found.iterations[row] * search.optimiser.period
+            best.iterations += minima.iterations[row]
+            best.evaluations += minima.iterations[row] * search.optimiser.period
             best.restarts += 1
-            loss = found.loss[row] / gain
+            loss = minima.loss[row] / gain
             if best.z is None or loss < best.loss:
-                best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain
-                best.labels, best.given = labels[row], restart == 0 and self.given[i] is not None
-                best.given_up = found.given_up[row]
+                best.loss, best.z, best.history = loss, minima.z[row], minima.history[row] / gain
+                best.labels, best.from_warm_start = labels[row], restart == 0 and self.warm_starts[i] is not None
+                best.given_up = minima.given_up[row]
 
     def _build_problems(self, pending: list[int], restart: int) -> tuple[Tensor, Tensor, Problems]:
         """Return the starting latents z (P, D) of searches, their labels (P, V), and their minimisation problems.
@@ -168,11 +170,11 @@ class MatchingRun:
             [batch.find_labels(i, seed_generator(self.rng, self.cases[i], f"labels {restart}")) for i in pending]
         )
         z = self._draw_starts(pending, starts, labels)
-        told = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
+        logits = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.compares_logits else None
         rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
         features = batch.solve_features(pending, labels, rngs)
         z = batch.inject_features(z, pending, features)
-        problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None, features)
+        problem = batch.build_problem(pending, z, labels, torch.stack(logits) if logits else None, features)
         problems = Problems(
             evaluate=batch.evaluate,
             per_problem=problem,
@@ -215,9 +217,9 @@ class MatchingRun:
         rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
         starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
         if numbers[0] == 0:
-            known = [None if space.joint else one for one in labels.cpu()]
-            told = zip(starts, [self.given[i] for i in pending], known, strict=True)
-            starts = [own if given is None else place_start(given, own, y) for own, given, y in told]
+            fixed_labels = [None if space.joint else one for one in labels.cpu()]
+            pairs = zip(starts, [self.warm_starts[i] for i in pending], fixed_labels, strict=True)
+            starts = [start if warm_start is None else place_start(warm_start, start, y) for start, warm_start, y in pairs]
         return space.encode(starts, rngs, self.attack.device)
 
     def _save(self, restart: int) -> None:
@@ -240,13 +242,13 @@ class MatchingRun:
         """
         batch, at_once = self.batch, self.attack.search.at_once
         z, loss = get_best(state)
-        sights = []
+        results = []
         for first, i in enumerate(pending[::at_once]):
             row = first * at_once + int(loss[first * at_once : (first + 1) * at_once].argmin())
             x, y = batch.decode_answer(i, z[row], labels[row])
             places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
-            sights.append(IntermediateResult(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
-        look(sights, len(state["active.history"]), self.attack.search.steps)
+            results.append(IntermediateResult(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
+        look(results, len(state["active.history"]), self.attack.search.steps)
 
 
 def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:
@@ -255,8 +257,8 @@ def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:
     There is one row per searched example, of zeros for examples that this observation lacks. epochs: number of local epochs that
     are simulated with separate examples.
     """
-    told = case.known_logits
-    assert told is not None
-    found = told.new_zeros(links.examples, *told.shape[1:])
-    found[links.places[0]] = told.repeat(epochs, *(1,) * (told.ndim - 1))
-    return found
+    known = case.known_logits
+    assert known is not None
+    logits = known.new_zeros(links.examples, *known.shape[1:])
+    logits[links.places[0]] = known.repeat(epochs, *(1,) * (known.ndim - 1))
+    return logits

@@ -19,8 +19,8 @@ class BestResult:
     """The best result for one case so far: the result with the lowest loss.
 
     loss: infinite before the first search. z: latent vector, None before the first search.
-    labels: used in the search that found z. history: best loss of this search after each iteration. given: whether this search
-    began at a warm start. given_up: whether it was stopped as hopeless, see `Stop`.
+    labels: used in the search that found z. history: best loss of this search after each iteration. from_warm_start: whether this
+    search began at a warm start. given_up: whether it was stopped as hopeless, see `Stop`.
     iterations, evaluations, restarts: numbers of iterations, gradient evaluations and searches, summed over all searches of the
     case.
     """
@@ -29,7 +29,7 @@ class BestResult:
     z: Tensor | None = None
     labels: Tensor | None = None
     history: Tensor = field(default_factory=lambda: torch.empty(0))
-    given: bool = False
+    from_warm_start: bool = False
     iterations: int = 0
     evaluations: int = 0
     restarts: int = 0
@@ -72,7 +72,7 @@ def pack_bests(bests: Sequence[BestResult], restarts: int) -> SavedState:
         state |= {f"{i}.z": best.z, f"{i}.labels": best.labels, f"{i}.history": best.history}
         state[f"{i}.loss"] = torch.tensor(best.loss, dtype=torch.float64)
         state[f"{i}.counts"] = torch.tensor([best.iterations, best.evaluations, best.restarts])
-        state[f"{i}.given"] = torch.tensor(best.given)
+        state[f"{i}.given"] = torch.tensor(best.from_warm_start)
         state[f"{i}.given_up"] = torch.tensor(best.given_up)
     return state
 
@@ -100,7 +100,7 @@ def unpack_bests(state: Mapping[str, Tensor], device: str) -> tuple[list[BestRes
 
 
 @dataclass(frozen=True)
-class _Within:
+class _PrefixedMemory:
     """A view of a checkpoint storage that prepends a prefix to all keys."""
 
     whole: Memory
@@ -126,4 +126,4 @@ def prefix_memory(memory: Memory | None, prefix: str) -> Memory | None:
 
     Return None if `memory` is None.
     """
-    return None if memory is None else _Within(memory, prefix)
+    return None if memory is None else _PrefixedMemory(memory, prefix)

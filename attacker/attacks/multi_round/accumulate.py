@@ -13,8 +13,8 @@ from attacker.attacks.matching.initialisation import get_start, normal_after_nor
 from attacker.attacks.matching.names import get_decoder, get_optimiser
 from attacker.attacks.matching.objectives import Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.parts import Search
 from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.settings import Search
 from attacker.attacks.multi_round.agic import Agic, ComparedBy, agic
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam

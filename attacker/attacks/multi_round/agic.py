@@ -19,16 +19,15 @@ from attacker.attacks.matching.initialisation import get_start, normal_after_nor
 from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, weigh_by_depth
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.saved_state import prefix_memory
+from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
-from attacker.attacks.multi_round.certified import CertifiedExamples, certify_rounds
+from attacker.attacks.multi_round.certified_examples import CertifiedExamples, certify_rounds
 from attacker.attacks.multi_round.descriptions import Describer
 from attacker.attacks.multi_round.merging import merge
-from attacker.attacks.multi_round.refinement import refine
-from attacker.attacks.multi_round.remaining import (
-    Remaining,
+from attacker.attacks.multi_round.reduced_search import (
+    ReducedSearch,
     explain_rounds,
     find_known_examples,
     has_earlier_search,
@@ -36,6 +35,7 @@ from attacker.attacks.multi_round.remaining import (
     mark_notes,
     select_rounds,
 )
+from attacker.attacks.multi_round.refinement import refine
 from attacker.attacks.multi_round.same_examples import link_same, read_shared_labels
 from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_null
 from attacker.attacks.nulls import blind_cases
@@ -54,12 +54,12 @@ class _Plan:
     """The plan for a case: which rounds are searched, and which examples closed forms have certified.
 
     usable:    the case without rounds that no attack can use, see `find_problem`.
-    remaining: the rounds that are left to the search, see `Remaining`; its field `case` is None if there are none.
+    reduced: the rounds that are left to the search, see `ReducedSearch`; its field `case` is None if there are none.
     known:     examples that closed forms certify, see `Agic`; None if they certify none or are not tried.
     """
 
     usable: Case
-    remaining: Remaining
+    reduced: ReducedSearch
     known: CertifiedExamples | None = None
 
 
@@ -127,19 +127,19 @@ class Agic:
             plans = [self._plan(case, rng, progress, memory) for case in cases]
         else:
             plans = [_plan_search(link_for_null(case, same=self.compare == "same")) for case in blind_cases(cases)]
-        held = {key: own for plan in plans if plan.known is not None for key, own in plan.remaining.hold(plan.known).items()}
+        held = {key: own for plan in plans if plan.known is not None for key, own in plan.reduced.hold(plan.known).items()}
         joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device, held=held)
-        found: dict[str, Reconstruction] = {}
-        for group, alike in _group_alike([plan.remaining.case for plan in plans if plan.remaining.case is not None]):
-            own = prefix_memory(memory, f"{'remaining' if self.closed_forms else 'joint'} {group}/")
-            answers = joint(alike, rng=rng, progress=progress, memory=own)
-            found |= {case.key: self._refine(case, one, progress) for case, one in zip(alike, answers, strict=True)}
-            if any(found[case.key].interrupted for case in alike):
+        searched: dict[str, Reconstruction] = {}
+        for group, similar_cases in _group_alike([plan.reduced.case for plan in plans if plan.reduced.case is not None]):
+            group_memory = prefix_memory(memory, f"{'remaining' if self.closed_forms else 'joint'} {group}/")
+            answers = joint(similar_cases, rng=rng, progress=progress, memory=group_memory)
+            searched |= {case.key: self._refine(case, one, progress) for case, one in zip(similar_cases, answers, strict=True)}
+            if any(searched[case.key].interrupted for case in similar_cases):
                 break
         return [
-            self._finish(asked, plan, None if (search := plan.remaining.case) is None else found[search.key], rng)
+            self._finish(asked, plan, None if (search := plan.reduced.case) is None else searched[search.key], rng)
             for asked, plan in zip(cases, plans, strict=True)
-            if plan.remaining.case is None or plan.remaining.case.key in found
+            if plan.reduced.case is None or plan.reduced.case.key in searched
         ]
 
     def _plan(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> _Plan:
@@ -157,10 +157,10 @@ class Agic:
         if left is not None and self.compare == "same":
             left, slots = explain_rounds(left, known, knows, device)
         if left is None:
-            return _Plan(usable, Remaining(None, torch.empty(0, dtype=torch.int64), slots, notes), known)
+            return _Plan(usable, ReducedSearch(None, torch.empty(0, dtype=torch.int64), slots, notes), known)
         linked, described = self._link(left, (), rng, progress, memory, describe_all=True)
-        remaining = find_known_examples(mark_notes(linked), described, known, knows, device)
-        return _Plan(usable, replace(remaining, slots=(*slots, *remaining.slots), notes=notes), known)
+        reduced = find_known_examples(mark_notes(linked), described, known, knows, device)
+        return _Plan(usable, replace(reduced, slots=(*slots, *reduced.slots), notes=notes), known)
 
     def _refine(self, case: Case, found: Reconstruction, progress: Progress | None) -> Reconstruction:
         """Return the answer after Gauss-Newton steps; unchanged for a null, and if no state of a defense is simulated."""
@@ -182,7 +182,7 @@ class Agic:
         channel = build_channel(case.observations[0], build_network(case.observations[0]))
         return channel.follow is not None and self.knows_defense and self.matching.simulation.in_order
 
-    def _finish(self, asked: Case, plan: _Plan, searched: Reconstruction | None, rng: Generator) -> Reconstruction:
+    def _finish(self, case: Case, plan: _Plan, searched: Reconstruction | None, rng: Generator) -> Reconstruction:
         """Return the answer to a case: the examples that closed forms certify, and those that the search found.
 
         Candidates of the search that are near enough to count as the same example are merged, see `_merge`.
@@ -190,9 +190,9 @@ class Agic:
         """
         if plan.known is None:
             assert searched is not None
-            return replace(self._merge(asked, plan.usable, searched), case=asked.key)
-        joined = join_answers(asked, plan.known, plan.remaining, searched, attack=self.name, seed=rng.initial_seed())
-        return joined if searched is None else self._merge(asked, plan.usable, joined, different=len(plan.known.x))
+            return replace(self._merge(case, plan.usable, searched), case=case.key)
+        answer = join_answers(case, plan.known, plan.reduced, searched, attack=self.name, seed=rng.initial_seed())
+        return answer if searched is None else self._merge(case, plan.usable, answer, different=len(plan.known.x))
 
     def _merge(self, asked: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
         """Return the answer with candidates of different rounds merged that turn out to be the same example.
@@ -255,7 +255,7 @@ class Agic:
 def _plan_search(linked: Case) -> _Plan:
     """Return the plan to search for all examples of a case, none of which is known. linked: a case that has links."""
     assert linked.links is not None
-    return _Plan(linked, Remaining(linked, torch.full((linked.links.examples,), -1)))
+    return _Plan(linked, ReducedSearch(linked, torch.full((linked.links.examples,), -1)))
 
 
 def agic(

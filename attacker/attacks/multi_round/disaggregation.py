@@ -44,30 +44,37 @@ def disaggregate(sums: Sequence[Observation]) -> Disaggregated:
     """
     if not sums:
         raise ValueError("linear disaggregation needs the secure sums of at least one round, got none")
-    names = sorted({name for one in sums for name in one.cohort})
-    took_part = torch.tensor([[float(name in one.cohort) for name in names] for one in sums], dtype=torch.float64)
-    solve = torch.linalg.pinv(took_part)
-    determined = (solve @ took_part).diagonal() >= MIN_DETERMINED
-    each, missed, total = {}, 0.0, 0.0
+    names = sorted({name for secure_sum in sums for name in secure_sum.cohort})
+    participation = torch.tensor(
+        [[float(name in secure_sum.cohort) for name in names] for secure_sum in sums], dtype=torch.float64
+    )
+    solve = torch.linalg.pinv(participation)
+    determined = (solve @ participation).diagonal() >= MIN_DETERMINED
+    updates, residual, total = {}, 0.0, 0.0
     for key, w in sums[0].weights.items():
-        added = torch.stack([one.update[key].double().flatten() * len(one.cohort) for one in sums])
-        solved = solve @ added
-        each[key] = solved.reshape(len(names), *w.shape).float()
-        missed += float((took_part @ solved - added).square().sum())
-        total += float(added.square().sum())
-    found = {}
+        totals = torch.stack([secure_sum.update[key].double().flatten() * len(secure_sum.cohort) for secure_sum in sums])
+        solution = solve @ totals
+        updates[key] = solution.reshape(len(names), *w.shape).float()
+        residual += float((participation @ solution - totals).square().sum())
+        total += float(totals.square().sum())
+    observations = {}
     for i, name in enumerate(names):
         if determined[i]:
-            own = [one for one in sums if name in one.cohort]
-            weights = {key: torch.stack([one.weights[key] for one in own]).mean(dim=0) for key in own[0].weights}
-            sizes = {None if one.num_examples is None else one.num_examples / len(one.cohort) for one in own}
+            joined = [secure_sum for secure_sum in sums if name in secure_sum.cohort]
+            weights = {
+                key: torch.stack([secure_sum.weights[key] for secure_sum in joined]).mean(dim=0) for key in joined[0].weights
+            }
+            sizes = {
+                None if secure_sum.num_examples is None else secure_sum.num_examples / len(secure_sum.cohort)
+                for secure_sum in joined
+            }
             size = sizes.pop() if len(sizes) == 1 else None
-            found[name] = replace(
-                own[0],
+            observations[name] = replace(
+                joined[0],
                 client=name,
                 cohort=(name,),
                 num_examples=int(size) if size is not None and size.is_integer() else None,
                 weights=weights,
-                payload=encode({key: u[i] for key, u in each.items()}),
+                payload=encode({key: u[i] for key, u in updates.items()}),
             )
-    return Disaggregated(found, (missed / total) ** 0.5 if total else 0.0)
+    return Disaggregated(observations, (residual / total) ** 0.5 if total else 0.0)

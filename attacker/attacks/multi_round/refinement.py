@@ -66,7 +66,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     started = perf_counter()
     assert case.links is not None
     reason = explain_unsuitable(case, found.x.numel())
-    values = None if reason else SentValues(case.observations, found.y, case.links.places, device=device)
+    values = None if reason else SentEquations(case.observations, found.y, case.links.places, device=device)
     if values is None or (reason := values.explain_unsolvable(found.x.numel())):
         return replace(found, notes=(*found.notes, f"the answer was not refined by Gauss-Newton steps, since {reason}"))
     used = values.take_rounds(EQUATIONS_PER_UNKNOWN * found.x.numel())
@@ -102,8 +102,8 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds)
 
 
-def exclude_output_errors(used: "SentValues", problem: LeastSquares, end: Minimum) -> Minimum:
-    """Return the minimum of `problem`, which has the minimum `end`, without `SentValues.find_output_errors`.
+def exclude_output_errors(used: "SentEquations", problem: LeastSquares, end: Minimum) -> Minimum:
+    """Return the minimum of `problem`, which has the minimum `end`, without `SentEquations.find_output_errors`.
 
     Returns `end` if these errors cannot be excluded.
     """
@@ -129,7 +129,7 @@ def explain_unsuitable(case: Case, unknowns: int) -> str:
     return f"the rounds have {weights} weights together" if weights > MAX_STACKED_WEIGHTS else ""
 
 
-class SentValues:
+class SentEquations:
     """The values that a client sent in its rounds, as equations for its examples; computed in float64.
 
     rounds: observations of one client, in order. y: (N,) labels. places: for each round the indices of its examples, (n,).
@@ -157,12 +157,12 @@ class SentValues:
         self.values = torch.cat([values[t, at] / unit for t, (at, unit) in enumerate(zip(self.sent, self.units, strict=True))])
         self.count = len(self.values)
 
-    def take_rounds(self, most: int) -> "SentValues":
+    def take_rounds(self, most: int) -> "SentEquations":
         """Return the equations of the first rounds alone, of as many as have at least `most` equations, or of all."""
         counts = torch.tensor([len(at) for at in self.sent]).cumsum(dim=0)
         needed = int((counts < most).sum()) + 1
         y, places, device = self.asked
-        return self if needed >= len(self.rounds) else SentValues(self.rounds[:needed], y, places[:needed], device=device)
+        return self if needed >= len(self.rounds) else SentEquations(self.rounds[:needed], y, places[:needed], device=device)
 
     def explain_unsolvable(self, unknowns: int) -> str:
         """Return why the equations cannot be solved for so many unknowns, D, or "" if they can."""

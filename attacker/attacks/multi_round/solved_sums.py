@@ -12,7 +12,7 @@ from torch import Generator
 
 from attacker.attacks.base import Case, Progress, build_reconstruction, find_unmet
 from attacker.attacks.closed_form.attack import ClosedForm
-from attacker.attacks.multi_round.certified import DIRECT_ROUTES
+from attacker.attacks.multi_round.certified_examples import DIRECT_ROUTES
 from attacker.attacks.multi_round.disaggregation import disaggregate
 from attacker.reconstruction import Reconstruction, Slot
 

@@ -29,13 +29,13 @@ def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
         raise ValueError(
             f"Case.links covers rounds that cannot be attacked; leave these rounds out of the case and of its links: {unusable}"
         )
-    kept = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
-    known = case.known_labels
-    if known is not None:
-        each = torch.split(known, [observation.num_examples or 0 for observation in case.observations])
-        known = torch.cat([own for own, problem in zip(each, problems, strict=True) if not problem])
-    said = tuple(f"round {o.round}: {why}; left out" for o, why in zip(case.observations, problems, strict=True) if why)
-    return Case(kept, known), said
+    usable = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
+    labels = case.known_labels
+    if labels is not None:
+        labels_by_round = torch.split(labels, [observation.num_examples or 0 for observation in case.observations])
+        labels = torch.cat([part for part, problem in zip(labels_by_round, problems, strict=True) if not problem])
+    notes = tuple(f"round {o.round}: {why}; left out" for o, why in zip(case.observations, problems, strict=True) if why)
+    return Case(usable, labels), notes
 
 
 def find_problem(observation: Observation) -> str:

@@ -45,8 +45,8 @@ class Layer:
 
     name:         of the module, "" if it is the model itself. weight, bias: parameter names; bias is None if there is none.
     inputs:       shape of the layer's input, the output of the layer before.
-    taken:        shape of the input of the product, after the maps `before` were applied.
-    given:        shape of the output of the product. outputs: shape after the maps `after` were applied.
+    product_inputs: shape of the input of the product, after the maps `before` were applied.
+    product_outputs: shape of the output of the product. outputs: shape after the maps `after` were applied.
     shape:        of the weight.
     kernel, stride, padding, dilation: of a convolution, (vertical, horizontal); kernel is None for a matrix product.
     before, after: linear maps without weights, applied before and after the product.
@@ -57,8 +57,8 @@ class Layer:
     weight: str
     bias: str | None
     inputs: tuple[int, ...]
-    taken: tuple[int, ...]
-    given: tuple[int, ...]
+    product_inputs: tuple[int, ...]
+    product_outputs: tuple[int, ...]
     outputs: tuple[int, ...]
     shape: tuple[int, ...]
     kernel: Sides | None = None
@@ -70,7 +70,7 @@ class Layer:
     activation: Activation = IDENTITY
 
     def apply_weight(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the convolution or matrix product of inputs x (N, *self.taken) with the weight, without the bias."""
+        """Return the convolution or matrix product of inputs x (N, *self.product_inputs) with the weight, without the bias."""
         if self.kernel is None:
             return functional.linear(x, weight)
         return functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
@@ -259,8 +259,8 @@ class _ChainBuilder:
             weight=f"{prefix}weight",
             bias=f"{prefix}bias" if module.bias is not None else None,
             inputs=self.inputs,
-            taken=self.shape,
-            given=(),
+            product_inputs=self.shape,
+            product_outputs=(),
             outputs=(),
             shape=tuple(module.weight.shape),
             before=tuple(self.pending),
@@ -268,7 +268,7 @@ class _ChainBuilder:
         )
         x, weight = torch.empty(2, *self.shape, device="meta"), torch.empty(layer.shape, device="meta")
         given = self._compute_shape(shown, lambda x: layer.apply_weight(x, weight), x)
-        self.layers.append(replace(layer, given=given, outputs=given))
+        self.layers.append(replace(layer, product_outputs=given, outputs=given))
         self.pending, self.shape, self.inputs = [], given, given
         self.open = True
 

@@ -11,8 +11,8 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal_after_normalisation
 from attacker.attacks.matching.objectives import FeatureLayerName, FeatureTerm, Objective, cosine
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam

@@ -8,7 +8,7 @@ from torch.func import replace_all_batch_norm_modules_
 
 from defenses.channel import Channel, ChannelFacts, ChannelState, compose_channels, transparent
 from defenses.networks import find_hidden
-from defenses.rules import Gradient, LocalStep, TrainingFacts, Weights
+from defenses.rules import Gradient, LocalStep, TrainingContext, Weights
 from fedsim import models
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
@@ -52,7 +52,7 @@ def _choose_buffers(own: Weights, observation: Observation) -> dict[str, Tensor]
     return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
 
 
-def build_facts(observation: Observation, model: nn.Module) -> TrainingFacts:
+def build_facts(observation: Observation, model: nn.Module) -> TrainingContext:
     """Return the facts from which a gradient rule, such as DP-SGD, builds the attacker's model of the rule's effect.
 
     A gradient rule is the client's way to compute a gradient. The facts are the model, the (assumed) size of each local step and
@@ -62,7 +62,7 @@ def build_facts(observation: Observation, model: nn.Module) -> TrainingFacts:
     training, count = observation.training, observation.num_examples or observation.training.batch_size
     sizes = training.count_step_examples(count) or _split_evenly(count, training.steps or 1)
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
-    return TrainingFacts(
+    return TrainingContext(
         model, [LocalStep(*step) for step in zip(sizes, compute_shares(training, len(sizes)), strict=True)], exact
     )
 

@@ -22,7 +22,7 @@ OWN_LOGIT = 1.0
 """Logit of an example's share in its own mixture at the start of a search; the logits of all other examples are 0."""
 
 
-class _Masked(nn.Module):
+class _MaskLayer(nn.Module):
     """A layer in place of dropout that multiplies features by a mask, which is passed as a buffer in each forward pass."""
 
     mask: Tensor
@@ -91,7 +91,7 @@ def replace_dropout(model: nn.Module) -> dict[str, float]:
     found = {name: module.p for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
     for name in found:
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, _Masked())
+        setattr(model.get_submodule(parent), own, _MaskLayer())
     return found
 
 

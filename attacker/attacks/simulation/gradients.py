@@ -67,20 +67,22 @@ def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, pen
     """
 
     def compute_gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
-        names, kept = tuple(weights), tuple(buffers)
+        names, buffer_names = tuple(weights), tuple(buffers)
 
         def differentiate(x: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             searched = any(t.requires_grad for t in (x, y, *tensors))
-            own = {name: t.clone() for name, t in zip(kept, tensors[len(names) :], strict=True)}
+            copies = {name: t.clone() for name, t in zip(buffer_names, tensors[len(names) :], strict=True)}
             with torch.enable_grad():
-                each = [t.contiguous() for t in tensors[: len(names)]]
-                given = dict(zip(names, (t if t.requires_grad else t.detach().requires_grad_() for t in each), strict=True))
+                contiguous = [t.contiguous() for t in tensors[: len(names)]]
+                parameters = dict(
+                    zip(names, (t if t.requires_grad else t.detach().requires_grad_() for t in contiguous), strict=True)
+                )
 
                 def forward(weights: Weights, x: Tensor) -> Tensor:
-                    return run_forward_pass(model, {**own, **weights}, data.normalise(x.contiguous()))
+                    return run_forward_pass(model, {**copies, **weights}, data.normalise(x.contiguous()))
 
-                value = GradientProblem(model, forward, measure, penalised).compute_loss(given, x, y)
-                return torch.autograd.grad(value, list(given.values()), create_graph=searched, materialize_grads=True)
+                value = GradientProblem(model, forward, measure, penalised).compute_loss(parameters, x, y)
+                return torch.autograd.grad(value, list(parameters.values()), create_graph=searched, materialize_grads=True)
 
         return dict(zip(names, call_opaquely(differentiate, x, y, *weights.values(), *buffers.values()), strict=True))
 

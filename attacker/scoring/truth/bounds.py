@@ -74,19 +74,19 @@ class CaseBounds:
                 "no lower bound on the reconstruction error is known if the clients' network is changed by "
                 f"{self._recording.manifest.network}"
             )
-        seen = [self._read_observation(use) for use in uses]
-        used = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
-        indices = sorted({index for one in used for step in one.steps for index in step})
+        observations = [self._read_observation(use) for use in uses]
+        usages = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
+        indices = sorted({index for one in usages for step in one.steps for index in step})
         place = {index: i for i, index in enumerate(indices)}
         x, y = self._data.train[indices]
         messages = [
-            build_message(UsedExamples(one, tuple(tuple(place[index] for index in step) for step in own.steps)), y)
-            for one, own in zip(seen, used, strict=True)
+            build_message(UsedExamples(one, tuple(tuple(place[index] for index in step) for step in usage.steps)), y)
+            for one, usage in zip(observations, usages, strict=True)
         ]
         information = FisherInformation(messages, x.double())
         self._check_time(information)
-        found = bound_error(information, self._find_prior())
-        return dict(zip(indices, found.mse.tolist(), strict=True))
+        bound = bound_error(information, self._find_prior())
+        return dict(zip(indices, bound.mse.tolist(), strict=True))
 
     def _read_observation(self, use: CaseObservation) -> Observation:
         """Read the observation of one client. Raises DamagedFile if the recording has none that is valid."""

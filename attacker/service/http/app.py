@@ -10,7 +10,7 @@ from attacker.service.events import Feed
 from attacker.service.http import audits, cases, feeds, general, jobs, previews, recordings, reports
 from attacker.service.http.caching import ResponseCache
 from attacker.service.http.dependencies import ServiceComponents
-from attacker.service.http.errors import tell_errors
+from attacker.service.http.errors import add_error_handlers
 from attacker.service.http.metrics import Metrics, MetricsMiddleware
 from attacker.service.http.middleware import API_PREFIX, CLIENT_SECONDS, Guard
 from attacker.service.http.pages import make_page_routes
@@ -37,18 +37,18 @@ API_DESCRIPTION = (
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """Return the application with its parts, the objects that its routes use, in `app.state.parts`.
+    """Return the application with the objects that its routes use, in `app.state.components`.
 
     The state folder and the token file are created if they are missing. No thread is started; `background.BackgroundWork` does
     that. Raises ValueError if the state folder or the token file may be under the control of another user, if the state folder
     cannot be written, or if the token file or the file of the queue is not valid.
     """
     app = make_app()
-    app.state.parts = make_parts(settings)
+    app.state.components = make_components(settings)
     return app
 
 
-def make_parts(settings: ServiceSettings) -> ServiceComponents:
+def make_components(settings: ServiceSettings) -> ServiceComponents:
     """Return the objects that the routes use. Creates files and raises ValueError as `create_app` does."""
     try:
         state = claim_folder(settings.state_folder, adopt=settings.adopt_state)
@@ -71,7 +71,7 @@ def make_parts(settings: ServiceSettings) -> ServiceComponents:
 
 
 def make_app(*, patience: float = CLIENT_SECONDS) -> FastAPI:
-    """Return the application with its routes, but without `app.state.parts`, which the routes read at each request.
+    """Return the application with its routes, but without `app.state.components`, which the routes read at each request.
 
     patience: seconds in which a client must have sent the body of a request, or received one piece of the response.
     """
@@ -90,5 +90,5 @@ def make_app(*, patience: float = CLIENT_SECONDS) -> FastAPI:
     app.include_router(api)
     app.include_router(make_page_routes())
     app.add_api_route("/metrics", general.metrics, include_in_schema=False)
-    tell_errors(app)
+    add_error_handlers(app)
     return app

@@ -60,7 +60,7 @@ async def submit_audit(response: Response, service: Service, id: Name, asked: Au
     """Submit a job that checks a recording and attacks it within a budget of time, for a graded verdict."""
     run = await run_in_threadpool(service.catalogue.get_run, id)
     if run.manifest is None:
-        raise RequestError(f"{run.id} cannot be read: {run.told['trouble'][0]}")
+        raise RequestError(f"{run.id} cannot be read: {run.summary['trouble'][0]}")
     spec = AuditSpec(recording=run.id, seconds=asked.seconds, priority=asked.priority)
     job = await run_in_threadpool(service.queue.submit, spec)
     response.headers["Location"] = f"{API_PREFIX}/jobs/{job.id}"
@@ -113,6 +113,6 @@ def _find_verdict(service: ServiceComponents, id: str) -> AuditPaths:
     if missing := [path.name for path in paths if not path.exists()]:
         reason = f"the folder audits in the service's state folder lacks {' and '.join(missing)}"
         raise RequestError(f"the verdict of job {id} was deleted: {reason}; audit the recording again", status=409)
-    if job.result.scored and not service.catalogue.get_run(job.spec.recording).told["truth"]:
+    if job.result.scored and not service.catalogue.get_run(job.spec.recording).summary["truth"]:
         raise RequestError("this verdict shows scores; it is served if the service is started with --truth", status=409)
     return paths

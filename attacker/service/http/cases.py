@@ -27,7 +27,7 @@ from attacker.service.http.queries import (
     cut_page,
 )
 from attacker.service.index import CatalogueRun, UnknownName, images, views
-from attacker.service.index.attack_folders import CaseFacts, Source, make_file_path
+from attacker.service.index.attack_folders import CaseEntry, Source, make_file_path
 from attacker.service.index.images import NoImage
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import WholeReconstruction, read_whole
@@ -67,12 +67,10 @@ async def cases(
 
     def find_wanted() -> Iterator[CaseSummary]:
         scores = service.catalogue.get_scores(run)
-        known = (
-            {facts.client for source in service.catalogue.list_sources(run) for facts in source.cases.values()}
-            if client
-            else set()
+        clients = (
+            {case.client for source in service.catalogue.list_sources(run) for case in source.cases.values()} if client else set()
         )
-        name = complete_client(client, known)
+        name = complete_client(client, clients)
         for source in service.catalogue.list_sources(run):
             if attack is not None and source.name != attack:
                 continue
@@ -80,15 +78,15 @@ async def cases(
             null = service.catalogue.find_null(run, source)
             guessed = scores.get(null.name, {}) if null else {}
             for key in sorted(source.cases):
-                facts = source.cases[key]
-                if (name is None or facts.client == name) and (round is None or round in facts.rounds):
-                    yield views.describe_case(source, facts, rows.get(key, ()), guessed.get(key, ()))
+                case = source.cases[key]
+                if (name is None or case.client == name) and (round is None or round in case.rounds):
+                    yield views.describe_case(source, case, rows.get(key, ()), guessed.get(key, ()))
 
     def make() -> Cases:
-        found, rest = cut_page(
+        page, next_place = cut_page(
             find_wanted(), lambda one: (one["attack"], one["case"]), last, limit, lambda one: f"{one['attack']}/{one['case']}"
         )
-        return Cases(items=list(found), next=rest)
+        return Cases(items=list(page), next=next_place)
 
     return await service.replies.respond(request, run.version, make)
 
@@ -170,7 +168,7 @@ async def _respond_half(
 
 def _find_case(
     service: ServiceComponents, run: CatalogueRun, source: str, case: str
-) -> tuple[Source, CaseFacts, list[ShownScore]]:
+) -> tuple[Source, CaseEntry, list[ShownScore]]:
     """Return the results of an attack, one case of it, and the list of score rows of that case.
 
     The list is empty if the case is not scored or the service was given no truth (which examples each client trained on).
@@ -214,7 +212,7 @@ def _read_answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownS
     return _Answer(source.name, whole, rows, views.PictureLinks(address, describe_state(source, case, rows)))
 
 
-def _list_examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _Answer | None) -> list[CaseExample]:
+def _list_examples(run: CatalogueRun, facts: CaseEntry, answer: _Answer, null: _Answer | None) -> list[CaseExample]:
     if run.manifest is None:
         return []
     data = run.manifest.data
@@ -245,7 +243,7 @@ def _list_examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _
 
 def _get_data(run: CatalogueRun) -> Any:
     if run.manifest is None:
-        raise NoImage(f"no image of {run.id} can be shown, since its manifest cannot be read: {run.told['trouble'][0]}")
+        raise NoImage(f"no image of {run.id} can be shown, since its manifest cannot be read: {run.summary['trouble'][0]}")
     return run.manifest.data
 
 

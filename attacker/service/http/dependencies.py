@@ -33,9 +33,9 @@ class ServiceComponents:
     reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-def _get_parts(request: Request) -> ServiceComponents:
-    parts: ServiceComponents = request.app.state.parts
-    return parts
+def _get_components(request: Request) -> ServiceComponents:
+    components: ServiceComponents = request.app.state.components
+    return components
 
 
-Service = Annotated[ServiceComponents, Depends(_get_parts)]
+Service = Annotated[ServiceComponents, Depends(_get_components)]

@@ -36,7 +36,7 @@ class RequestError(Exception):
         self.status, self.field, self.known = status, field, None if known is None else list(known)
 
 
-def tell_errors(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Register handlers with `app` that turn exceptions of routes into error responses, `schemas.Problem` as JSON.
 
     Each type of exception has its HTTP status, such as 404 for an unknown name and 429 for a full queue.

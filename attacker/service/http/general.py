@@ -93,7 +93,7 @@ async def close_session(request: Request, service: Service) -> Response:
     """End the session: its cookie becomes invalid, and the event streams that it opened end."""
     response = Response(status_code=204)
     if service.keys is not None:
-        await run_in_threadpool(service.keys.close, read_session(request.headers, service))
+        await run_in_threadpool(service.keys.close, read_session(request.headers, service.settings, service.keys))
     _set(response, service, "", 0)
     return response
 
@@ -101,5 +101,11 @@ async def close_session(request: Request, service: Service) -> Response:
 def _set(response: Response, service: Service, value: str, seconds: int) -> None:
     secure = service.settings.certfile is not None
     response.set_cookie(
-        make_cookie_name(service), value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
+        make_cookie_name(service.settings, service.keys),
+        value,
+        max_age=seconds,
+        path="/",
+        secure=secure,
+        httponly=True,
+        samesite="strict",
     )

@@ -96,14 +96,14 @@ def _check(service: ServiceComponents, spec: JobSpec) -> None:
         known = [one.id for one in runs][:MAX_NAMES]
         raise RequestError(f"spec.recording: {error.args[0]}", field="spec.recording", known=known) from None
     if run.manifest is None:
-        raise RequestError(f"spec.recording: {run.id} cannot be read: {run.told['trouble'][0]}", field="spec.recording")
+        raise RequestError(f"spec.recording: {run.id} cannot be read: {run.summary['trouble'][0]}", field="spec.recording")
     clients = {row.client for rows in service.catalogue.get_rows(run).values() for row in rows}
     if unknown := sorted(set(spec.clients) - clients):
         known = sorted(clients)[:MAX_NAMES]
         raise RequestError(f"spec.clients: {run.id} holds no client {unknown[0]!r}", field="spec.clients", known=known)
     rounds = parse_rounds(spec.rounds)
     if rounds is not None and rounds.isdisjoint(run.index.rounds):
-        last = run.told["last_round"]
+        last = run.summary["last_round"]
         raise RequestError(
             f"spec.rounds: {run.id} holds none of the rounds {spec.rounds}; "
             f"{f'its last round is {last}' if last else 'it holds no rounds yet'}",

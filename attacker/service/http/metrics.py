@@ -42,7 +42,7 @@ class Metrics:
         self.arrivals = Counter("rounds_seen", "Rounds that were found in recordings.", **of)
         self.lag = Histogram("round_lag_seconds", "Seconds until a new round is found.", buckets=JOB_BUCKETS, **of)
         self._started: set[str] = set()
-        self.registry.register(_Asked(queue, catalogue))
+        self.registry.register(_StateCollector(queue, catalogue))
 
     def read(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
@@ -74,7 +74,7 @@ class Metrics:
                 self.took.labels(job.state).observe(max(0.0, ended - started))
 
 
-class _Asked:
+class _StateCollector:
     """Gauges of jobs, recordings, rounds and observations, whose values are computed at each collection."""
 
     def __init__(self, queue: Queue, catalogue: Catalogue) -> None:
@@ -88,8 +88,8 @@ class _Asked:
         yield jobs
         runs = self._catalogue.list_runs()
         yield GaugeMetricFamily("fedleak_recordings", "Recordings below the root.", value=len(runs))
-        yield GaugeMetricFamily("fedleak_rounds", "Rounds in all recordings.", value=sum(run.told["rounds"] for run in runs))
-        seen = sum(run.told["observations"] for run in runs)
+        yield GaugeMetricFamily("fedleak_rounds", "Rounds in all recordings.", value=sum(run.summary["rounds"] for run in runs))
+        seen = sum(run.summary["observations"] for run in runs)
         yield GaugeMetricFamily("fedleak_observations", "Observations in all recordings.", value=seen)
         behind = GaugeMetricFamily(
             "fedleak_rounds_behind", "Newest recorded round minus newest attacked round.", labels=["recording"]
@@ -108,7 +108,7 @@ def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
     """
     attacks = [source for source in catalogue.list_sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]
-    return max(0, (run.told["last_round"] or 0) - max(answered, default=0))
+    return max(0, (run.summary["last_round"] or 0) - max(answered, default=0))
 
 
 class MetricsMiddleware:
@@ -124,7 +124,7 @@ class MetricsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        metrics: Metrics = scope["app"].state.parts.metrics
+        metrics: Metrics = scope["app"].state.components.metrics
         started, status = time.perf_counter(), 500
 
         async def note_status(message: Message) -> None:

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http.cookies import CookieError, SimpleCookie
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,19 +51,6 @@ class Disconnected(Exception):
     """Raised if a client disconnects before its request is complete."""
 
 
-class ServiceParts(Protocol):
-    """The attributes of the application's `state.parts` that the middleware reads.
-
-    keys: the token and the open sessions; None if no token is required.
-    """
-
-    @property
-    def settings(self) -> ServiceSettings: ...
-
-    @property
-    def keys(self) -> Keys | None: ...
-
-
 class Guard:
     """ASGI middleware that refuses requests that are not allowed, too large or too slow, and adds the security headers.
 
@@ -94,10 +81,11 @@ class Guard:
     async def _answer(self, scope: Scope, receive: Receive, answer: "_SecuredSender") -> None:
         """Send the application's response, or an error response if the request is refused or the application fails."""
         try:
-            headers, known = _read_headers(scope), scope["app"].state.parts
-            answer.admitted = _check(scope, headers, known)
+            headers, components = _read_headers(scope), scope["app"].state.components
+            settings = components.settings
+            answer.admitted = _check(scope, headers, settings, components.keys)
             if scope["method"] in CHANGING_METHODS:
-                receive = _replay_body(await _read_body(receive, known.settings.max_body, self.patience), receive)
+                receive = _replay_body(await _read_body(receive, settings.max_body, self.patience), receive)
             await self.app(scope, receive, answer.send)
         except (LoggedOut, Disconnected, TooSlow):
             raise
@@ -109,24 +97,25 @@ class Guard:
                 await answer.refuse(scope, RefusedRequest(500, "an error in the service; see its log"))
 
 
-def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], bool]:
+def _check(scope: Scope, headers: Headers, settings: ServiceSettings, keys: Keys | None) -> Callable[[], bool]:
     """Check whether a request is allowed; return a function that returns whether its response may still be sent.
 
     The method, the length of the address, the host, and the token or session are checked; for a request that changes something
     also what `_check_change` checks. Raises RefusedRequest if the request is not allowed. The returned function returns False
     once the session has ended; for requests with a token, or without need of one, it always returns True.
+    keys: the token and the open sessions; None if no token is required.
     """
     method, path = scope["method"], scope["path"]
     if method not in KNOWN_METHODS:
         raise RefusedRequest(405, f"the method {method[:20]} is not supported", Allow="GET, HEAD, POST, DELETE")
     if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > MAX_PATH:
         raise RefusedRequest(400, f"the address is longer than {MAX_PATH} characters")
-    _check_host(headers, known.settings)
+    _check_host(headers, settings)
     if method in CHANGING_METHODS:
-        _check_change(method, headers, known.settings)
-    if known.keys is None or not needs_token(method, path) or _has_token(headers, known.keys):
+        _check_change(method, headers, settings)
+    if keys is None or not needs_token(method, path) or _has_token(headers, keys):
         return lambda: True
-    keys, cookie = known.keys, read_session(headers, known)
+    cookie = read_session(headers, settings, keys)
     if not keys.is_open(cookie):
         wrong = "the token is wrong" if "authorization" in headers else "a token is needed"
         words = f"{wrong}: send the header Authorization: Bearer TOKEN; the service prints the token's file when it starts"
@@ -171,12 +160,12 @@ def _has_token(headers: Headers, keys: Keys) -> bool:
     return scheme.lower() == "bearer" and keys.is_token(given.strip())
 
 
-def read_session(headers: Mapping[str, str], known: ServiceParts) -> str:
+def read_session(headers: Mapping[str, str], settings: ServiceSettings, keys: Keys | None) -> str:
     """Return the value of this service's session cookie in a request; "" if the cookie is missing or cannot be parsed.
 
-    headers: of the request. known: the service's settings and keys, which determine the cookie's name (`make_cookie_name`).
+    headers: of the request. settings, keys: of the service; they determine the cookie's name, see `make_cookie_name`.
     """
-    return _read_cookie(headers.get("cookie", ""), make_cookie_name(known))
+    return _read_cookie(headers.get("cookie", ""), make_cookie_name(settings, keys))
 
 
 def needs_token(method: str, path: str) -> bool:
@@ -187,14 +176,14 @@ def needs_token(method: str, path: str) -> bool:
     return (method, path) not in TOKEN_FREE_REQUESTS and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 
-def make_cookie_name(known: ServiceParts) -> str:
+def make_cookie_name(settings: ServiceSettings, keys: Keys | None) -> str:
     """Return the name of the session cookie of the service with these settings and keys.
 
     If the service has a token, the name contains a code that depends on it, since browsers send the cookies of a host to all its
     ports, where another service may run. Under TLS the prefix `__Host-` restricts the cookie to this host.
     """
-    name = "fedleak" if known.keys is None else f"fedleak-{known.keys.name}"
-    return f"__Host-{name}" if known.settings.certfile else name
+    name = "fedleak" if keys is None else f"fedleak-{keys.name}"
+    return f"__Host-{name}" if settings.certfile else name
 
 
 def _read_headers(scope: Scope) -> Headers:

@@ -47,7 +47,7 @@ async def recordings(request: Request, service: Service, limit: Limit = 100, aft
     def make() -> Recordings:
         runs, rest = cut_page(service.catalogue.list_runs(), lambda run: run.id, after, limit, lambda run: run.id)
         root = None if service.catalogue.list_runs() else str(service.settings.root.absolute())
-        return Recordings(items=[run.told for run in runs], next=rest, trouble=list(service.catalogue.trouble), root=root)
+        return Recordings(items=[run.summary for run in runs], next=rest, trouble=list(service.catalogue.trouble), root=root)
 
     return await service.replies.respond(request, service.catalogue.version, make)
 
@@ -60,7 +60,9 @@ async def _respond_of_run(request: Request, service: ServiceComponents, id: str,
 @router.get("/{id}", response_model=RecordingSummary)
 async def recording(request: Request, service: Service, id: Name) -> Response:
     """Return one recording, with messages about everything that is wrong with its files."""
-    return await _respond_of_run(request, service, id, lambda run: {**run.told, "trouble": service.catalogue.list_trouble(run)})
+    return await _respond_of_run(
+        request, service, id, lambda run: {**run.summary, "trouble": service.catalogue.list_trouble(run)}
+    )
 
 
 @router.get("/{id}/observations", response_model=Observations)
@@ -124,7 +126,7 @@ async def verdict_first(request: Request, service: Service, id: Name) -> Respons
             sources,
             scores,
             verdicts,
-            truth=run.told["truth"],
+            truth=run.summary["truth"],
             worst=list(_find_worst(service, run, top, scores.get(top.name, {}))) if top else [],
         )
 

@@ -51,7 +51,7 @@ async def _write_report(run: CatalogueRun, path: Path) -> None:
     for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):
         old.unlink(missing_ok=True)
     command = [sys.executable, "-m", "attacker.service.worker.report_process", str(run.folder), str(path)]
-    if not run.told["truth"]:
+    if not run.summary["truth"]:
         command.append("--unscored")
     process = await asyncio.create_subprocess_exec(
         *command,

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from attacker.replay.attack_facts import REPLAY_ADVICE
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
+from attacker.replay.metadata_reader import REPLAY_ADVICE
 from attacker.service.index.reconstruction_files import ReconstructionSummary, read_answer, read_failure, read_metadata
 from attacker.service.index.recording_index import format_error
 from attacker.service.index.run_folders import Mark, read_mark
@@ -40,7 +40,7 @@ MAX_TROUBLE = 20
 ShownState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
 
-class CaseFacts(NamedTuple):
+class CaseEntry(NamedTuple):
     """A case (observations that are attacked together) as described in attack.json.
 
     key: name of the case and of its files. rounds: rounds of its observations. examples: number of examples, None if it is not
@@ -77,7 +77,7 @@ class Source:
     null: bool
     oracles: tuple[str, ...]
     knows_defense: bool
-    cases: Mapping[str, CaseFacts]
+    cases: Mapping[str, CaseEntry]
     answers: Mapping[str, ReconstructionSummary] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -133,8 +133,8 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
     cannot be read counts as a failure of its case.
     """
     folder = run / "reconstructions" / name
-    facts = read_mark(time.time(), folder / "attack.json")
-    told = before if before is not None and before.facts == facts else _read_description(run, name, manifest)
+    mark = read_mark(time.time(), folder / "attack.json")
+    description = before if before is not None and before.facts == mark else _read_description(run, name, manifest)
     answers: dict[str, ReconstructionSummary] = {}
     failures: dict[str, str] = {}
     files: dict[str, tuple[Mark, ReconstructionSummary | str]] = {}
@@ -145,27 +145,28 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
             running |= _list_under_way(run, path)
             continue
         key, read = _parse_name(file)
-        if key not in told.cases:
+        if key not in description.cases:
             continue
-        known = before.files.get(file) if before is not None else None
-        files[file] = known if known is not None and known[0] == at else (at, read(run, path))
-        found = files[file][1]
-        if isinstance(found, str):
-            failures[key] = found
+        earlier = before.files.get(file) if before is not None else None
+        files[file] = earlier if earlier is not None and earlier[0] == at else (at, read(run, path))
+        result = files[file][1]
+        if isinstance(result, str):
+            failures[key] = result
         else:
-            answers[key] = found
-    kept = {
-        key: getattr(told, key) for key in ("attack", "spec", "seed", "null", "oracles", "withheld", "knows_defense", "cases")
+            answers[key] = result
+    described = {
+        key: getattr(description, key)
+        for key in ("attack", "spec", "seed", "null", "oracles", "withheld", "knows_defense", "cases")
     }
     failures = {key: reason for key, reason in failures.items() if key not in answers or answers[key].interrupted}
     return Source(
         name=name,
-        **kept,
+        **described,
         answers=answers,
         failures=failures,
         running=frozenset(running),
         files=files,
-        facts=facts,
+        facts=mark,
     )
 
 
@@ -259,7 +260,7 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
     )
 
 
-def _parse_case(told: Mapping[str, Any]) -> CaseFacts:
+def _parse_case(told: Mapping[str, Any]) -> CaseEntry:
     key, client, number, examples = told["key"], told["client"], told["round"], told["num_examples"]
     rounds = tuple(one[0] for one in told["rounds"]) if "rounds" in told else (number,)
     if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
@@ -270,4 +271,4 @@ def _parse_case(told: Mapping[str, Any]) -> CaseFacts:
         raise ValueError(f"the case {key} in attack.json has the invalid rounds {shorten(rounds)}; {REPLAY_ADVICE}")
     if examples is not None and (type(examples) is not int or not 0 <= examples <= 2**53):
         raise ValueError(f"the case {key} in attack.json has the invalid number of examples {shorten(examples)}; {REPLAY_ADVICE}")
-    return CaseFacts(key, client, rounds, examples, str(told.get("status", ""))[:20], str(told.get("reason") or "")[:300])
+    return CaseEntry(key, client, rounds, examples, str(told.get("status", ""))[:20], str(told.get("reason") or "")[:300])

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Place(Generic[T]):
+class _CacheEntry(Generic[T]):
     lock: threading.Lock = field(default_factory=threading.Lock)
     version: Hashable = None
     value: T | None = None
@@ -26,7 +26,7 @@ class LRUCache(Generic[T]):
 
     def __init__(self, most: int, weight: Callable[[T], int] = lambda value: 1) -> None:
         self.most, self._weight = most, weight
-        self._places: OrderedDict[Hashable, _Place[T]] = OrderedDict()
+        self._places: OrderedDict[Hashable, _CacheEntry[T]] = OrderedDict()
         self._total = 0
         self._lock = threading.Lock()
 
@@ -47,7 +47,7 @@ class LRUCache(Generic[T]):
         error is raised.
         """
         with self._lock:
-            place = self._places.setdefault(key, _Place())
+            place = self._places.setdefault(key, _CacheEntry())
             self._places.move_to_end(key)
         with place.lock:
             if place.value is not None and place.version == version:
@@ -71,13 +71,13 @@ class LRUCache(Generic[T]):
         """Sum of the weights of all cached values, by the function `weight` of the constructor; by default their number."""
         return self._total
 
-    def _drop_old(self, key: Hashable, place: _Place[T]) -> None:
+    def _drop_old(self, key: Hashable, place: _CacheEntry[T]) -> None:
         """Drop `place`, whose new value could not be made, with its old value, if it is still the entry of `key`."""
         with self._lock:
             if self._places.get(key) is place:
                 self._drop(key)
 
-    def _add_weight(self, key: Hashable, place: _Place[T], weight: int) -> None:
+    def _add_weight(self, key: Hashable, place: _CacheEntry[T], weight: int) -> None:
         """Replace the weight of the old value in `place` by `weight`, the weight of the new one, in the sum of all weights.
 
         This does nothing if `place` was dropped while the value was being made.

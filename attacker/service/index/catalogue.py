@@ -51,7 +51,7 @@ class CatalogueRun:
     read.
     marks: dict from "manifest", "index", "training" and "scores" to a value that changes when the file changes.
     sources: dict from the name of each folder of an attack or a null (an attack without the updates) to a value that changes when
-    its files change. told: the run as the API returns it.
+    its files change. summary: the run as the API returns it.
     version: hash of `marks`, `sources` and whether truth is given; also after a restart of the service, it differs between any
     two states of these files.
     """
@@ -63,7 +63,7 @@ class CatalogueRun:
     index: Index
     marks: Mapping[str, Mark]
     sources: Mapping[str, Mark]
-    told: RecordingSummary
+    summary: RecordingSummary
     version: str
 
 
@@ -196,7 +196,7 @@ class Catalogue:
         Nulls, the same attacks without the updates, have folders and scores of their own. The dict is empty if nothing is scored,
         or if the service was given no truth (which examples each client trained on) of this run.
         """
-        return self._read_scores(run)[0] if run.told["truth"] else {}
+        return self._read_scores(run)[0] if run.summary["truth"] else {}
 
     def get_verdicts(self, run: CatalogueRun) -> RunVerdicts:
         """Return as text what the comparison of each attack with its null (the same attack without the updates) shows.
@@ -204,7 +204,7 @@ class Catalogue:
         The result holds no verdict if the service was given no truth (which examples each client trained on) of this run, or if
         the score rows are too many or cannot be read.
         """
-        if not run.told["truth"]:
+        if not run.summary["truth"]:
             return RunVerdicts()
         marks = run.marks["scores"], run.marks["manifest"]
         return self._verdicts.get(run.id, marks, lambda before: read_verdicts(run.folder, run.manifest))
@@ -225,8 +225,8 @@ class Catalogue:
 
         Scores are only checked if the service was given the truth of this run (which examples each client trained on).
         """
-        found = [*run.told["trouble"], *self._read_training(run)[1]]
-        if run.told["truth"]:
+        found = [*run.summary["trouble"], *self._read_training(run)[1]]
+        if run.summary["truth"]:
             found += self._read_scores(run)[1]
         for source in self._read_sources(run):
             found += [source] if isinstance(source, str) else source.trouble
@@ -261,19 +261,19 @@ class Catalogue:
             if SAFE_NAME.fullmatch(path.name)
         }
         truth = bool(self.settings.list_truth(folder))
-        if before and (before.marks, before.sources, before.told["truth"]) == (marks, sources, truth):
+        if before and (before.marks, before.sources, before.summary["truth"]) == (marks, sources, truth):
             return before
         identity, manifest, wrong = before.identity if before else "", before.manifest if before else None, ""
         if before is None or before.marks["manifest"] != marks["manifest"]:
             identity, manifest, wrong = _read_manifest(folder)
         elif manifest is None:
-            wrong = before.told["trouble"][0]
+            wrong = before.summary["trouble"][0]
         index = Index()
         if manifest is not None:
             same = before is not None and before.manifest is manifest and before.marks["index"] == marks["index"]
             index = before.index if before is not None and same else read_index(folder, before.index if before else None)
         trouble = [wrong] if wrong else list(index.trouble)
-        told = views.describe_recording(id, manifest, index, truth=truth, trouble=trouble)
+        summary = views.describe_recording(id, manifest, index, truth=truth, trouble=trouble)
         version = _hash_parts(marks, sources, truth)
         return CatalogueRun(
             id=id,
@@ -283,7 +283,7 @@ class Catalogue:
             index=index,
             marks=marks,
             sources=sources,
-            told=told,
+            summary=summary,
             version=version,
         )
 

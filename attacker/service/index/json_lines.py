@@ -26,7 +26,7 @@ class ShownScore(NamedTuple):
     data set, which is the same in different rounds. batch, position: first use of the example, see
     `attacker.scoring.rows.ScoreRow`.
     psnr_instead: the PSNR that counts in means for an example without a reconstruction: of the null's reconstruction of the
-    example in the same case, or else of the best image of one colour, as in `attacker.scoring.paired.fill_failures`.
+    example in the same case, or else of the best image of one colour, as in `attacker.scoring.row_pairs.fill_failures`.
     """
 
     case: str

@@ -20,20 +20,20 @@ Mark = tuple[object, ...]
 
 
 @dataclass
-class FoundRuns:
+class RunListing:
     """The result of a search for runs. runs: folders by id, sorted. trouble: messages about folders that cannot be served."""
 
     runs: dict[str, Path] = field(default_factory=dict)
     trouble: list[str] = field(default_factory=list)
 
 
-def find_runs(root: Path) -> FoundRuns:
+def find_runs(root: Path) -> RunListing:
     """Return the runs below `root`: folders with `recording/manifest.json`, at most `MAX_FOLDER_DEPTH` folders deep.
 
     A run in a folder whose path has characters that ids cannot have is only reported in `trouble`. Hidden folders, links, and
     folders inside a run are not searched, and not more than `MAX_FOLDERS` in total.
     """
-    found, looked = FoundRuns(), 0
+    found, looked = RunListing(), 0
     for folder in _walk_folders(root, MAX_FOLDER_DEPTH):
         looked += 1
         if looked > MAX_FOLDERS:

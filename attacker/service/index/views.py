@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from attacker.report.pairs import ExamplePair
-from attacker.service.index.attack_folders import CaseFacts, ShownState, Source, find_null
+from attacker.service.index.attack_folders import CaseEntry, ShownState, Source, find_null
 from attacker.service.index.json_lines import Place, Scores, ShownScore
 from attacker.service.index.means import average_labels, average_psnr, average_success, count_finished, mean
 from attacker.service.index.reconstruction_files import WholeReconstruction
@@ -134,7 +134,7 @@ def _describe_attack(
 
 
 def describe_case(
-    source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()
+    source: Source, facts: CaseEntry, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()
 ) -> CaseSummary:
     """Return one case for the API, without its examples.
 
@@ -150,7 +150,7 @@ def describe_case(
 
 
 def _describe_outcome(
-    source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore]
+    source: Source, facts: CaseEntry, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore]
 ) -> CaseOutcome:
     answer = source.answers.get(facts.key)
     return CaseOutcome(
@@ -179,7 +179,7 @@ def _explain_unfinished(state: ShownState) -> str | None:
 
 def describe_whole_case(
     source: Source,
-    facts: CaseFacts,
+    facts: CaseEntry,
     whole: WholeReconstruction | None,
     scores: Sequence[ShownScore],
     null_scores: Sequence[ShownScore],

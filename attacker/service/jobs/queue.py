@@ -66,9 +66,9 @@ class Queue:
     def close(self) -> None:
         self.store.close()
 
-    def tell(self, told: Callable[[], object]) -> None:
-        """Register a callback that is called after each write to the file by this process, see `Store.tell`."""
-        self.store.tell(told)
+    def add_listener(self, listener: Callable[[], object]) -> None:
+        """Register a callback that is called after each write to the file by this process, see `Store.add_listener`."""
+        self.store.add_listener(listener)
 
     # --- queries ---
 
@@ -229,13 +229,13 @@ class Queue:
             )
             return Claim(id=row["id"], attempt=attempt, owner=owner, spec=read_stored_spec(json.loads(row["spec"])))
 
-    def save_progress(self, claim: Claim, told: JobProgress) -> None:
+    def save_progress(self, claim: Claim, progress: JobProgress) -> None:
         """Store the progress of a running job. Raises StaleClaim if the claim is no longer valid."""
         with self.store.open_transaction() as db:
             check(db, claim)
             db.execute(
                 "UPDATE jobs SET share = ?, words = ?, version = ? WHERE id = ?",
-                (told.share, told.words, count_change(db), claim.id),
+                (progress.share, progress.words, count_change(db), claim.id),
             )
 
     def list_cancelled(self, claims: Iterable[Claim]) -> set[str]:

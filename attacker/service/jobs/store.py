@@ -65,7 +65,7 @@ class Store:
         self.path = path
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._turn, self._look = threading.Lock(), threading.Lock()
-        self._told: tuple[Callable[[], object], ...] = ()
+        self._listeners: tuple[Callable[[], object], ...] = ()
         self._writer, self._reader = self._connect(), self._connect()
         try:
             self._make_tables()
@@ -105,15 +105,15 @@ class Store:
                 if self._writer.in_transaction:  # SQLite rolls back by itself after some errors, such as a full disk
                     self._writer.execute("ROLLBACK")
                 raise
-        for told in self._told:
-            told()
+        for listener in self._listeners:
+            listener()
 
-    def tell(self, told: Callable[[], object]) -> None:
+    def add_listener(self, listener: Callable[[], object]) -> None:
         """Register a callback that is called after each transaction that this process has written.
 
         It runs in the thread of the transaction, so it must be fast, such as setting an event.
         """
-        self._told += (told,)
+        self._listeners += (listener,)
 
     def read(self, query: str, *values: Any) -> list[sqlite3.Row]:
         """Return all rows of a query, from one consistent state of the file. values: for the ? of the query."""

@@ -37,22 +37,22 @@ class RunningJob:
         self.end: Callable[[], object] | None = None
         self._began = time.monotonic() if worker.ready else None
         self._before = self._seen = worker.measure_usage()
-        self._measured = self._told = 0.0
+        self._measured = self._reported = 0.0
         self._until = float("inf")
 
     def record_start(self) -> None:
         """Note that the worker, which was still starting, begins the job: its time limit counts from now."""
         self._began = time.monotonic()
 
-    def save_progress(self, told: JobProgress) -> None:
+    def save_progress(self, progress: JobProgress) -> None:
         """Store the job's progress in the queue, unless it was stored less than `PROGRESS_SECONDS` ago.
 
         Raises StaleClaim if the claim is no longer valid: the job does not run any more, or another attempt has claimed it.
         """
         now = time.monotonic()
-        if now - self._told >= PROGRESS_SECONDS:
-            self._told = now
-            self.queue.save_progress(self.claim, told)
+        if now - self._reported >= PROGRESS_SECONDS:
+            self._reported = now
+            self.queue.save_progress(self.claim, progress)
 
     def record_answer(self, answer: JobOutcome) -> None:
         """Choose from the outcome that the worker reports how the job ends, and set `end`, which `settle` calls later.

@@ -95,7 +95,7 @@ class Supervisor:
         if again := self.queue.recover(self.owner):
             log.info("%d jobs of a service that was killed are put back into the queue", again)
         if self.size:
-            self.queue.tell(self._wake)
+            self.queue.add_listener(self._wake)
             self._thread = threading.Thread(target=self._work, name="supervisor", daemon=True)
             self._thread.start()
 

@@ -28,14 +28,14 @@ ATTACKS_SHARE = 0.95
 class AuditWork:
     """An audit that a worker runs.
 
-    watch: callback for the progress. parts: results of the attacks and nulls (the same attacks without the updates) that have
+    watch: callback for the progress. summaries: results of the attacks and nulls (the same attacks without the updates) that have
     run, in order. progress: the progress of the attacks, set once they are planned. scored: whether reconstructions were compared
     with the true examples; set when the audit is done.
     """
 
     task: JobTask
     watch: JobWatch
-    parts: list[ReplaySummary] = field(default_factory=list)
+    summaries: list[ReplaySummary] = field(default_factory=list)
     progress: "AuditProgress | None" = None
     scored: bool = False
 
@@ -47,7 +47,7 @@ class AuditWork:
         """
         lack = "the audit has not come to its scores" if self.task.truth else "the service was given no truth of this recording"
         note = None if self.scored else lack
-        return Result(attacks=tuple(self.parts), scored=self.scored, score_note=note)
+        return Result(attacks=tuple(self.summaries), scored=self.scored, score_note=note)
 
     def run(self) -> None:
         """Audit the recording, and write the verdict as an HTML page and as JSON. Raises the errors of `attacker.audit.audit`."""
@@ -66,7 +66,7 @@ class AuditWork:
                 truth=[Path(folder) for folder in task.truth],
                 model=task.model,
                 replayed=self._replay,
-                told=self._receive_plan,
+                on_plan=self._receive_plan,
             )
         self.scored = found.scored
         for path in make_audit_paths(Path(task.audit)):
@@ -81,7 +81,7 @@ class AuditWork:
     def _replay(self, planned: Replay) -> ReplayResult:
         """Run one attack of the audit, or its null (without the update), with the options of the job; return what was done.
 
-        The results are also added to `parts`. After an interruption, the results so far are added before KeyboardInterrupt is
+        The results are also added to `summaries`. After an interruption, the results so far are added before KeyboardInterrupt is
         raised.
         """
         replay, progress = replace(planned, **make_replay_options(self.task)), self.progress
@@ -90,9 +90,11 @@ class AuditWork:
         try:
             replayed = replay.run(lambda done, cases, words: progress.report(replay.spec, done / max(1, cases), words))
         except KeyboardInterrupt:
-            self.parts.append(make_result(replay, ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before)))
+            self.summaries.append(
+                make_result(replay, ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before))
+            )
             raise
-        self.parts.append(make_result(replay, replayed))
+        self.summaries.append(make_result(replay, replayed))
         if replay.spec.null:  # an attack is compared with its null, which comes last
             progress.report(replay.spec, 1.0, "scoring, with lower bounds on the error")
         return replayed

@@ -34,7 +34,7 @@ def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
     it is waited for. interrupt: context in which SIGINT raises KeyboardInterrupt; the outcome is then "interrupted". watch:
     callback for the progress.
     """
-    work: _Work | AuditWork = _Work(task, watch) if "attack" in task.spec else AuditWork(task, watch)
+    work: _JobRun | AuditWork = _JobRun(task, watch) if "attack" in task.spec else AuditWork(task, watch)
     try:
         with interrupt, hold_lock(Path(task.lock), wait=True):  # the process of an earlier attempt may not have ended yet
             work.run()
@@ -61,17 +61,17 @@ def import_modules(*, scores: bool) -> None:
 
 
 @dataclass
-class _Work:
+class _JobRun:
     task: JobTask
     watch: JobWatch
-    parts: list[ReplaySummary] = field(default_factory=list)
+    summaries: list[ReplaySummary] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)
     scored: bool = False
     note: str | None = None
 
     @property
     def result(self) -> Result:
-        return Result(attacks=tuple(self.parts), scored=self.scored, score_note=self.note)
+        return Result(attacks=tuple(self.summaries), scored=self.scored, score_note=self.note)
 
     def run(self) -> None:
         """Attack the recording, and score the reconstructions if the service has the truth. Raises the errors of `attack`."""
@@ -92,7 +92,7 @@ class _Work:
         with self._join_cluster():
             for number, replay in enumerate(self.replays):
                 self._run(replay, number)
-                first = self.parts[0]
+                first = self.summaries[0]
                 if not first.done + first.skipped:
                     reasons = "; ".join(dict.fromkeys(first.failed.values())) or "the recording holds none"
                     raise RuntimeError(f"no case could be attacked: {reasons}")
@@ -128,9 +128,9 @@ class _Work:
             replayed = replay.run(watch)
         except KeyboardInterrupt:
             written = ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before)
-            self.parts.append(make_result(replay, written))
+            self.summaries.append(make_result(replay, written))
             raise
-        self.parts.append(make_result(replay, replayed))
+        self.summaries.append(make_result(replay, replayed))
 
     def score(self) -> None:
         """Score the reconstructions.

@@ -74,7 +74,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Answered:
+class JudgedReconstruction:
     """One reconstruction: its route (the method that gave it), and values for each example that was assigned to an original.
 
     cell: the attacked cell; its `data` names the data set that the examples are from, also if it replaces one that is missing.
@@ -93,7 +93,7 @@ class Answered:
     recovered: Sequence[bool]
 
 
-def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[Answered]:
+def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[JudgedReconstruction]:
     """Attack the cases of a cell, made of examples of one part of the data, and yield the scored reconstruction of each case.
 
     skip: number of examples of the part to leave out first. If the attack raises ValueError, this is printed and nothing is
@@ -114,7 +114,7 @@ def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterato
         yield judge_reconstruction(cell, one, x, data)
 
 
-def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
+def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> JudgedReconstruction:
     """Score one reconstruction as `attacker.scoring` does: only its `len(truth)` best examples are compared.
 
     The best are those that the attack itself ranks first. With several rounds per case, the route is "joint over rounds", except
@@ -130,7 +130,7 @@ def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data:
     explained = found.explained if found.explained is not None else torch.zeros(len(found.x))
     confidence = found.confidence[chosen].tolist()
     cell = replace(cell, data=data.name)
-    return Answered(cell, route, data.data.is_image, evidence, confidence, explained[chosen].tolist(), right)
+    return JudgedReconstruction(cell, route, data.data.is_image, evidence, confidence, explained[chosen].tolist(), right)
 
 
 def draw_examples(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:

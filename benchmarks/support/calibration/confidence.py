@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.calibration.cases import Answered, Cell, attack_cell
+from support.calibration.cases import Cell, JudgedReconstruction, attack_cell
 from support.calibration.grid import CELLS, UNFITTED_NETWORK_CELLS
 from support.calibration.reliability import Floats, brier, draw_diagram, make_bins, measure_calibration_error
 from support.contract import Options, ResultRow
@@ -41,7 +41,7 @@ def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]
     return summarise_answers(answers)
 
 
-def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dict[str, Any]]:
+def summarise_answers(answers: Sequence[JudgedReconstruction]) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return rows with the calibration bins and a summary of every route, and a summary of all routes.
 
     A route is a method that gave answers, for images or for rows of tables. In the last summary, `ece` is the largest expected
@@ -66,7 +66,7 @@ def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dic
     }
 
 
-def group_by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Floats]]:
+def group_by_route(answers: Sequence[JudgedReconstruction]) -> Mapping[str, tuple[Floats, Floats]]:
     """Return a dict from route to the confidences and the outcomes (0 or 1) of its examples that have a confidence, both (N,).
 
     A route is the method that gave the answer, with the kind of data, such as "optimisation, images".
@@ -81,13 +81,13 @@ def group_by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Fl
     return {name: (np.array(said), np.array(right)) for name, (said, right) in sorted(found.items())}
 
 
-def compute_undecided_share(answers: Sequence[Answered], route: str = "") -> float:
+def compute_undecided_share(answers: Sequence[JudgedReconstruction], route: str = "") -> float:
     """Return the share of examples without a confidence. route: a key of `group_by_route`; by default, all are counted."""
     of_all = [isnan(p) for one in answers if route in ("", _name_group(one)) for p in one.confidence]
     return sum(of_all) / max(1, len(of_all))
 
 
-def _name_group(one: Answered) -> str:
+def _name_group(one: JudgedReconstruction) -> str:
     return f"{get_curve_family(one.route)}, {'images' if one.is_image else 'rows'}"
 
 
@@ -125,7 +125,7 @@ def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]
     return found
 
 
-def _attack_cells(asked: Options, *, network: int) -> list[Answered]:
+def _attack_cells(asked: Options, *, network: int) -> list[JudgedReconstruction]:
     """Attack all cells with the weights of one seed, and return the scored reconstructions.
 
     network: number of the seed, from 0. Examples from data sets are the same for each seed. The random pixels of cells with the

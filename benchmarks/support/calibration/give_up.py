@@ -70,7 +70,7 @@ CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
 
 
 @dataclass(frozen=True)
-class Watched:
+class UnstoppedSearch:
     """A search that ran to its end without the rule.
 
     steps: maximum number of iterations. first: the loss at the start. plain: the loss of grey images. losses: the best loss after
@@ -119,14 +119,14 @@ def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     There is a row for each maximum number of iterations. The summary holds the share of the successful searches that the rule
     stops, the upper end of its 95 % interval, and the number of successful searches.
     """
-    found = run_watched(asked, "report")
+    found = run_unstopped(asked, "report")
     rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
     successes = [one.find_stop() > 0 for one in found if one.recovered]
     wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
     return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
 
 
-def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
+def _judge_searches(found: Sequence[UnstoppedSearch], steps: int) -> dict[str, Any]:
     right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
     stopped = [iteration for one in wrong if (iteration := one.find_stop())]
     return {
@@ -145,10 +145,10 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
     There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `ITERATIONS`. Only searches
     that made at least so many iterations count. Losses are relative to the loss at the start of the search.
     Four more columns are on the searches whose loss is near the loss of grey images: successful_near_grey and failed_near_grey
-    are their numbers, largest_fall is the largest `Watched.get_fall` of the successful ones, and failed_slower the number of
-    failed ones whose `Watched.get_fall` is larger.
+    are their numbers, largest_fall is the largest `UnstoppedSearch.get_fall` of the successful ones, and failed_slower the
+    number of failed ones whose `UnstoppedSearch.get_fall` is larger.
     """
-    found = run_watched(asked, "tuning")
+    found = run_unstopped(asked, "tuning")
     rows = []
     for steps in SEARCH_STEPS:
         right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
@@ -173,12 +173,12 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
     return rows, {}
 
 
-def run_watched(asked: Options, part: Part) -> list[Watched]:
+def run_unstopped(asked: Options, part: Part) -> list[UnstoppedSearch]:
     """Run searches to their end, without the rule, for each of `CLIENT_SETTINGS` and each number of iterations in `SEARCH_STEPS`.
 
     part: the part of the data that the examples come from. With --quick there are four searches.
     """
-    found: list[Watched] = []
+    found: list[UnstoppedSearch] = []
     for steps in SEARCH_STEPS:
         cells = [
             Cell(
@@ -193,7 +193,7 @@ def run_watched(asked: Options, part: Part) -> list[Watched]:
     return found
 
 
-def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[Watched]:
+def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[UnstoppedSearch]:
     data = draw_examples(cell, asked, part=part, skip=skip)
     made, truth = make_cases(cell, data, asked)
     steps = cell.settings["steps"]
@@ -201,7 +201,7 @@ def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[
     first, plain = (_compute_first_losses(one, made, asked.seed) for one in (attack, attack.copy_with(init=solid(PLAIN_GREY))))
     for case, x, one in zip(made, truth, attack(made, rng=torch.Generator().manual_seed(asked.seed)), strict=True):
         recovered = any(judge_reconstruction(cell, one, x, data).recovered)
-        yield Watched(steps, first[case.key], plain[case.key], one.loss.tolist(), recovered)
+        yield UnstoppedSearch(steps, first[case.key], plain[case.key], one.loss.tolist(), recovered)
 
 
 def _compute_first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:

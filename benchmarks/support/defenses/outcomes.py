@@ -28,7 +28,7 @@ DefenseOutcome = Literal["flat", "falls", "gone", "rises", "undecided"]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ExampleScores:
     """The scores of one attack on one setting of a defense.
 
     case, psnr, null: dicts from the name of an example to its case (the update that it is behind), to its PSNR by the attack, and
@@ -76,7 +76,7 @@ class Change:
         return self.outcome == declared or (declared == "falls" and self.outcome == "gone")
 
 
-def compare(none: Scored, defended: Scored) -> Change:
+def compare(none: ExampleScores, defended: ExampleScores) -> Change:
     """Compare an attack on defended updates with the same attack on undefended ones, and with a null (without the updates).
 
     none, defended: scores of the attack without and with the defense. Raises ValueError if their examples differ.

@@ -9,7 +9,7 @@ import torch
 from federations import federate
 from torch import Tensor, nn
 
-from attacker.audit import Finding, Passed
+from attacker.audit import Finding, PassedCheck
 from attacker.audit.findings import CheckResult
 from attacker.audit.setting_checks import BUFFERS_RULE, STATISTICS_RULE, check_settings
 from fedsim import models
@@ -80,7 +80,7 @@ def check(recording: Recording, changes: Mapping[str, Tensor], *, built: bool = 
 
 
 def test_buffers_that_never_change_are_no_finding(recording: Recording) -> None:
-    assert all(isinstance(one, Passed) for one in check(recording, {}).values())
+    assert all(isinstance(one, PassedCheck) for one in check(recording, {}).values())
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -89,12 +89,12 @@ def test_batch_norm_statistics_are_named_without_other_buffers(recording: Record
     statistics = found[STATISTICS_RULE]
     assert isinstance(statistics, Finding)
     assert statistics.evidence.startswith("1 of 2 updates come with changed values of 1 buffer (norm.running_mean)")
-    assert isinstance(found[BUFFERS_RULE], Passed)
+    assert isinstance(found[BUFFERS_RULE], PassedCheck)
 
 
 def test_other_buffers_that_change_are_no_batch_norm_statistics(recording: Recording) -> None:
     found = check(recording, {"temperature": torch.tensor(0.1), "own.running_mean": torch.ones(3)})
-    assert isinstance(found[STATISTICS_RULE], Passed)
+    assert isinstance(found[STATISTICS_RULE], PassedCheck)
     other = found[BUFFERS_RULE]
     assert isinstance(other, Finding)
     assert other.grade == "low"

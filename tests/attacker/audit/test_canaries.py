@@ -9,7 +9,7 @@ import torch
 from federations import federate
 from sklearn.datasets import load_digits
 
-from attacker.audit import Finding, NotChecked, Passed
+from attacker.audit import Finding, NotChecked, PassedCheck
 from attacker.audit.canary_checks import REFUTED_RULE, check_canaries
 from attacker.audit.canary_guesses import guess_canaries, separate_canaries
 from attacker.scoring import Scorer
@@ -61,7 +61,7 @@ def test_without_noise_guessed_canaries_refute_a_small_epsilon(noiseless: Path) 
     assert found.canaries == found.guesses == CLIENTS * CANARIES
     assert found.right > 0.7 * found.guesses
     (result,) = check_canaries(recording, scorer, read_metrics(noiseless))
-    assert isinstance(result, Passed)
+    assert isinstance(result, PassedCheck)
     assert "none, as no noise is accounted" in result.evidence
     lied = [{"privacy": {"epsilon": 0.01, "delta": 1e-5}}]
     (result,) = check_canaries(recording, scorer, lied)
@@ -73,7 +73,7 @@ def test_correct_noise_is_not_refuted(tmp_path: Path, data: dict[str, str]) -> N
     run = federate(tmp_path / "run", **SETTINGS, gradient="dp_sgd(max_norm=1, noise=2)", data=data)
     scorer, recording = Scorer(run, [run / "truth"]), Recording(run / "recording")
     (result,) = check_canaries(recording, scorer, metrics := read_metrics(run))
-    assert isinstance(result, Passed)
+    assert isinstance(result, PassedCheck)
     assert f"The accountant's epsilon: {metrics[-1]['privacy']['epsilon']:.3g}" in result.evidence
     assert {row.reported for row in recording.read_rows()} == {CANARIES}
 

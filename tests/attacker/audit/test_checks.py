@@ -10,9 +10,9 @@ from federations import federate
 from observations import make_observation
 from torch import Generator, Tensor
 
-from attacker.audit import Finding, NotChecked, Passed, check_recording
-from attacker.audit.declared import measure_signature
+from attacker.audit import Finding, NotChecked, PassedCheck, check_recording
 from attacker.audit.defense_checks import NEVER_BINDS_RULE, NOT_APPLIED_RULE, SUPPORT_RULE, check_defense, check_support
+from attacker.audit.defense_outputs import measure_signature
 from attacker.audit.findings import order, worst
 from attacker.audit.noise_checks import MISSING_RULE, REUSED_RULE, check_noise
 from attacker.audit.privacy_checks import EPSILON_RULE
@@ -67,7 +67,7 @@ def applied(defense: str) -> Sent:
 def test_sparsifiers_that_select_by_the_data_are_found(defense: str, revealing: bool) -> None:
     observations = observed(defense, applied(defense))
     result = check_support(observations, measure_signature(observations[0].defenses, observations[0].update))
-    assert isinstance(result, Finding if revealing else Passed)
+    assert isinstance(result, Finding if revealing else PassedCheck)
     assert result.rule == SUPPORT_RULE
     if isinstance(result, Finding) and defense == "top_k(0.1)":
         assert "by chance it would be 10%" in result.evidence

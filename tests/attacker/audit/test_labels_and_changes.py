@@ -12,7 +12,7 @@ import torch
 from federations import federate
 from typer.testing import CliRunner, Result
 
-from attacker.audit import Finding, NotChecked, Passed, check_recording
+from attacker.audit import Finding, NotChecked, PassedCheck, check_recording
 from attacker.audit.attack_findings import AuditedAttack
 from attacker.audit.label_checks import READABLE, check_labels
 from attacker.audit.robustness_checks import check_robustness
@@ -55,7 +55,7 @@ def test_negative_label_counts_are_no_finding() -> None:
 
     assert isinstance(check("mean"), Finding)
     found = check("sum")
-    assert isinstance(found, Passed)
+    assert isinstance(found, PassedCheck)
     assert "negative" in found.evidence
 
 
@@ -74,7 +74,7 @@ def test_label_counts_of_an_undefended_update_are_read(run: Path) -> None:
 def test_label_counts_under_noise_or_signs_are_not_read(tmp_path: Path, defense: str) -> None:
     folder = federate_four(tmp_path / "run", defense)
     (found,) = [one for one in check_recording(Recording(folder / "recording")) if one.rule == READABLE]
-    assert isinstance(found, Passed)
+    assert isinstance(found, PassedCheck)
 
 
 def test_changed_federation_is_run_and_its_effect_is_measured(run: Path) -> None:
@@ -173,7 +173,7 @@ def make_result(recovered: int, spec: str = "cpl()") -> AuditedAttack:
 def test_attack_above_the_accounted_bound_is_a_finding(tmp_path: Path) -> None:
     recording = Recording(federate_four(tmp_path / "run", "clip(0.1) | gaussian(0.1)") / "recording")
     (none, few, many) = (list(check_robustness(recording, one)) for one in (None, make_result(1), make_result(12)))
-    assert isinstance(none[0], Passed)
+    assert isinstance(none[0], PassedCheck)
     assert none == few
     assert "at most 9.2% from 1 round" in none[0].evidence  # Phi(Phi^-1(0.01) + 1)
     assert isinstance(many[0], Finding)
@@ -204,7 +204,7 @@ def test_attack_is_worse_than_its_null_by_a_margin() -> None:
 def test_smallest_number_of_examples_is_stated(tmp_path: Path) -> None:
     results = check_recording(Recording(federate(tmp_path / "run", clients=1, batch_size=4) / "recording"))
     (single,) = [one for one in results if one.rule == "single-examples"]
-    assert isinstance(single, Passed)
+    assert isinstance(single, PassedCheck)
     assert single.evidence == "every update is of at least 4 examples"
 
 
@@ -218,7 +218,7 @@ def test_many_labels_of_few_examples_are_read_if_the_head_was_trained(frozen: bo
         one = replace(one, payload=encode(update))
     (found,) = check_labels([one])
     if frozen:
-        assert isinstance(found, Passed)
+        assert isinstance(found, PassedCheck)
         assert "do not sum to the number of examples" in found.evidence
     else:
         assert isinstance(found, Finding)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attacker.attacks import AttackSpec, Case, find_unmet
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.networks.discrete_inputs import find_token_embeddings, is_differentiable
-from attacker.audit import Finding, NotChecked, Passed
+from attacker.audit import Finding, NotChecked, PassedCheck
 from attacker.audit.findings import CheckResult
 from attacker.audit.label_checks import check_labels
 from attacker.audit.token_checks import check_tokens, find_outlying_rows
@@ -97,14 +97,14 @@ def test_tokens_are_read_in_spite_of_weight_decay(watch) -> None:  # type: ignor
 
 def test_strong_noise_hides_tokens_and_weak_noise_does_not(watch) -> None:  # type: ignore[no-untyped-def]
     strong, weak = watch(defense="gaussian(0.05)"), watch(defense="gaussian(1e-5)")
-    assert isinstance(check(strong), Passed)
+    assert isinstance(check(strong), PassedCheck)
     assert list_rows(weak) == TOKENS
 
 
 def test_sparsified_noise_is_not_taken_for_tokens(watch) -> None:  # type: ignore[no-untyped-def]
     one = watch(defense="gaussian(0.05) | top_k(0.02)")
     assert list_rows(one, zeros_count=True) != []
-    assert isinstance(check(one), Passed)
+    assert isinstance(check(one), PassedCheck)
 
 
 def test_pure_noise_has_no_outlying_rows() -> None:
@@ -216,4 +216,4 @@ def test_embedding_with_all_rows_changed_is_inconclusive(watch) -> None:  # type
     found = check(replace(one, payload=encode(everywhere)))
     assert isinstance(found, NotChecked)
     assert found.kind == "inconclusive"
-    assert isinstance(check(replace(one, payload=encode({**one.update, name: torch.zeros(VOCABULARY, 8)}))), Passed)
+    assert isinstance(check(replace(one, payload=encode({**one.update, name: torch.zeros(VOCABULARY, 8)}))), PassedCheck)

@@ -7,7 +7,7 @@ import torch
 from observations import make_observation
 from torch import Tensor, nn
 
-from attacker.audit import Finding, NotChecked, Passed
+from attacker.audit import Finding, NotChecked, PassedCheck
 from attacker.audit.training_checks import check_shape, check_training
 from fedsim import models
 from fedsim.models import ModuleSpec
@@ -34,8 +34,10 @@ def start() -> dict[str, Tensor]:
 def test_changes_in_place_of_weights_are_a_finding_and_weights_are_none(start: dict[str, Tensor]) -> None:
     step = {name: 0.01 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)) for name, w in start.items()}
     after = {name: w + step[name] for name, w in start.items()}
-    assert isinstance(check_training([observe(after, start)]), Passed)
-    assert isinstance(check_training([observe(after, start), observe(step, start)]), Passed)  # one update may be odd by chance
+    assert isinstance(check_training([observe(after, start)]), PassedCheck)
+    assert isinstance(
+        check_training([observe(after, start), observe(step, start)]), PassedCheck
+    )  # one update may be odd by chance
     found = check_training([observe(step, start), observe(after, start), observe(step, start)])
     assert isinstance(found, Finding)
     assert (found.rule, found.grade) == ("training-misstated", "low")

@@ -17,10 +17,10 @@ import tomli_w
 from typer.testing import CliRunner
 
 from attacker.cli import app as attacker
-from attacker.service.http.app import make_app, make_parts
+from attacker.service.http.app import make_app, make_components
 from attacker.service.jobs.job import JobSpec
 from attacker.service.settings import ServiceSettings
-from attacker.service.worker.execution import _Work
+from attacker.service.worker.execution import _JobRun
 from attacker.service.worker.messages import JobTask
 from fedsim.cli import app as fedsim
 from fedsim.config.experiment import validate
@@ -158,7 +158,7 @@ def work_on_job(run: Path, outside: Path) -> None:
         threads=1,
         truth=(str(run / "truth"),),
     )
-    work = _Work(task, lambda done, words: None)
+    work = _JobRun(task, lambda done, words: None)
     work.attack()
     work.score()
 
@@ -255,14 +255,14 @@ def test_service_refuses_a_report_of_a_run_with_a_pipe(finished: Path, tmp_path:
     os.mkfifo(run / "scores.jsonl")
     settings = ServiceSettings(root=tmp_path / "runs", state=tmp_path / "state", workers=0, truth="own", token=False)
     app = make_app()
-    app.state.parts = make_parts(settings)
-    app.state.parts.catalogue.scan()
+    app.state.components = make_components(settings)
+    app.state.components.catalogue.scan()
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
             return await client.get("/api/v1/recordings/run/report")
 
     answer = asyncio.run(ask())
-    app.state.parts.queue.close()
+    app.state.components.queue.close()
     assert answer.status_code == 409
     assert "scores.jsonl is a pipe, which no command creates; remove it" in answer.text

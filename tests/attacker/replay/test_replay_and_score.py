@@ -15,9 +15,9 @@ from PIL import Image
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
-from attacker.replay.attack_facts import read_facts
+from attacker.replay.metadata_reader import read_metadata
 from attacker.replay.replay import Replay
-from attacker.report.missing import make_replay_command
+from attacker.report.hints import make_replay_command
 from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.oracle import compute_true_logits, read_true_labels
 from attacker.scoring.truth.originals import CaseObservation
@@ -169,14 +169,14 @@ def test_label_oracle_is_in_every_row_and_has_its_own_folder(run: Path) -> None:
 def test_null_of_an_attack_with_an_oracle_is_repeated_with_it_and_told_nothing(run: Path) -> None:
     scorer = Scorer(run, [run / "truth"])
     null = replay(run, null=True, oracle_labels=lambda row: read_true_labels(scorer, row))
-    facts = read_facts(null.run().folder / "attack.json")
+    facts = read_metadata(null.run().folder / "attack.json")
     assert (facts["oracles"], facts["asked_oracles"]) == ([], ["labels"])
     assert {row.oracles for row in scorer.score(null.folder)} == {()}
     assert make_replay_command(run, facts).endswith(" --oracle labels")
     path = null.folder / "attack.json"
     path.write_text(json.dumps({**facts, "asked_oracles": "labels"}))
     with pytest.raises(ValueError, match=r"asked_oracles of attack\.json must be a list"):
-        read_facts(path)
+        read_metadata(path)
 
 
 def test_logit_oracle_gives_logits_of_the_true_examples(run: Path) -> None:

@@ -12,7 +12,7 @@ from attacker.attacks import AttackSpec
 from attacker.attacks.base import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans.attack import Spans
 from attacker.cli import app
-from attacker.replay.attack_facts import read_facts
+from attacker.replay.metadata_reader import read_metadata
 from attacker.replay.replay import Replay
 from attacker.report.conclusions import describe_summaries
 from attacker.scoring import Scorer, read_growth, summarise
@@ -109,7 +109,7 @@ def test_report_says_that_the_names_were_withheld(run: Path) -> None:
     path = replay(run).folder / "attack.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "withheld": "client names"}))
     with pytest.raises(DamagedFile, match=r"the entry withheld of attack\.json must be a list of texts"):
-        read_facts(path)
+        read_metadata(path)
 
 
 def test_growing_numbers_of_rounds_are_counted_as_one_line(run: Path) -> None:

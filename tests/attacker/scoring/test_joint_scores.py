@@ -10,7 +10,7 @@ import torch
 
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, ScoreRow, read_rows, summarise
-from attacker.scoring.counted import find_superseded
+from attacker.scoring.superseded_cases import find_superseded
 from attacker.scoring.truth.originals import CaseObservation, Original, list_originals, list_uses, make_link_fields
 from fedsim import data as datasets
 from fedsim.recording.files import write_json

@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from attacker.scoring import ScoreRow, summarise
 from attacker.scoring.gallery import Gallery
-from attacker.scoring.paired import PSNR_OF_8_BITS
-from attacker.scoring.significance import adjust_for_multiple_tests, run_fisher_test, run_sign_flip_test, run_t_test
+from attacker.scoring.row_pairs import PSNR_OF_8_BITS, pair_rows
+from attacker.scoring.significance import (
+    adjust_for_multiple_tests,
+    run_fisher_test,
+    run_reidentification_test,
+    run_sign_flip_test,
+    run_t_test,
+)
 from attacker.scoring.verdict import Verdict, judge_attack
 from fedsim.data import Dataset
 from fedsim.data.base import Examples
@@ -58,6 +65,23 @@ def around(centre: float, count: int, seed: int, spread: float = 1.5) -> list[fl
 
 def verdict(attack: Sequence[float | None], null: Sequence[float | None], **fields: Any) -> Verdict:
     return judge_attack(rows(attack, **fields), rows(null, null=True))
+
+
+def test_chances_of_independent_cases_are_combined_as_normal_scores() -> None:
+    """K cases with the chance p have the sum of normal scores sqrt(K) z(p); only a positive sum of the null is subtracted."""
+
+    def test(mine: float, its: float) -> float:
+        pairs = pair_rows(
+            rows([12.0] * 4, rank_share=0.1, case_chance=mine), rows([9.0] * 4, null=True, rank_share=0.5, case_chance=its)
+        )
+        found = run_reidentification_test(pairs, pairs.clusters)
+        assert found is not None
+        return float(found["p"])
+
+    alone = norm.sf(2 * norm.isf(0.1))
+    assert test(0.1, 0.5) == pytest.approx(alone)
+    assert test(0.1, 0.9) == pytest.approx(alone)
+    assert test(0.1, 0.2) == pytest.approx(norm.sf(2 * (norm.isf(0.1) - norm.isf(0.2))))
 
 
 @pytest.mark.parametrize("seed", range(5))

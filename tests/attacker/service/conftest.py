@@ -14,7 +14,7 @@ from federations import federate
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from attacker.service.http.app import make_app, make_parts
+from attacker.service.http.app import make_app, make_components
 from attacker.service.http.dependencies import ServiceComponents
 from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
@@ -48,12 +48,12 @@ class Client:
         self.app, self.base = app, base
 
     @property
-    def parts(self) -> ServiceComponents:
-        parts: ServiceComponents = self.app.state.parts
-        return parts
+    def components(self) -> ServiceComponents:
+        components: ServiceComponents = self.app.state.components
+        return components
 
     def scan(self) -> None:
-        self.parts.catalogue.scan()
+        self.components.catalogue.scan()
 
     def __call__(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
@@ -91,15 +91,15 @@ def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Client]]:
     made: list[ServiceComponents] = []
 
     def make(**settings: Any) -> Client:
-        made.append(make_parts(ServiceSettings(root=root, workers=0, **{"token": False, **settings})))
-        application.state.parts = made[-1]
+        made.append(make_components(ServiceSettings(root=root, workers=0, **{"token": False, **settings})))
+        application.state.components = made[-1]
         asked = Client(application)
         asked.scan()
         return asked
 
     yield make
-    for parts in made:
-        parts.queue.close()
+    for components in made:
+        components.queue.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from attacker.service import sessions
 from attacker.service.authorisation import is_loopback_name, is_own, parse_hostname, read_token
-from attacker.service.http.app import make_parts
+from attacker.service.http.app import make_components
 from attacker.service.http.middleware import TOKEN_FREE_REQUESTS, Guard, make_cookie_name
 from attacker.service.sessions import MAX_SESSIONS, SESSION_SECONDS, Keys
 from attacker.service.settings import ServiceSettings
@@ -48,16 +47,16 @@ def test_routes_need_the_token_except_health_and_session(ask: Ask) -> None:
 )
 def test_wrong_token_is_refused(ask: Ask, wrong: str) -> None:
     asked = ask(token=True)
-    header = wrong.format(token=asked.parts.keys.token)
+    header = wrong.format(token=asked.components.keys.token)
     answer = asked("/api/v1/recordings", headers={"Authorization": header})
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
-    assert asked.parts.keys.token not in answer.text
+    assert asked.components.keys.token not in answer.text
 
 
 def test_token_and_session_cookie_give_access(ask: Ask) -> None:
     asked = ask(token=True)
-    token = asked.parts.keys.token
+    token = asked.components.keys.token
     assert asked("/api/v1/recordings", headers={"Authorization": f"Bearer {token}"}).status_code == 200
     assert asked("/api/v1/session", "POST", json={"token": "wrong"}).status_code == 401
     opened = asked("/api/v1/session", "POST", json={"token": token})
@@ -98,7 +97,7 @@ def test_the_oldest_of_too_many_sessions_ends() -> None:
 
 def test_stream_ends_with_its_session(ask: Ask) -> None:
     asked = ask(token=True)
-    keys, sent = asked.parts.keys, []
+    keys, sent = asked.components.keys, []
     cookie = keys.open_session()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -111,7 +110,7 @@ def test_stream_ends_with_its_session(ask: Ask) -> None:
     async def send(message: Any) -> None:
         sent.append(message["type"])
 
-    name = make_cookie_name(asked.parts)
+    name = make_cookie_name(asked.components.settings, asked.components.keys)
     headers = [(b"host", b"localhost"), (b"cookie", f"{name}={cookie}".encode())]
     scope = {"type": "http", "method": "GET", "path": "/api/v1/events", "query_string": b"", "headers": headers, "app": asked.app}
     asyncio.run(Guard(app)(scope, None, send))  # type: ignore[arg-type]
@@ -119,13 +118,13 @@ def test_stream_ends_with_its_session(ask: Ask) -> None:
 
 
 def test_services_on_one_host_have_different_cookie_names(tmp_path: Path) -> None:
-    first, second = (SimpleNamespace(settings=ServiceSettings(root=tmp_path), keys=Keys(one * 32)) for one in "ab")
-    assert make_cookie_name(first) != make_cookie_name(second)
+    first, second = (make_cookie_name(ServiceSettings(root=tmp_path), Keys(letter * 32)) for letter in "ab")
+    assert first != second
 
 
 def test_token_in_a_url_is_not_accepted(ask: Ask) -> None:
     asked = ask(token=True)
-    assert asked(f"/api/v1/recordings?token={asked.parts.keys.token}").status_code == 401
+    assert asked(f"/api/v1/recordings?token={asked.components.keys.token}").status_code == 401
 
 
 def test_page_needs_no_token_and_is_not_private(ask: Ask) -> None:
@@ -141,7 +140,7 @@ def test_cookie_with_tls_is_secure_and_for_this_host(ask: Ask, tmp_path: Path) -
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).touch()
     asked = ask(token=True, certfile=tmp_path / "cert.pem", keyfile=tmp_path / "key.pem")
-    cookie = asked("/api/v1/session", "POST", json={"token": asked.parts.keys.token}).headers["set-cookie"]
+    cookie = asked("/api/v1/session", "POST", json={"token": asked.components.keys.token}).headers["set-cookie"]
     assert cookie.startswith("__Host-")
     assert "Secure" in cookie.split("; ")
 
@@ -210,11 +209,11 @@ def test_token_can_be_switched_off_on_loopback_only(tmp_path: Path) -> None:
 
 
 def test_token_is_required_by_default(root: Path, application: FastAPI, ask_of: Ask) -> None:
-    application.state.parts = make_parts(ServiceSettings(root=root, workers=0))
+    application.state.components = make_components(ServiceSettings(root=root, workers=0))
     asked = ask_of(application)
     assert asked("/api/v1/recordings").status_code == 401
     assert asked.json("health")["token"] is True
-    asked.parts.queue.close()
+    asked.components.queue.close()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from attacker.report.gather import gather_run
 from attacker.report.pairs import read_pair
 from attacker.report.render import render
 from attacker.scoring import Scorer, read_rows, summarise
-from attacker.scoring.paired import PSNR_OF_8_BITS
+from attacker.scoring.row_pairs import PSNR_OF_8_BITS
 from attacker.service.jobs.job import JobSpec
 from attacker.service.worker import report_process as reporting
 from fedsim.recording import Recording
@@ -358,7 +358,7 @@ def test_unknown_query_parameter_is_refused(ask: Ask) -> None:
 
 def test_metrics_count_requests_by_route_and_jobs_by_state(ask: Ask) -> None:
     asked = ask()
-    asked.parts.queue.submit(JobSpec(recording="digits", attack="cpl"))
+    asked.components.queue.submit(JobSpec(recording="digits", attack="cpl"))
     asked(f"/api/v1/{RUN}/grid")
     asked("/api/v1/recordings/secret-name")
     answer_json = asked("/metrics").text

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from attacker.service.background import BackgroundWork
-from attacker.service.http.app import make_parts
+from attacker.service.http.app import make_components
 from attacker.service.index import ArrivedRound
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.jobs.job import FINAL_STATES, JobSpec
@@ -43,10 +43,10 @@ def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> 
     made: list[BackgroundWork] = []
 
     def start() -> BackgroundWork:
-        application.state.parts = make_parts(
+        application.state.components = make_components(
             ServiceSettings(root=root, truth="own", workers=1, every=NO_SCAN, stand_by=False, token=False)
         )
-        works = BackgroundWork(application.state.parts)
+        works = BackgroundWork(application.state.components)
         made.append(works)
         works.start()
         return works
@@ -64,7 +64,7 @@ def test_scores_of_a_job_are_served_once_it_has_ended(
     works: Callable[[], BackgroundWork], application: FastAPI, ask_of: Callable[[FastAPI], Any]
 ) -> None:
     works()
-    ask, queue = ask_of(application), application.state.parts.queue
+    ask, queue = ask_of(application), application.state.components.queue
     assert scored(ask.json("recordings/digits/cases")) == 0
     job = queue.submit(JobSpec(recording="digits", attack="exact"))
     until = time.monotonic() + 30
@@ -77,16 +77,16 @@ def test_recording_is_published_before_its_job_is_done(
     works: Callable[[], BackgroundWork], application: FastAPI, ask_of: Callable[[FastAPI], Any]
 ) -> None:
     works()
-    ask, parts = ask_of(application), application.state.parts
-    publish, noted_events = parts.feed.publish, list[tuple[str, int]]()
+    ask, components = ask_of(application), application.state.components
+    publish, noted_events = components.feed.publish, list[tuple[str, int]]()
 
     def publish_and_note(kind: str, key: str, data: Any) -> None:
         """Publish an event, and note how many scores a page would get if it asked at once."""
         publish(kind, key, data)
         noted_events.append((data["state"] if kind == "job" else kind, scored(ask.json("recordings/digits/cases"))))
 
-    parts.feed.publish = publish_and_note
-    parts.queue.submit(JobSpec(recording="digits", attack="exact"))
+    components.feed.publish = publish_and_note
+    components.queue.submit(JobSpec(recording="digits", attack="exact"))
     until = time.monotonic() + 30
     while not noted_events or noted_events[-1][0] != "done":
         assert time.monotonic() < until

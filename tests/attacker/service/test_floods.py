@@ -82,13 +82,13 @@ def test_lists_do_not_block_the_event_loop(ask: Ask, turns: list[float]) -> None
 def served(ask: Ask) -> Iterator[str]:
     """Address of the application, served on a socket."""
     asked = ask(port=0)
-    listener = open_listener(asked.parts.settings)
-    made = make_server(asked.app, asked.parts.settings)
+    listener = open_listener(asked.components.settings)
+    made = make_server(asked.app, asked.components.settings)
     thread = threading.Thread(target=made.run, args=([listener],))
     thread.start()
     while not made.started:
         time.sleep(0.01)
-    yield format_address(listener, asked.parts.settings)
+    yield format_address(listener, asked.components.settings)
     made.should_exit = True
     thread.join(30)
     listener.close()

@@ -16,14 +16,14 @@ from publications import list_publications
 
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.service.background import BackgroundWork
-from attacker.service.http.app import make_parts
+from attacker.service.http.app import make_components
 from attacker.service.index import Catalogue
 from attacker.service.index import json_lines as lines_module
 from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import Queue
 from attacker.service.server import make_server
 from attacker.service.settings import ServiceSettings
-from attacker.service.worker.execution import _Work, run_job
+from attacker.service.worker.execution import _JobRun, run_job
 from attacker.service.worker.messages import JobTask
 from fedsim.recording import index as wire_index
 
@@ -132,10 +132,10 @@ class WrappedFile:
 
 
 def test_very_long_error_is_reported(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def quoting(self: _Work) -> None:
+    def quoting(self: _JobRun) -> None:
         raise ValueError("cannot read " + "x" * 200_000)
 
-    monkeypatch.setattr(_Work, "attack", quoting)
+    monkeypatch.setattr(_JobRun, "attack", quoting)
     task = JobTask(
         job="0" * 16,
         spec={"recording": "digits", "attack": "cpl"},
@@ -156,22 +156,22 @@ def test_rules_submit_missed_rounds_after_a_full_disk(root: Path, tmp_path: Path
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nname = "a"\nattack = "exact"\n')
     shutil.copytree(root / "digits", root / "other")
-    parts = make_parts(ServiceSettings(root=root, workers=0, rules=rules))
-    works, take = BackgroundWork(parts), parts.queue.add_job
-    arrived = parts.catalogue.scan().arrived
+    components = make_components(ServiceSettings(root=root, workers=0, rules=rules))
+    works, take = BackgroundWork(components), components.queue.add_job
+    arrived = components.catalogue.scan().arrived
 
     def full(*arguments: Any) -> Any:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(parts.queue, "add_job", full)
+    monkeypatch.setattr(components.queue, "add_job", full)
     works.apply_rules(arrived)
-    assert parts.queue.list() == []
-    monkeypatch.setattr(parts.queue, "add_job", take)
+    assert components.queue.list() == []
+    monkeypatch.setattr(components.queue, "add_job", take)
     works.apply_rules([])
-    assert sorted((job.spec.recording, job.spec.rounds) for job in parts.queue.list()) == [
+    assert sorted((job.spec.recording, job.spec.rounds) for job in components.queue.list()) == [
         *[("digits", "1"), ("digits", "2"), ("other", "1"), ("other", "2")]
     ]
-    parts.queue.close()
+    components.queue.close()
 
 
 def test_index_without_disk_space_is_a_trouble_of_its_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_index_without_disk_space_is_a_trouble_of_its_run(root: Path, monkeypatc
     monkeypatch.setattr(wire_index, "query_index", full)
     catalogue = Catalogue(ServiceSettings(root=root))
     catalogue.scan()
-    assert "No space left" in catalogue.get_run("digits").told["trouble"][0]
+    assert "No space left" in catalogue.get_run("digits").summary["trouble"][0]
 
 
 def test_full_disk_is_status_503(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_full_disk_is_status_503(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> N
         raise sqlite3.OperationalError("database or disk is full")
 
     asked = ask()
-    monkeypatch.setattr(asked.parts.queue, "submit", full)
+    monkeypatch.setattr(asked.components.queue, "submit", full)
     answer = asked("/api/v1/jobs", "POST", json={"recording": "digits", "attack": "exact"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
     assert "disk is full" in answer.json()["error"]["message"]
@@ -216,7 +216,7 @@ def test_failed_transaction_is_rolled_back(tmp_path: Path) -> None:
 def test_unusable_state_folder_is_refused_with_advice(tmp_path: Path, harm: Callable[[Path], Any]) -> None:
     harm(tmp_path / "state")
     with pytest.raises(ValueError, match=r"state.*--state"):
-        make_parts(ServiceSettings(root=tmp_path, state=tmp_path / "state"))
+        make_components(ServiceSettings(root=tmp_path, state=tmp_path / "state"))
 
 
 def test_invalid_tls_files_are_refused_by_name(ask: Ask, tmp_path: Path) -> None:

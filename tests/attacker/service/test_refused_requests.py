@@ -113,7 +113,7 @@ def test_headers_are_on_every_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) 
     def broken() -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(asked.parts.metrics, "read", broken)
+    monkeypatch.setattr(asked.components.metrics, "read", broken)
     answers = {
         200: asked("/api/v1/recordings"),
         304: asked("/page/main.js", headers={"If-None-Match": asked("/page/main.js").headers["etag"]}),
@@ -153,8 +153,8 @@ async def disconnect() -> Any:
 def ask_guard(root: Path, method: str, receive: Any, send: Any) -> None:
     """Make a request to `answer_forever` behind a guard that waits 0.05 seconds for the client."""
     guard = Guard(answer_forever, patience=0.05)
-    parts = SimpleNamespace(settings=ServiceSettings(root=root), keys=None)
-    served_app = SimpleNamespace(state=SimpleNamespace(parts=parts))
+    components = SimpleNamespace(settings=ServiceSettings(root=root), keys=None)
+    served_app = SimpleNamespace(state=SimpleNamespace(components=components))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {
         "type": "http",

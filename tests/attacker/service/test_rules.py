@@ -12,7 +12,7 @@ import pytest
 
 from attacker.service import rules as module
 from attacker.service.background import BackgroundWork
-from attacker.service.http.app import make_parts
+from attacker.service.http.app import make_components
 from attacker.service.jobs.job import Result
 from attacker.service.jobs.queue import Limits, Queue, TooManyJobs
 from attacker.service.jobs.rule_history import RecordingIdentity
@@ -242,23 +242,23 @@ def test_repeated_first_round_is_attacked_again(queue: Queue, tmp_path: Path) ->
 def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, tmp_path: Path, federated: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n')
-    parts = make_parts(ServiceSettings(root=root, workers=0, rules=path))
-    works = BackgroundWork(parts)
+    components = make_components(ServiceSettings(root=root, workers=0, rules=path))
+    works = BackgroundWork(components)
     for _ in range(2):
-        works.apply_rules(parts.catalogue.scan().arrived)
-    assert submitted(parts.queue) == [("digits", "1"), ("digits", "2")]
+        works.apply_rules(components.catalogue.scan().arrived)
+    assert submitted(components.queue) == [("digits", "1"), ("digits", "2")]
     shutil.rmtree(root / "digits")
     shutil.copytree(federated, root / "digits")
     manifest = root / "digits" / "recording" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created": "2999-01-01T00:00:00Z"}))
-    works.apply_rules(parts.catalogue.scan().arrived)
-    assert submitted(parts.queue)[2:] == [("digits", "1"), ("digits", "2")]
+    works.apply_rules(components.catalogue.scan().arrived)
+    assert submitted(components.queue)[2:] == [("digits", "1"), ("digits", "2")]
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         index.execute("UPDATE observations SET attempt = 2 WHERE round = 2")
-    works.apply_rules(parts.catalogue.scan().arrived)
-    works.apply_rules(parts.catalogue.scan().arrived)
-    assert submitted(parts.queue)[4:] == [("digits", "2")]
-    parts.queue.close()
+    works.apply_rules(components.catalogue.scan().arrived)
+    works.apply_rules(components.catalogue.scan().arrived)
+    assert submitted(components.queue)[4:] == [("digits", "2")]
+    components.queue.close()
 
 
 GOOD = '[[rule]]\nname = "a"\nattack = "cpl"\n'

@@ -47,7 +47,7 @@ def narrow(document: dict[str, Any], root: Path, job: str) -> None:
 @pytest.fixture
 def document(ask: Callable[..., Any], root: Path) -> BaseSchema:
     asked = ask(truth="own", max_queued=10, max_body=2**24)  # requests are judged by their fields, not by their size
-    job = asked.parts.queue.submit(JobSpec(recording="digits", attack="cpl"))
+    job = asked.components.queue.submit(JobSpec(recording="digits", attack="cpl"))
     narrow(asked.app.openapi(), root, job.id)
 
     async def by_its_name(scope: Any, receive: Any, send: Any) -> None:

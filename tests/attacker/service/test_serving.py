@@ -1,6 +1,7 @@
 """Tests of the service as a process: its printed address, streams of events, ending by a signal, and refused settings."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,8 +22,8 @@ from typer.testing import CliRunner
 
 from attacker.cli import app
 from attacker.service.background import BackgroundWork
-from attacker.service.http.app import make_parts
-from attacker.service.server import open_listener
+from attacker.service.http.app import create_app, make_components
+from attacker.service.server import make_server, open_listener
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
 from fedsim.recording.files import hold_lock
@@ -152,6 +153,26 @@ def test_another_service_in_the_same_folder_is_refused(root: Path) -> None:
     assert "another process is working there" in stream_of_events.stderr
 
 
+def test_the_server_leaves_log_handlers_of_other_packages_open(root: Path) -> None:
+    """A handler of absl, which accounting of privacy imports, closes its stream with itself: stderr at the time of the import."""
+
+    class Handler(logging.Handler):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+            super().close()
+
+    handler, settings = Handler(), ServiceSettings(root=root, workers=0)
+    application = create_app(settings)
+    try:
+        make_server(application, settings)
+        assert not handler.is_closed
+    finally:
+        handler.close()
+        application.state.components.queue.close()
+
+
 def test_port_in_use_is_refused_with_advice(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ValueError, match="--port 0"):
         open_listener(ServiceSettings(root=tmp_path, port=taken.getsockname()[1]))
@@ -190,11 +211,11 @@ def test_cpu_budget_is_refused_with_a_shared_cluster(tmp_path: Path) -> None:
     rule = '[[rule]]\nname = "{}"\nattack = "exact"\n'
     rules.write_text(rule.format("a") + rule.format("b") + "budget = { cpu_seconds = 9 }\n")
     for ray, refused in (("auto", True), ("local", False), (None, False)):
-        parts = make_parts(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
+        components = make_components(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
         words = rf"rules.toml: rule 'b': budget.cpu_seconds cannot be applied with --ray {ray}: .* use --ray local"
         with pytest.raises(ValueError, match=words) if refused else nullcontext():
-            BackgroundWork(parts)
-        parts.queue.close()
+            BackgroundWork(components)
+        components.queue.close()
 
 
 def test_printed_link_holds_the_token_that_is_required(serve: Callable[..., Served], root: Path, tmp_path: Path) -> None:

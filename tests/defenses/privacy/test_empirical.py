@@ -143,6 +143,13 @@ def test_pure_epsilon_of_one_guess_is_that_of_randomised_response() -> None:
     assert 1 / (1 + np.exp(-found)) == pytest.approx(0.9)
 
 
+def test_delta_raises_the_chance_of_one_right_guess_by_twice_delta_where_the_guess_is_wrong() -> None:
+    """Theorem 5.2 for one canary: the chance is p + 2 delta (1 - p) with p = 1 / (1 + exp(-epsilon))."""
+    found = bound_epsilon(1, 1, canaries=1, delta=0.1, confidence=0.1)
+    p = 1 / (1 + np.exp(-found))
+    assert p + 2 * 0.1 * (1 - p) == pytest.approx(0.9)
+
+
 def test_guessing_at_random_bounds_nothing() -> None:
     assert bound_gaussian_epsilon(50, 100, canaries=400, delta=DELTA) == 0
     assert bound_epsilon(50, 100, canaries=400, delta=DELTA) == 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.replay.metadata import collect_facts
+from attacker.replay.metadata import describe_run
 from defenses.gradients import GradientSpec
 from defenses.networks import take_penalty
 from fedsim import models
@@ -132,7 +132,7 @@ def test_a_mild_setting_stays_within_five_points_of_no_defense(federate: Callabl
 def test_gradient_rule_network_and_inputs_are_recorded(federate: Callable[..., Any]) -> None:
     run = federate(gradient="dp_sgd(2, noise=0.5)", network="precode(3)", inputs="mixup")
     recording = Recording(run.out / "recording")
-    facts = collect_facts(recording.manifest)
+    facts = describe_run(recording.manifest)
     assert (facts["gradient"], facts["network"], facts["inputs"]) == (
         "dp_sgd(2, noise=0.5)",
         "precode(3)",

@@ -171,14 +171,14 @@ class CocktailParty:
     def _build(
         self, case: Case, observed: StackedObservations, found: SeparatedExamples, labels: Tensor, rng: Generator, seconds: float
     ) -> Reconstruction:
-        missed = observed.measure_misfit(0, found.x, labels)
-        certified = "linear" if missed <= CERTIFIED_MISFIT else found.route
-        judged = judge_closed_form(certified, found.x, missed, found.certainty, observed.data, observed.examples)
-        count, rest = observed.examples, observed.examples - len(found.x)
-        grey, nothing = torch.full((rest, *observed.data.shape), 0.5), torch.zeros(rest)
-        drawn = torch.randint(observed.data.num_classes, (rest,), generator=seed_generator(rng, case, "labels"))
-        said = f"only {len(found.x)} of {count} examples could be separated; the others are returned as uniformly grey images"
-        words = (said,) if rest else ()
+        misfit = observed.measure_misfit(0, found.x, labels)
+        certified = "linear" if misfit <= CERTIFIED_MISFIT else found.route
+        judged = judge_closed_form(certified, found.x, misfit, found.certainty, observed.data, observed.examples)
+        count, num_missing = observed.examples, observed.examples - len(found.x)
+        grey, zeros = torch.full((num_missing, *observed.data.shape), 0.5), torch.zeros(num_missing)
+        drawn = torch.randint(observed.data.num_classes, (num_missing,), generator=seed_generator(rng, case, "labels"))
+        note = f"only {len(found.x)} of {count} examples could be separated; the others are returned as uniformly grey images"
+        words = (note,) if num_missing else ()
         return build_reconstruction(
             case,
             torch.cat([found.x.float().cpu(), grey]),
@@ -187,9 +187,9 @@ class CocktailParty:
             rng=rng,
             route=found.route,
             loss=torch.tensor([found.loss]),
-            confidence=torch.cat([judged.confidence, nothing]),
-            explained=torch.cat([judged.explained, nothing]),
-            evidence={name: (*values.tolist(), *([0.0] * rest)) for name, values in judged.evidence.items()},
+            confidence=torch.cat([judged.confidence, zeros]),
+            explained=torch.cat([judged.explained, zeros]),
+            evidence={name: (*values.tolist(), *([0.0] * num_missing)) for name, values in judged.evidence.items()},
             notes=(*words, *judged.notes),
             restarts=self.restarts,
             iterations=self.steps * self.restarts if self.criterion == "published" else 0,

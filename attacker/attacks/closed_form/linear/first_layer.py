@@ -69,8 +69,9 @@ def recover_linear(
 def _explain_refusal(layer: Layer, gradient: Tensors) -> str | None:
     if layer.kernel is not None:
         return f"its first layer, {layer.name}, is a convolution, and a linear layer is needed"
-    if prod(layer.inputs) != prod(layer.taken):
-        return f"pooling before its first layer, {layer.name}, reduces {prod(layer.inputs)} input values to {prod(layer.taken)}"
+    before, after = prod(layer.inputs), prod(layer.product_inputs)
+    if before != after:
+        return f"pooling before its first layer, {layer.name}, reduces {before} input values to {after}"
     rows = augment(layer, gradient)
     if not bool(torch.isfinite(rows).all()):
         return f"the gradient of layer {layer.name} contains NaN or infinite values"

@@ -39,20 +39,20 @@ def find_beside(factors: Factors, known: Tensor, forward: Tensor, constant: Tens
     p, q = _solve_directions(factors, known[select_independent(known)] if len(known) else known, forward, constant)
     if not len(p):
         return None
-    rest = torch.linalg.svd(q.T)[2][len(p) :].T  # orthonormal columns, orthogonal to all known directions
+    complement = torch.linalg.svd(q.T)[2][len(p) :].T  # orthonormal columns, orthogonal to all known directions
     others, samples = p[:0], 0
-    if rest.shape[1]:
-        found = find(_subtract(factors, p, q, rest), forward @ rest, rest.T @ constant)
+    if complement.shape[1]:
+        found = find(_subtract(factors, p, q, complement), forward @ complement, complement.T @ constant)
         if found is None:
             return None
         inverse, failed = torch.linalg.inv_ex(found.q)
         if int(failed):
             return None
-        others, samples = inverse @ rest.T, found.samples
-    whole, failed = torch.linalg.inv_ex(torch.cat([p, others]))
-    if int(failed) or not bool(torch.isfinite(whole).all()):
+        others, samples = inverse @ complement.T, found.samples
+    directions, failed = torch.linalg.inv_ex(torch.cat([p, others]))
+    if int(failed) or not bool(torch.isfinite(directions).all()):
         return None
-    return Directions(whole, measure_agreement(whole, find_pattern(whole, factors), forward, constant), samples)
+    return Directions(directions, measure_agreement(directions, find_pattern(directions, factors), forward, constant), samples)
 
 
 def _solve_directions(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ class LinearAnswer:
 def build_empty_answer(layer: Layer, note: str, *, rank: int = 0) -> LinearAnswer:
     """Return an answer without examples. note: the reason."""
     return LinearAnswer(
-        x=torch.zeros(0, prod(layer.taken), dtype=torch.float64),
+        x=torch.zeros(0, prod(layer.product_inputs), dtype=torch.float64),
         d=torch.zeros(0, layer.shape[0], dtype=torch.float64),
         certainty=torch.zeros(0, dtype=torch.float64), rank=rank, how="", note=note,
     )  # fmt: skip

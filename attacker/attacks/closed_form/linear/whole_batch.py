@@ -66,21 +66,23 @@ def recover_batch(gradient: LayerGradient, factors: Factors, examples: int | Non
     forward, constant = gradient.weight @ factors.basis.T, factors.basis[:, -1] if gradient.biased else None
     groups = group_parallel_rows(factors.coordinates, factors.noise, factors.live)
     groups = mark_mixtures(gradient, groups, groups.directions @ factors.basis)
-    found = _combine_groups(groups, factors, forward, constant)
-    if found is not None and bool((found.agreement >= MIN_AGREEMENT).all()):
-        return _recover_all(gradient, factors, found, examples, "isolated")
-    found = find(factors, forward, constant)
-    whole = None if found is None else _recover_all(gradient, factors, found, examples, "sparse directions")
+    directions = _combine_groups(groups, factors, forward, constant)
+    if directions is not None and bool((directions.agreement >= MIN_AGREEMENT).all()):
+        return _recover_all(gradient, factors, directions, examples, "isolated")
+    directions = find(factors, forward, constant)
+    whole = None if directions is None else _recover_all(gradient, factors, directions, examples, "sparse directions")
     if whole is not None and whole.found == factors.rank:
         return whole
-    if (beside := _search_beside(gradient, groups, factors, forward, constant, find)) is not None:
-        joined = _recover_all(gradient, factors, beside, examples, "sparse directions")
+    if (extended := _search_beside(gradient, groups, factors, forward, constant, find)) is not None:
+        joined = _recover_all(gradient, factors, extended, examples, "sparse directions")
         if joined.found == factors.rank:
             return joined
     note = note_fewer(factors.rank, examples)
-    alone = recover_groups(gradient, groups.directions @ factors.basis, groups, rank=factors.rank, examples=examples, note=note)
-    sure = int((alone.certainty > SINGLE_NEURON_CERTAINTY).sum())
-    return alone if whole is None or whole.found < sure or (whole.found == 0 and alone.found > 0) else whole
+    isolated = recover_groups(
+        gradient, groups.directions @ factors.basis, groups, rank=factors.rank, examples=examples, note=note
+    )
+    num_certain = int((isolated.certainty > SINGLE_NEURON_CERTAINTY).sum())
+    return isolated if whole is None or whole.found < num_certain or (whole.found == 0 and isolated.found > 0) else whole
 
 
 def _combine_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:

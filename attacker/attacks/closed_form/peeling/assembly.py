@@ -72,7 +72,7 @@ def _scale_equations(problem: ComposedEquations) -> ComposedEquations:
     typical = [_average_slope(layer, slope) for layer, slope in zip(problem.below, problem.linearise(x).slopes, strict=True)]
     lengths = []
     for layer, k in zip(problem.below, problem.backpropagate(typical)[1], strict=True):
-        inside = unfold(layer, torch.ones(1, *layer.taken, dtype=x.dtype, device=x.device))
+        inside = unfold(layer, torch.ones(1, *layer.product_inputs, dtype=x.dtype, device=x.device))
         lengths.append(invert_lengths((k.square() @ inside.mT).sqrt()))
     problem = replace(problem, lengths=tuple(lengths))
     answer = problem.linearise(x, problem.whole).apply(build_sign_pattern(x))

@@ -308,12 +308,12 @@ def _map_to_outputs(layer: Layer, product: Tensor) -> Tensor:
 
     The result (N, *outputs) is the layer's pre-activation without the bias.
     """
-    return apply_maps(layer.after, product.reshape(len(product), *layer.given))
+    return apply_maps(layer.after, product.reshape(len(product), *layer.product_outputs))
 
 
 def _map_to_products(layer: Layer, outputs: Tensor) -> Tensor:
     """Apply the transpose of `_map_to_outputs` to values (N, *outputs), and return (N, C_out, places)."""
-    return apply_transposed_maps(layer.after, outputs, layer.given).reshape(len(outputs), layer.shape[0], -1)
+    return apply_transposed_maps(layer.after, outputs, layer.product_outputs).reshape(len(outputs), layer.shape[0], -1)
 
 
 def _apply_transposed_weight(layer: Layer, weight: Tensor, k: Tensor) -> Tensor:

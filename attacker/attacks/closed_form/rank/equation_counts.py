@@ -91,7 +91,7 @@ def group_taps(layer: LayerFootprint, live: Tensor) -> list[Group]:
     """
     places = layer.find_live_places(live)
     sees = torch.where(places, layer.sees, -1)
-    masks = torch.zeros(len(sees), layer.taken + 1, dtype=torch.bool).scatter_(1, sees % (layer.taken + 1), True)[:, :-1]
+    masks = torch.zeros(len(sees), layer.values + 1, dtype=torch.bool).scatter_(1, sees % (layer.values + 1), True)[:, :-1]
     meets = masks.float() @ masks.float().T > 0
     rows = _find_meeting_outputs(layer, live).sum(dim=0).clamp(max=layer.filters)
     found, left = [], meets.any(dim=1)
@@ -138,7 +138,7 @@ def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor,
     if layer.after is None:
         values = (layer.sees[taps] >= 0).sum(dim=0)
     else:
-        there = torch.zeros(layer.taken + 1)
+        there = torch.zeros(layer.values + 1)
         there[layer.sees[taps].flatten()] = 1  # index -1 stands for padding, and is the last entry
         values = ((layer.count_uses() > 0) * there[:-1]).sum(dim=1).long()
     return round(float((layer.channels * values).clamp(max=alive)[live].sum()))

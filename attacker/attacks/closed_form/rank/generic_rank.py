@@ -37,11 +37,11 @@ def compute_generic_ranks(
     rng = torch.Generator().manual_seed(0)
     ranks: list[int | None] = []
     below: Tensor | None = None
-    parts = [*zip(chain.layers, footprints, live, open_ones, strict=True)]
-    for layer, shape, mask, left in reversed(parts):
+    layers = [*zip(chain.layers, footprints, live, open_ones, strict=True)]
+    for layer, shape, mask, open_count in reversed(layers):
         if (
             layer.kernel is None
-            or left > columns
+            or open_count > columns
             or _estimate_largest_matrix(shape) > MAX_MATRIX_ENTRIES
             or not _is_surjective(shape)
         ):
@@ -50,9 +50,9 @@ def compute_generic_ranks(
             continue
         gradient = draw(shape.filters, len(mask), rng=rng) if below is None else below.reshape(shape.filters, -1)
         slope = _draw_slopes(layer.activation, mask.expand_as(gradient), dead, rng)
-        given = reduce_modulo(gradient * slope)
+        output_gradient = reduce_modulo(gradient * slope)
         known = (slope != 0) & mask
-        k = given if shape.after is None else multiply(given, shape.after.double())
+        k = output_gradient if shape.after is None else multiply(output_gradient, shape.after.double())
         weight = draw(shape.filters, shape.channels, len(shape.sees), rng=rng)
         ranks.append(_compute_rank(shape, weight, k, known, mask, columns, rng))
         below = _backpropagate(shape, weight, k)
@@ -71,11 +71,11 @@ def _draw_pooled_gradient(layer: Layer, rng: torch.Generator) -> Tensor | None:
 def _estimate_largest_matrix(shape: LayerFootprint) -> int:
     """Estimate the number of entries of the largest matrix that is created before the elimination."""
     taps, places = shape.sees.shape
-    return max(shape.channels * taps * max(places, shape.filters), taps * places * 128, shape.filters * taps * shape.taken)
+    return max(shape.channels * taps * max(places, shape.filters), taps * places * 128, shape.filters * taps * shape.values)
 
 
 def _is_surjective(shape: LayerFootprint) -> bool:
-    return shape.before is None or compute_pooled_rank(shape.before) == shape.taken
+    return shape.before is None or compute_pooled_rank(shape.before) == shape.values
 
 
 def _draw_slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Generator) -> Tensor:
@@ -111,20 +111,20 @@ def _compute_rank(
     columns: largest number of undetermined unknowns, in all input channels together, that is not too large.
     """
     used = replace(shape, before=None).find_used_values(live)
-    left = _find_null_space(shape, k, live, used)
-    unknowns, open_ones = shape.channels * int(used.sum()), shape.channels * left.shape[1]
+    null_space = _find_null_space(shape, k, live, used)
+    unknowns, open_ones = shape.channels * int(used.sum()), shape.channels * null_space.shape[1]
     if open_ones > columns:
         return None
     if not open_ones:
         return unknowns
-    some = _sample(known, open_ones + open_ones // 4 + 64, rng)
-    for chosen in (some, known):
+    sample = _sample(known, open_ones + open_ones // 4 + 64, rng)
+    for chosen in (sample, known):
         if int(chosen.sum()) * open_ones > MAX_MATRIX_ENTRIES:
             return None
-        found = compute_rank(_build_weight_rows(shape, weight, left, chosen))
-        if found == open_ones:
+        rank = compute_rank(_build_weight_rows(shape, weight, null_space, chosen))
+        if rank == open_ones:
             break
-    return unknowns - open_ones + found
+    return unknowns - open_ones + rank
 
 
 def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
@@ -136,17 +136,17 @@ def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tenso
     """
     places, pieces = shape.find_live_places(live), []
     for group in group_taps(shape, live):
-        rows = torch.zeros(shape.filters, len(group.taps), shape.taken + 1, dtype=k.dtype)
-        where = torch.where(places, shape.sees[group.taps], -1) % (shape.taken + 1)
+        rows = torch.zeros(shape.filters, len(group.taps), shape.values + 1, dtype=k.dtype)
+        where = torch.where(places, shape.sees[group.taps], -1) % (shape.values + 1)
         rows.scatter_(2, where.expand(shape.filters, -1, -1), k[:, None].expand(-1, len(group.taps), -1))
         free = find_null_space(rows.flatten(0, 1)[:, group.values])
-        piece = torch.zeros(shape.taken, free.shape[1], dtype=k.dtype)
+        piece = torch.zeros(shape.values, free.shape[1], dtype=k.dtype)
         piece[group.values] = free
         pieces.append(piece)
     unmet = used.clone()
     for group in group_taps(shape, live):
         unmet[group.values] = False
-    alone = torch.zeros(shape.taken, int(unmet.sum()), dtype=k.dtype)
+    alone = torch.zeros(shape.values, int(unmet.sum()), dtype=k.dtype)
     alone[unmet] = torch.eye(alone.shape[1], dtype=k.dtype)
     return torch.cat([*pieces, alone], dim=1)
 
@@ -183,7 +183,7 @@ def _build_weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chos
 def _backpropagate(shape: LayerFootprint, weight: Tensor, k: Tensor) -> Tensor:
     """Return the gradient at the layer's input modulo PRIME, (channels, values), by the transposes of convolution and pooling."""
     columns = multiply(weight.flatten(1).T, k).reshape(shape.channels, *shape.sees.shape)
-    taken = torch.zeros(shape.channels, shape.taken + 1, dtype=k.dtype)
-    taken.scatter_add_(1, (shape.sees % (shape.taken + 1)).flatten().expand(shape.channels, -1), columns.flatten(1))
+    taken = torch.zeros(shape.channels, shape.values + 1, dtype=k.dtype)
+    taken.scatter_add_(1, (shape.sees % (shape.values + 1)).flatten().expand(shape.channels, -1), columns.flatten(1))
     taken = reduce_modulo(taken[:, :-1])
     return taken if shape.before is None else multiply(taken, shape.before.double())

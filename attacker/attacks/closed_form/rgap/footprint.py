@@ -26,7 +26,7 @@ class LayerFootprint:
     A tap is a position inside the kernel, a place a position of the kernel on the image.
     sees:     (taps, places) index, among the n values of a channel, of the value under each tap at each place; -1 in the padding.
     channels, filters: number of input and of output channels.
-    taken:    number n of values of a channel to which the kernel is applied, after any pooling before it, without padding.
+    values:   number n of values of a channel to which the kernel is applied, after any pooling before it, without padding.
     before:   matrix (n, input values of a channel) of zeros and ones for pooling before the kernel; None without pooling.
     after:    matrix (output values of a channel, places) of zeros and ones for pooling after it; None without pooling.
     """
@@ -34,7 +34,7 @@ class LayerFootprint:
     sees: Tensor
     channels: int
     filters: int
-    taken: int
+    values: int
     before: Tensor | None = None
     after: Tensor | None = None
 
@@ -51,15 +51,15 @@ class LayerFootprint:
         The input values are the ones before any pooling. live: mask of the output values of one channel.
         """
         seen = self.sees[:, self.find_live_places(live)]
-        taken = torch.zeros(self.taken, dtype=torch.bool)
+        taken = torch.zeros(self.values, dtype=torch.bool)
         taken[seen[seen >= 0]] = True
         return taken if self.before is None else self.before[taken].any(dim=0)
 
     def count_uses(self) -> Tensor:
         """Return how often each output value of a channel uses each of the n values of an input channel, (output values, n)."""
         taps, places = self.sees.shape
-        meets = torch.zeros(places, self.taken + 1)
-        meets.scatter_add_(1, (self.sees % (self.taken + 1)).T, torch.ones(places, taps))
+        meets = torch.zeros(places, self.values + 1)
+        meets.scatter_add_(1, (self.sees % (self.values + 1)).T, torch.ones(places, taps))
         return meets[:, :-1] if self.after is None else self.after @ meets[:, :-1]
 
 
@@ -70,16 +70,16 @@ def build_footprint(layer: Layer) -> LayerFootprint:
     Raises NotAChain if the pooling before or after a convolution cannot be analysed.
     """
     if layer.kernel is None:
-        return LayerFootprint(torch.zeros(1, 1, dtype=torch.long), layer.taken[0], layer.shape[0], 1)
-    _, height, width = layer.taken
+        return LayerFootprint(torch.zeros(1, 1, dtype=torch.long), layer.product_inputs[0], layer.shape[0], 1)
+    _, height, width = layer.product_inputs
     numbered = torch.arange(1, height * width + 1, dtype=torch.float64).reshape(1, 1, height, width)
     return LayerFootprint(
         sees=unfold(layer, numbered)[0].round().long() - 1,
-        channels=layer.taken[0],
+        channels=layer.product_inputs[0],
         filters=layer.shape[0],
-        taken=height * width,
+        values=height * width,
         before=build_pooling_matrix(layer.before, layer.inputs, f"before layer {layer.name}"),
-        after=build_pooling_matrix(layer.after, layer.given, f"after layer {layer.name}"),
+        after=build_pooling_matrix(layer.after, layer.product_outputs, f"after layer {layer.name}"),
     )
 
 
@@ -92,12 +92,12 @@ def find_used_values(chain: Chain) -> list[Tensor]:
     masks: list[Tensor] = []
     live = torch.ones(chain.layers[-1].outputs)
     for layer in reversed(chain.layers):
-        given = apply_transposed_maps(layer.after, live[None], layer.given)
+        given = apply_transposed_maps(layer.after, live[None], layer.product_outputs)
         if layer.kernel is None:
-            taken = torch.ones(1, *layer.taken)
+            taken = torch.ones(1, *layer.product_inputs)
         else:
             places = given.flatten(2).amax(dim=1, keepdim=True).expand(1, prod(layer.kernel), -1)
-            taken = fold(layer, places).expand(1, *layer.taken)
+            taken = fold(layer, places).expand(1, *layer.product_inputs)
         live = (apply_transposed_maps(layer.before, taken, layer.inputs)[0] > 0).float()
         masks.append(live > 0)
     return masks[::-1]

@@ -61,7 +61,7 @@ class ClosedFormAnswer:
 
 
 @dataclass(frozen=True)
-class Readings:
+class LastLayerSolutions:
     """The chosen solutions of the last layer of N problems, from which R-GAP continues. Each is the `Point` at the layer's input.
 
     first:  the likeliest solution of each problem.
@@ -97,7 +97,7 @@ def require_single(observed: StackedObservations) -> Chain:
     return chain
 
 
-def choose_readings(observed: StackedObservations, chain: Chain, walk: WalkSettings) -> Readings:
+def choose_solutions(observed: StackedObservations, chain: Chain, walk: WalkSettings) -> LastLayerSolutions:
     """Return the likeliest of the possible solutions of the last layer, and a second one where it fits as well (the twin).
 
     Solutions are compared by how badly they fit the last layer's gradient and how well the layer before can be solved with them.
@@ -107,7 +107,9 @@ def choose_readings(observed: StackedObservations, chain: Chain, walk: WalkSetti
     gradient = observed.gradient
     points = solve_last_layer(chain, observed.weights, gradient, observed.training.loss)
     if len(points) == 1:
-        return Readings(points[0], torch.zeros_like(points[0].head.clamped), doubts=_list_doubts(chain, gradient, points[0]))
+        return LastLayerSolutions(
+            points[0], torch.zeros_like(points[0].head.clamped), doubts=_list_doubts(chain, gradient, points[0])
+        )
     alone = len(chain.layers) == 1
     judged = points if alone else [solve_layer(chain, observed.weights, gradient, p, walk) for p in points]
     scores = torch.stack([_score_solution(p, i, read_known_labels(observed)) for i, p in enumerate(judged)])
@@ -119,29 +121,29 @@ def choose_readings(observed: StackedObservations, chain: Chain, walk: WalkSetti
     twins = fits.gather(0, order[1:2])[0] & torch.isfinite(scores.gather(0, order[1:2])[0])
     doubts = _list_doubts(chain, gradient, first)
     if not bool(twins.any()):
-        return Readings(first, twins, doubts=doubts)
+        return LastLayerSolutions(first, twins, doubts=doubts)
     if is_homogeneous(chain):
         ratio = (second.f * first.f).flatten(1).sum(dim=1) / first.f.flatten(1).square().sum(dim=1)
-        return Readings(first, twins, factor=ratio, doubts=doubts)
-    return Readings(first, twins, second=second, doubts=doubts)
+        return LastLayerSolutions(first, twins, factor=ratio, doubts=doubts)
+    return LastLayerSolutions(first, twins, second=second, doubts=doubts)
 
 
 def build_answers(
-    observed: StackedObservations, readings: Readings, first: Tensor, second: Tensor | None, route: str
+    observed: StackedObservations, solutions: LastLayerSolutions, first: Tensor, second: Tensor | None, route: str
 ) -> list[ClosedFormAnswer]:
     """Return one answer per problem (observation) from the normalised inputs (N, *shape) that R-GAP found.
 
     A twin is another input with the same gradient; of two twins, the answer holds the more plausible one (`_choose_twins`).
     first, second: inputs from the first solution of the last layer and from the second; None if R-GAP was not run for the second.
-                   A twin that is a multiple of `first` is computed here (`Readings.factor`).
+                   A twin that is a multiple of `first` is computed here (`LastLayerSolutions.factor`).
     """
-    if second is None and readings.factor is not None:
-        second = first * readings.factor.reshape(-1, *[1] * (first.ndim - 1))
+    if second is None and solutions.factor is not None:
+        second = first * solutions.factor.reshape(-1, *[1] * (first.ndim - 1))
     x = observed.restore_examples(first)
     if second is None:
-        labels = readings.first.head.y
-        return [ClosedFormAnswer(x[i : i + 1], labels[i : i + 1], route, doubts=readings.doubts[i]) for i in range(len(x))]
-    return _choose_twins(readings, x, observed.restore_examples(second), route)
+        labels = solutions.first.head.y
+        return [ClosedFormAnswer(x[i : i + 1], labels[i : i + 1], route, doubts=solutions.doubts[i]) for i in range(len(x))]
+    return _choose_twins(solutions, x, observed.restore_examples(second), route)
 
 
 def run_rgap(observed: StackedObservations, walk: WalkSettings = DEFAULT_WALK) -> list[ClosedFormAnswer]:
@@ -150,14 +152,14 @@ def run_rgap(observed: StackedObservations, walk: WalkSettings = DEFAULT_WALK) -
     Raises ValueError if R-GAP does not apply, see `require_single`, or if the last layer cannot be solved, such as a convolution.
     """
     chain = require_single(observed)
-    readings = choose_readings(observed, chain, walk)
-    first = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk)
-    second = solve_layers(chain, observed.weights, observed.gradient, readings.second, walk).f if readings.second else None
-    return build_answers(observed, readings, first.f, second, "layers")
+    solutions = choose_solutions(observed, chain, walk)
+    first = solve_layers(chain, observed.weights, observed.gradient, solutions.first, walk)
+    second = solve_layers(chain, observed.weights, observed.gradient, solutions.second, walk).f if solutions.second else None
+    return build_answers(observed, solutions, first.f, second, "layers")
 
 
-def _choose_twins(readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
-    """Return one answer per problem, with x or, where there is a twin (`readings.twins`), the better one of x and `other`.
+def _choose_twins(solutions: LastLayerSolutions, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
+    """Return one answer per problem, with x or, where there is a twin (`solutions.twins`), the better one of x and `other`.
 
     If both are in [0, 1], the better one has the larger variance of its values. If not, the better one is nearer to [0, 1]. The
     other one becomes the answer's `twin`.
@@ -165,16 +167,16 @@ def _choose_twins(readings: Readings, x: Tensor, other: Tensor, route: str) -> l
     off = measure_outside(x), measure_outside(other)
     both = (off[0] <= MAX_OUTSIDE) & (off[1] <= MAX_OUTSIDE)
     larger = other.flatten(1).var(dim=1) > x.flatten(1).var(dim=1)
-    swap = readings.twins & torch.where(both, larger, off[1] < off[0])
+    swap = solutions.twins & torch.where(both, larger, off[1] < off[0])
     found = []
     for i in range(len(x)):
         kept, left = (other, x) if bool(swap[i]) else (x, other)
-        twin = left[i : i + 1] if bool(readings.twins[i]) else None
+        twin = left[i : i + 1] if bool(solutions.twins[i]) else None
         words = (_describe_twins(kept[i], left[i]),) if twin is not None else ()
-        y = readings.first.head.y[i : i + 1]
-        if bool(swap[i]) and readings.second is not None:
-            y = readings.second.head.y[i : i + 1]
-        found.append(ClosedFormAnswer(kept[i : i + 1], y, route, words, readings.doubts[i], twin=twin))
+        y = solutions.first.head.y[i : i + 1]
+        if bool(swap[i]) and solutions.second is not None:
+            y = solutions.second.head.y[i : i + 1]
+        found.append(ClosedFormAnswer(kept[i : i + 1], y, route, words, solutions.doubts[i], twin=twin))
     return found
 
 

@@ -46,7 +46,9 @@ def build_preconditioner(system: LayerSystem) -> Inverse | None:
     classes = find_pixel_classes(layer)
     if max(len(one.places) for one in classes) > MAX_CLASS_PLACES:
         return _invert_diagonal(system)
-    if sum(min(layer.shape[0] * len(one.taps), len(one.places)) for one in classes) < MIN_EQUATION_SHARE * prod(layer.taken[1:]):
+    if sum(min(layer.shape[0] * len(one.taps), len(one.places)) for one in classes) < MIN_EQUATION_SHARE * prod(
+        layer.product_inputs[1:]
+    ):
         return _invert_diagonal(system)
     if _needs_whole(layer, classes):
         return _Whole(system, classes)
@@ -55,20 +57,22 @@ def build_preconditioner(system: LayerSystem) -> Inverse | None:
 
 def estimate_bytes(layer: Layer) -> int:
     """Return the approximate memory in bytes that solving one problem for this layer takes."""
-    working = 12 * (prod(layer.shape[1:]) * prod(layer.given[1:]) + prod(layer.inputs) + prod(layer.outputs) + prod(layer.shape))
+    working = 12 * (
+        prod(layer.shape[1:]) * prod(layer.product_outputs[1:]) + prod(layer.inputs) + prod(layer.outputs) + prod(layer.shape)
+    )
     if layer.kernel is None or not are_reshapes(layer.before):
         return 8 * working
     classes = find_pixel_classes(layer)
     most = max(len(one.places) for one in classes)
     if most > MAX_CLASS_PLACES:
         return 8 * working
-    whole = 3 * prod(layer.given) ** 2 if _needs_whole(layer, classes) else 0
+    whole = 3 * prod(layer.product_outputs) ** 2 if _needs_whole(layer, classes) else 0
     return 8 * (working + 2 * len(classes) * most**2 + whole)
 
 
 def _needs_whole(layer: Layer, classes: list["PixelClass"]) -> bool:
     few = any(layer.shape[0] * len(one.taps) < MIN_SURPLUS * len(one.places) for one in classes)
-    return few and are_reshapes(layer.after) and prod(layer.given) <= MAX_WHOLE_OUTPUTS
+    return few and are_reshapes(layer.after) and prod(layer.product_outputs) <= MAX_WHOLE_OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,11 @@ def find_pixel_classes(layer: Layer) -> list[PixelClass]:
     """
     assert layer.kernel is not None
     sides = [_find_output_positions(layer, i) for i in (0, 1)]
-    outputs = prod(layer.given[1:])
+    outputs = prod(layer.product_outputs[1:])
     low, high = sides[0][:, None, :, None], sides[1][None, :, None, :]
-    meets = torch.where((low >= 0) & (high >= 0), low * layer.given[2] + high, outputs)
-    meets = meets.reshape(prod(layer.kernel), prod(layer.taken[1:]))
-    rests = [torch.arange(side) % stride for side, stride in zip(layer.taken[1:], layer.stride, strict=True)]
+    meets = torch.where((low >= 0) & (high >= 0), low * layer.product_outputs[2] + high, outputs)
+    meets = meets.reshape(prod(layer.kernel), prod(layer.product_inputs[1:]))
+    rests = [torch.arange(side) % stride for side, stride in zip(layer.product_inputs[1:], layer.stride, strict=True)]
     group = (rests[0][:, None] * layer.stride[1] + rests[1]).flatten()
     found = []
     for one in range(prod(layer.stride)):
@@ -115,9 +119,9 @@ def _find_output_positions(layer: Layer, i: int) -> Tensor:
     It is -1 if there is none. i: 0 for rows, 1 for columns.
     """
     assert layer.kernel is not None
-    taps, places = torch.arange(layer.kernel[i])[:, None], torch.arange(layer.taken[1 + i])
+    taps, places = torch.arange(layer.kernel[i])[:, None], torch.arange(layer.product_inputs[1 + i])
     at = places + layer.padding[i] - layer.dilation[i] * taps
-    there = (at >= 0) & (at % layer.stride[i] == 0) & (at < layer.stride[i] * layer.given[1 + i])
+    there = (at >= 0) & (at % layer.stride[i] == 0) & (at < layer.stride[i] * layer.product_outputs[1 + i])
     return torch.where(there, at.div(layer.stride[i], rounding_mode="floor"), -1)
 
 
@@ -162,7 +166,7 @@ class _Whole:
         assert system.scale is not None
         self.layer, self.weight = layer, system.weight
         self.scale = system.scale.weights.reshape(count, layer.shape[0], -1)
-        places = prod(layer.taken[1:])
+        places = prod(layer.product_inputs[1:])
         diagonal = self.scale.new_full((count, places), DIAGONAL_FLOOR) * _compute_mean_square(system)[:, None]
         self.blocks = _Blocks(system, classes, diagonal)
         values = self.scale.flatten(1)
@@ -171,7 +175,7 @@ class _Whole:
 
     def __call__(self, x: Tensor) -> Tensor:
         near = self.blocks(x)
-        columns = unfold(self.layer, near.reshape(len(x), *self.layer.taken))
+        columns = unfold(self.layer, near.reshape(len(x), *self.layer.product_inputs))
         given = ((self.weight @ columns) * self.scale).flatten(1)[..., None]
         taken = torch.cholesky_solve(given, self.factor).reshape(self.scale.shape) * self.scale
         return near - self.blocks(fold(self.layer, self.weight.mT @ taken).reshape(x.shape))
@@ -199,7 +203,7 @@ class _Whole:
 def _invert_diagonal(system: LayerSystem) -> Inverse:
     diagonal = _compute_weight_diagonal(system)
     square = _compute_gradient_scale(system).square().mT @ system.k.square()
-    shared = fold(system.layer, square.repeat(1, system.layer.taken[0], 1)).flatten(2)
+    shared = fold(system.layer, square.repeat(1, system.layer.product_inputs[0], 1)).flatten(2)
     inverse = 1 / _clamp_diagonal(diagonal + shared, shared)
     return lambda x: (inverse * x.reshape(inverse.shape)).reshape(x.shape)
 
@@ -215,8 +219,8 @@ def _compute_weight_diagonal(system: LayerSystem) -> Tensor:
     if are_reshapes(layer.after):
         spread = spread.reshape(len(spread), layer.shape[0], -1)
     else:
-        mean = spread.flatten(1).mean(dim=1) * (prod(layer.outputs) / prod(layer.given)) ** 2
-        spread = mean[:, None, None].expand(-1, layer.shape[0], prod(layer.given[1:]))
+        mean = spread.flatten(1).mean(dim=1) * (prod(layer.outputs) / prod(layer.product_outputs)) ** 2
+        spread = mean[:, None, None].expand(-1, layer.shape[0], prod(layer.product_outputs[1:]))
     return fold(layer, system.weight.square().mT @ spread).flatten(2)
 
 
@@ -247,7 +251,7 @@ def _compute_mean_square(system: LayerSystem) -> Tensor:
     It is too high with padding, whose entries are included.
     """
     square = _compute_gradient_scale(system).square().mT @ system.k.square()
-    return square.flatten(1).sum(dim=1) / prod(system.layer.taken[1:])
+    return square.flatten(1).sum(dim=1) / prod(system.layer.product_inputs[1:])
 
 
 def _clamp_diagonal(diagonal: Tensor, like: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class LayerSystem:
     def __init__(self, layer: Layer, weight: Tensor, k: Tensor) -> None:
         self.layer = layer
         self.weight = weight.reshape(len(weight), layer.shape[0], -1)
-        self.k = apply_transposed_maps(layer.after, k, layer.given).reshape(len(k), layer.shape[0], -1)
+        self.k = apply_transposed_maps(layer.after, k, layer.product_outputs).reshape(len(k), layer.shape[0], -1)
         self.scale: EquationValues | None = None
 
     def select(self, rows: slice) -> "LayerSystem":
@@ -89,11 +89,11 @@ class LayerSystem:
 
     def _apply_unscaled(self, x: Tensor) -> EquationValues:
         columns = unfold(self.layer, apply_maps(self.layer.before, x))
-        given = (self.weight @ columns).reshape(len(x), *self.layer.given)
+        given = (self.weight @ columns).reshape(len(x), *self.layer.product_outputs)
         return EquationValues(apply_maps(self.layer.after, given), self.k @ columns.mT)
 
     def _apply_transpose(self, rows: EquationValues) -> Tensor:
-        given = apply_transposed_maps(self.layer.after, rows.weights, self.layer.given)
+        given = apply_transposed_maps(self.layer.after, rows.weights, self.layer.product_outputs)
         columns = self.weight.mT @ given.reshape(len(given), self.layer.shape[0], -1) + rows.gradients.mT @ self.k
         return apply_transposed_maps(self.layer.before, fold(self.layer, columns), self.layer.inputs)
 
@@ -106,8 +106,8 @@ class LayerSystem:
 
         Coefficients of values of the padding, which are 0, do not count. The norm is approximate with average pooling.
         """
-        inside = unfold(self.layer, torch.ones(1, *self.layer.taken, dtype=self.k.dtype, device=self.k.device))
-        weights = (self.weight.square() @ inside).reshape(-1, *self.layer.given)
+        inside = unfold(self.layer, torch.ones(1, *self.layer.product_inputs, dtype=self.k.dtype, device=self.k.device))
+        weights = (self.weight.square() @ inside).reshape(-1, *self.layer.product_outputs)
         weights = apply_maps(self.layer.after, weights).sqrt().expand(len(self.k), *self.layer.outputs)
         return EquationValues(weights, (self.k.square() @ inside.mT).sqrt())
 
@@ -115,7 +115,8 @@ class LayerSystem:
 def unfold(layer: Layer, x: Tensor) -> Tensor:
     """Return the input patches under the kernel as columns, (N, values under the kernel, places of the kernel).
 
-    x: the layer's input after the reshapes and pooling that precede the kernel, (N, *layer.taken). A linear layer has one place.
+    x: the layer's input after the reshapes and pooling that precede the kernel, (N, *layer.product_inputs). A linear layer has
+       one place.
     """
     if layer.kernel is None:
         return x[..., None]
@@ -123,13 +124,13 @@ def unfold(layer: Layer, x: Tensor) -> Tensor:
 
 
 def fold(layer: Layer, columns: Tensor) -> Tensor:
-    """Apply the transpose of `unfold` to columns (N, values under the kernel, places), and return (N, *layer.taken).
+    """Apply the transpose of `unfold` to columns (N, values under the kernel, places), and return (N, *layer.product_inputs).
 
     It sums the entries of all patches that belong to the same input value.
     """
     if layer.kernel is None:
         return columns[..., 0]
-    sides = layer.taken[1:]
+    sides = layer.product_inputs[1:]
     return functional.fold(columns, sides, layer.kernel, layer.dilation, layer.padding, layer.stride)
 
 

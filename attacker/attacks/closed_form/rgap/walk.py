@@ -225,11 +225,15 @@ def _flip_signs(
             break
         near &= ~flips
         trial = replace(point, f=torch.where(flips, flip_outputs(layer.activation, f), f)[rows], gradient=below[rows])
-        own, right = ({n: t[n][rows] if len(t[n]) > 1 else t[n] for n in names} for t in (weights, gradient))
-        other, left = _solve_system(*build_equations(chain, own, right, trial, walk), unknowns, walk, start=x[rows])
-        better = left < MAX_FLIP_RATIO * residual[rows]
-        kept = rows[better]
-        x, residual, f = (old.index_copy(0, kept, new[better]) for old, new in ((x, other), (residual, left), (f, trial.f)))
+        row_weights, row_gradient = ({n: t[n][rows] if len(t[n]) > 1 else t[n] for n in names} for t in (weights, gradient))
+        solution, new_residual = _solve_system(
+            *build_equations(chain, row_weights, row_gradient, trial, walk), unknowns, walk, start=x[rows]
+        )
+        better = new_residual < MAX_FLIP_RATIO * residual[rows]
+        improved = rows[better]
+        x, residual, f = (
+            old.index_copy(0, improved, new[better]) for old, new in ((x, solution), (residual, new_residual), (f, trial.f))
+        )
         system, target = build_equations(chain, weights, gradient, replace(point, f=f), walk)
     return system, x, residual
 
@@ -318,7 +322,7 @@ def compute_offset(layer: Layer, bias: Tensor) -> Tensor:
 
     It takes pooling between the bias and these outputs into account.
     """
-    spread = bias.reshape(*bias.shape, *[1] * (len(layer.given) - 1)).expand(-1, *layer.given)
+    spread = bias.reshape(*bias.shape, *[1] * (len(layer.product_outputs) - 1)).expand(-1, *layer.product_outputs)
     return apply_maps(layer.after, spread)
 
 

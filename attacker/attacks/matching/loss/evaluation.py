@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from attacker.attacks.gradients.adjoints import Adjoints
-from attacker.attacks.gradients.compiled import Compiled, EvaluateLoss
+from attacker.attacks.gradients.compiled import CompiledEvaluation, EvaluateLoss
 from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.gradients.vectorised import PerProblem, join_problems, split_problems
 from attacker.attacks.matching.loss.problems import Decode, ProblemRow, compare_one_by_one, map_problems
@@ -22,7 +22,7 @@ class ViewEvaluation:
 
     def __init__(self, view: View, *, to_compile: bool) -> None:
         self.view, self.to_compile = view, to_compile
-        self.compiled: Compiled | None = None
+        self.compiled: CompiledEvaluation | None = None
 
     def __call__(
         self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None = None
@@ -40,7 +40,7 @@ class ViewEvaluation:
             best = self._build_vmap_evaluation(decode)
             if self.view.written is not None:
                 best = self._build_formula_evaluation(self.view.written, decode)
-            self.compiled = Compiled(best, self._build_evaluation(decode), len(self.view.worst))
+            self.compiled = CompiledEvaluation(best, self._build_evaluation(decode), len(self.view.worst))
         return self.compiled(z, row, problem)
 
     def _build_evaluation(self, decode: Decode, precision: torch.dtype | None = None) -> EvaluateLoss:

@@ -8,8 +8,8 @@ from torch.func import vmap
 
 from attacker.attacks.gradients.products import squared_norm
 from attacker.attacks.matching.loss.view import View
-from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import MAX_NOISE_RATIO, NEIGHBOUR_CONTRAST, compute_map_tv_weight
+from attacker.attacks.matching.settings import MatchingSettings
 
 
 class LossScales:
@@ -25,7 +25,7 @@ class LossScales:
     count: number V of examples that are searched for per case, including their copies for the local epochs.
     """
 
-    def __init__(self, attack: MatchingParts, views: Sequence[View], count: int) -> None:
+    def __init__(self, attack: MatchingSettings, views: Sequence[View], count: int) -> None:
         self.attack, self.views, self.count = attack, views, count
         self.data = views[0].data
         self.smoothing = self._compute_smoothing()

@@ -9,8 +9,8 @@ from attacker.attacks.matching.feature_matching import measure_feature_mismatch,
 from attacker.attacks.matching.loss.problems import Decode, ProblemRow
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.parametrisation import LatentSpace
-from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import measure_noise, total_variation
+from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.gradients import predict
 from fedsim import models
@@ -25,19 +25,19 @@ class LossTerms:
 
     space: the latent space. epochs: number of local epochs, each of which has its own copies of the examples; 1 if the epochs
     share them.
-    told_statistics: indices of the views whose clients returned statistics of batch norm that the loss includes.
+    views_with_statistics: indices of the views whose clients returned statistics of batch norm that the loss includes.
     """
 
     def __init__(
         self,
-        attack: MatchingParts,
+        attack: MatchingSettings,
         views: Sequence[View],
         space: LatentSpace,
         epochs: int,
-        told_statistics: Sequence[int],
+        views_with_statistics: Sequence[int],
     ) -> None:
         self.attack, self.views, self.space = attack, views, space
-        self.epochs, self.told_statistics = epochs, told_statistics
+        self.epochs, self.views_with_statistics = epochs, views_with_statistics
 
     def __call__(self, z: Tensor, problem: ProblemRow, *, decode: Decode, share: float) -> Tensor:
         """Return the sum of one problem's loss terms other than the gradient distance, a 0-d tensor.
@@ -54,7 +54,7 @@ class LossTerms:
         if "unit" in problem:
             value = value + problem["gain"] * problem["unit"] * self._measure_prior(z, x, problem, share)
         if "statistics" in problem:
-            mismatch = [self.views[o].measure_statistics(problem["views"][str(o)], x) for o in self.told_statistics]
+            mismatch = [self.views[o].measure_statistics(problem["views"][str(o)], x) for o in self.views_with_statistics]
             value = value + problem["gain"] * problem["statistics"] * torch.stack(mismatch).sum()
         if "features" in problem:
             value = value + problem["gain"] * problem["features"]["weight"] * self._measure_features(problem, x)

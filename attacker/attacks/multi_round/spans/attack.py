@@ -25,7 +25,7 @@ from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_batches
 from attacker.attacks.multi_round.spans.recovery import (
     MAX_CERTAIN_ERROR,
     MIN_CLEARANCE,
-    FoundExamples,
+    RecoveredExamples,
     add_separated,
     count_all_shared,
     recover,
@@ -207,14 +207,14 @@ def list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Te
 
 
 def _add_by_zeros(
-    found: FoundExamples,
+    found: RecoveredExamples,
     case: Case,
     data: DataSpec,
     spaces: Sequence[RowSpace],
     shared: Tensor,
     forwards: Mapping[int, Callable[[], Tensor]],
     rng: Generator,
-) -> FoundExamples:
+) -> RecoveredExamples:
     """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`.
 
     data: specification of the input of the layer, see `InputLayer.specify_input`.
@@ -258,7 +258,7 @@ def find_chain(observation: Observation) -> Chain | None:
         return None
 
 
-def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> AssignedLabels:
+def label_examples(case: Case, layer: InputLayer, found: RecoveredExamples) -> AssignedLabels:
     """Return a label for each of the N examples, determined from the update of the first round that contains it, and a mask.
 
     The mask `mixed` (N,) marks examples that have two labels, so that they are mixtures of two examples. Only updates of one
@@ -294,7 +294,7 @@ def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Assig
     return AssignedLabels(labels, mixed)
 
 
-def _predict(observation: Observation, layer: InputLayer, found: FoundExamples) -> Tensor:
+def _predict(observation: Observation, layer: InputLayer, found: RecoveredExamples) -> Tensor:
     model = models.build(observation.model, observation.data).eval()
     x = convert_to_examples(found.vectors, layer.specify_input(observation.data)).float()
     state = {**dict(model.named_buffers()), **observation.buffers, **observation.weights}
@@ -303,7 +303,7 @@ def _predict(observation: Observation, layer: InputLayer, found: FoundExamples) 
     return models.predict_classes(logits)
 
 
-def judge_certainty(found: FoundExamples) -> Tensor:
+def judge_certainty(found: RecoveredExamples) -> Tensor:
     """Return the confidence (N,) in examples.
 
     The confidence is `CERTAIN` if the example stands out from noise (`clearance` of at least MIN_CLEARANCE) and its values are

@@ -40,7 +40,7 @@ from attacker.attacks.multi_round.spans.lone_rows import (
     has_independent_errors,
 )
 from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_sums
-from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.networks.input_layer import InputLayer
 from attacker.attacks.simulation.client import find_schedule
@@ -141,7 +141,7 @@ class CohortSpans:
 
     def _separate(
         self, first: Observation, data: DataSpec, spaces: Sequence[RowSpace], parts: Mapping[str, ClientPart]
-    ) -> FoundExamples:
+    ) -> RecoveredExamples:
         """Return the examples that zeros separate in the parts of single clients, and those of `find_lone_rows` in the sums.
 
         data: specification of the input of the layer, see `InputLayer.specify_input`.
@@ -164,10 +164,10 @@ class CohortSpans:
             if is_plausible(vector, low, high)
         ]
         if not kept:
-            return FoundExamples(spaces[0].y.new_zeros(0, len(low) + 1), spaces[0].y.new_zeros(0), ())
+            return RecoveredExamples(spaces[0].y.new_zeros(0, len(low) + 1), spaces[0].y.new_zeros(0), ())
         vectors, clearances = zip(*kept, strict=True)
         merged, clearance = merge_equal(torch.stack(vectors), torch.tensor(clearances, dtype=torch.float64))
-        return FoundExamples(merged, clearance, find_holders(merged, spaces))
+        return RecoveredExamples(merged, clearance, find_holders(merged, spaces))
 
 
 def cohort_spans(*, lone_rows: bool = True, components: bool = True, repeated: bool = False) -> CohortSpans:
@@ -213,7 +213,7 @@ def list_groups(found: Reconstruction) -> list[int]:
     return [int(number) for number in found.evidence.get("group", (0.0,) * len(found.x))]
 
 
-def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
+def _group(case: Case, layer: InputLayer, found: RecoveredExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
     """Return groups of certain examples of one client each, as lists of indices in `found`.
 
     There are no groups unless clients take several local steps without weight decay, and ReLU follows the first layer.
@@ -226,7 +226,7 @@ def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence
         return []
     common = [find_common(own, [one.cohort for one in case.observations]) for own in found.holders]
     sure = [i for i in (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist() if common[i]]
-    known = FoundExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
+    known = RecoveredExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
     sent = [join_parameters(one.weights, layer) for one in case.observations]
     groups = group_by_client(known, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
     named = [[sure[i] for i in group] for group in groups]
@@ -234,7 +234,7 @@ def _group(case: Case, layer: InputLayer, found: FoundExamples, spaces: Sequence
 
 
 def _name_owners(
-    found: FoundExamples, groups: Sequence[Sequence[int]], cohorts: Sequence[Sequence[str]]
+    found: RecoveredExamples, groups: Sequence[Sequence[int]], cohorts: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[int]]:
     """Return for each example the client that holds it, "" if that is not known, and the number of its group, 0 for none.
 

@@ -25,7 +25,7 @@ from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
-from attacker.attacks.multi_round.spans.recovery import MAX_CERTAIN_ERROR, FoundExamples, find_holders, merge_equal
+from attacker.attacks.multi_round.spans.recovery import MAX_CERTAIN_ERROR, RecoveredExamples, find_holders, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL
 from fedsim.recording.observation import DataSpec
@@ -59,7 +59,7 @@ class MixedImages:
     forward: Tensor
 
 
-class Estimates(NamedTuple):
+class EstimatedImages(NamedTuple):
     """Estimated images as vectors [x, 1] (N, F), and for each the indices of the updates that contain it."""
 
     vectors: Tensor
@@ -90,14 +90,14 @@ def mix_images(factors: Factors, holders: Sequence[int], forward: Tensor | None)
     return MixedImages(factors.basis, tuple(holders), factors, forward @ factors.basis.T)
 
 
-def find_known(found: FoundExamples) -> Tensor:
+def find_known(found: RecoveredExamples) -> Tensor:
     """Return a mask (N,) of the examples that are taken to be known: no mixtures (positive clearance), and precise."""
     return (found.clearance > 0) & (found.error <= MAX_CERTAIN_ERROR)
 
 
 def add_components(
-    found: FoundExamples, mixed: Sequence[MixedImages], spaces: Sequence[RowSpace], data: DataSpec, rng: Generator
-) -> tuple[FoundExamples, Estimates]:
+    found: RecoveredExamples, mixed: Sequence[MixedImages], spaces: Sequence[RowSpace], data: DataSpec, rng: Generator
+) -> tuple[RecoveredExamples, EstimatedImages]:
     """Return the examples found and exact images that ICA and zeros of ReLU show in spans, and estimates of other images.
 
     mixed: spans; small ones come first, and a span is skipped if its images are known (`find_known`) or estimated already.
@@ -114,7 +114,7 @@ def add_components(
         if len(exact):
             clearance = torch.cat([found.clearance, exact.new_full((len(exact),), torch.inf)])
             vectors, clearance = merge_equal(torch.cat([found.vectors, exact * torch.sign(exact[:, -1:])]), clearance)
-            found = FoundExamples(vectors, clearance, find_holders(vectors, spaces))
+            found = RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
         _add_copies(groups, estimated, span, data)
     nothing = spaces[0].y.new_zeros(0, spaces[0].y.shape[1])
     first = torch.stack([group.vectors[0] for group in groups]) if groups else nothing
@@ -122,10 +122,10 @@ def add_components(
     new = (correlate(first, found.vectors, data) < least).all(dim=1).tolist()
     chosen = [group for group, is_new in zip(groups, new, strict=True) if is_new]
     vectors = torch.stack([torch.stack(group.vectors).quantile(0.5, dim=0) for group in chosen]) if chosen else nothing
-    return found, Estimates(vectors, tuple(tuple(sorted(group.holders)) for group in chosen))
+    return found, EstimatedImages(vectors, tuple(tuple(sorted(group.holders)) for group in chosen))
 
 
-def append_estimates(found: FoundExamples, estimates: Estimates) -> FoundExamples:
+def append_estimates(found: RecoveredExamples, estimates: EstimatedImages) -> RecoveredExamples:
     """Return the precise examples found, then the estimates, whose clearance is 0, then the other examples found.
 
     The order is the ranking of answers that the attack is undecided about. Behind noise, the other examples are often mixtures.
@@ -134,7 +134,7 @@ def append_estimates(found: FoundExamples, estimates: Estimates) -> FoundExample
     late = torch.cat([2 * (found.error > MAX_CERTAIN_ERROR).long(), torch.ones(count, dtype=torch.long)])
     order = late.argsort(stable=True)
     holders = (*found.holders, *estimates.holders)
-    return FoundExamples(
+    return RecoveredExamples(
         torch.cat([found.vectors, estimates.vectors])[order],
         torch.cat([found.clearance, found.clearance.new_zeros(count)])[order],
         tuple(holders[i] for i in order.tolist()),
@@ -232,12 +232,12 @@ def _add_copies(groups: list[_Copies], vectors: Tensor, span: MixedImages, data:
         group.holders.update(span.holders)
 
 
-def _select_known(found: FoundExamples, holders: Sequence[int]) -> Tensor:
+def _select_known(found: RecoveredExamples, holders: Sequence[int]) -> Tensor:
     """Return the vectors (k, F) of known examples (`find_known`) that all updates `holders` contain."""
     known = find_known(found).tolist()
     return found.vectors[[i for i, own in enumerate(found.holders) if known[i] and set(holders) <= set(own)]]
 
 
-def describe_estimates(estimates: Estimates) -> str:
+def describe_estimates(estimates: EstimatedImages) -> str:
     """Return a note on the number of estimates."""
     return f"{len(estimates.vectors)} images are estimated by independent component analysis"

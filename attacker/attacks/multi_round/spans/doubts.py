@@ -17,7 +17,7 @@ from torch import Tensor
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
 from attacker.attacks.multi_round.spans.lone_rows import PARALLEL_CLEARANCE
-from attacker.attacks.multi_round.spans.recovery import MAX_CERTAIN_ERROR, MIN_CLEARANCE, FoundExamples
+from attacker.attacks.multi_round.spans.recovery import MAX_CERTAIN_ERROR, MIN_CLEARANCE, RecoveredExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
 from attacker.attacks.multi_round.spans.separation import ZERO_LEVEL
 from fedsim.recording.observation import DataSpec
@@ -38,8 +38,8 @@ MAX_UNION_SPACES = 64
 
 
 def review(
-    found: FoundExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], data: DataSpec
-) -> FoundExamples:
+    found: RecoveredExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], data: DataSpec
+) -> RecoveredExamples:
     """Return the examples, with clearance 0 for those that may be mixtures, and infinite for those that are 8-bit images.
 
     If some are 8-bit images, all others have clearance 0.
@@ -74,7 +74,7 @@ def review(
     return replace(found, clearance=clearance)
 
 
-def find_stored(found: FoundExamples, data: DataSpec) -> Tensor:
+def find_stored(found: RecoveredExamples, data: DataSpec) -> Tensor:
     """Return a mask (N,) of the examples that are 8-bit images (`is_eight_bit`) and have an error of at most MAX_CERTAIN_ERROR.
 
     It is False for all if the data are no images.
@@ -84,7 +84,7 @@ def find_stored(found: FoundExamples, data: DataSpec) -> Tensor:
     return is_eight_bit(convert_to_examples(found.vectors, data)) & _is_precise(found)
 
 
-def _is_precise(found: FoundExamples) -> Tensor:
+def _is_precise(found: RecoveredExamples) -> Tensor:
     return found.error <= MAX_CERTAIN_ERROR
 
 
@@ -133,7 +133,7 @@ def measure_room(spaces: Sequence[RowSpace]) -> int:
     return int((torch.linalg.svdvals(stack) > compute_threshold(stack.shape[1])).sum())
 
 
-def doubt_dependent(found: FoundExamples, spaces: Sequence[RowSpace]) -> FoundExamples:
+def doubt_dependent(found: RecoveredExamples, spaces: Sequence[RowSpace]) -> RecoveredExamples:
     """Return the examples, with clearance 0 for each example that depends linearly on other examples of the same row space.
 
     The examples of a batch are independent in general, so that one of the examples in a linear dependence is a mixture. Examples

@@ -16,7 +16,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from attacker.attacks.multi_round.spans.recovery import FoundExamples
+from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
 from attacker.attacks.multi_round.spans.separation import ZERO_LEVEL
 
@@ -28,7 +28,7 @@ MIN_COSINE = 1e-5
 
 
 def group_by_client(
-    found: FoundExamples, spaces: Sequence[RowSpace], sent: Sequence[Tensor], clients: Sequence[int]
+    found: RecoveredExamples, spaces: Sequence[RowSpace], sent: Sequence[Tensor], clients: Sequence[int]
 ) -> list[list[int]]:
     """Return groups of at least two examples that belong to one client each, as indices of `found`.
 

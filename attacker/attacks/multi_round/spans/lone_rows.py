@@ -17,14 +17,14 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.linear.isolation import group_parallel_rows
 from attacker.attacks.confidence.eight_bit import LEVELS, is_eight_bit
-from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, ZERO_LEVEL
 from attacker.attacks.networks.chain import Chain
 from fedsim.recording.observation import Observation
 
 PARALLEL_CLEARANCE = 1e6
-"""`FoundExamples.clearance` of examples that rest on parallel rows."""
+"""`RecoveredExamples.clearance` of examples that rest on parallel rows."""
 MIN_GRID_CLEARANCE = 20.0
 """Smallest distance of two 8-bit values, in standard deviations of the noise of a row's values, at which they are compared."""
 
@@ -41,8 +41,8 @@ def has_independent_errors(observation: Observation, chain: Chain | None) -> boo
 
 
 def add_lone_rows(
-    found: FoundExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool, images: bool = True
-) -> FoundExamples:
+    found: RecoveredExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool, images: bool = True
+) -> RecoveredExamples:
     """Return the examples found so far, and those that alone turn on neurons in one of the updates, each example once.
 
     Only new vectors that can be examples are added (`is_plausible`). found: the examples so far. spaces: row spaces of the
@@ -61,7 +61,7 @@ def add_lone_rows(
         torch.cat([found.vectors, torch.stack([vector for vector, _ in new])]),
         torch.cat([found.clearance, torch.tensor([clear for _, clear in new]).double()]),
     )
-    return FoundExamples(vectors, clearance, find_holders(vectors, spaces))
+    return RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
 
 
 def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool, images: bool = True) -> tuple[Tensor, Tensor]:

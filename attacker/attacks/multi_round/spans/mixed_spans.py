@@ -10,7 +10,7 @@ from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.multi_round.spans.cohorts import ClientPart, IsolatedClient, orthonormalise
 from attacker.attacks.multi_round.spans.components import MixedImages, find_known, is_separable, mix_images
 from attacker.attacks.multi_round.spans.layer_rows import join_parameters
-from attacker.attacks.multi_round.spans.recovery import FoundExamples
+from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace, intersect
 from attacker.attacks.multi_round.spans.same_batch import make_factors, stack_spaces
 from attacker.attacks.networks.input_layer import InputLayer
@@ -21,7 +21,7 @@ MIN_GAP = 3.0
 
 
 def list_mixed_batches(
-    found: FoundExamples,
+    found: RecoveredExamples,
     spaces: Sequence[RowSpace],
     shared: Tensor,
     forwards: Mapping[int, Callable[[], Tensor]],

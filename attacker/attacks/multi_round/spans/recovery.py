@@ -35,14 +35,14 @@ MIN_LIVE_NEURONS = 8
 """Smallest number of live neurons per example of a batch from which zeros of ReLU make its examples certain. With three, 2 of 57
 such answers were wrong on the report part, which chose this number."""
 MIN_CLEARANCE = 10.0
-"""Smallest `FoundExamples.clearance` of a certain example."""
+"""Smallest `RecoveredExamples.clearance` of a certain example."""
 MAX_CERTAIN_ERROR = 1e-4
 """Largest estimated error of the values of an example that counts as certain. Errors by rounding are far smaller, errors by noise
 at a signal-to-noise ratio of 40 dB larger. At that noise two of 41 examples that met MIN_CLEARANCE were mixtures of examples."""
 
 
 @dataclass(frozen=True)
-class FoundExamples:
+class RecoveredExamples:
     """Examples recovered from row spaces, as vectors in units of noise (see `row_space`).
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
@@ -80,7 +80,7 @@ def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
     return shared
 
 
-def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> FoundExamples:
+def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> RecoveredExamples:
     """Return the plausible examples that are one-dimensional intersections of two to MAX_MEMBERS row spaces, each once.
 
     Pairs of spaces that share one dimension come first. A pair that shares several dimensions is intersected with further spaces
@@ -107,17 +107,17 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
         return found
     more = _collect_examples(fresh, spaces, len(low) + 1)
     vectors, clearance = merge_equal(torch.cat([found.vectors, more.vectors]), torch.cat([found.clearance, more.clearance]))
-    return FoundExamples(vectors, clearance, find_holders(vectors, spaces))
+    return RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
 
 
-def _collect_examples(lines: Sequence[Intersection], spaces: Sequence[RowSpace], features: int) -> FoundExamples:
+def _collect_examples(lines: Sequence[Intersection], spaces: Sequence[RowSpace], features: int) -> RecoveredExamples:
     """Return the different examples behind one-dimensional intersections. features: F, the length of their vectors."""
     if not lines:
-        return FoundExamples(torch.zeros(0, features, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), ())
+        return RecoveredExamples(torch.zeros(0, features, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), ())
     vectors = torch.stack([line.y[0] * torch.sign(line.y[0, -1]) for line in lines])
     clearances = [line.next / max(line.largest, torch.finfo(torch.float64).eps) for line in lines]
     merged, clearance = merge_equal(vectors, torch.tensor(clearances, dtype=torch.float64))
-    return FoundExamples(merged, clearance, find_holders(merged, spaces))
+    return RecoveredExamples(merged, clearance, find_holders(merged, spaces))
 
 
 def _mark_holders(holders: Sequence[Sequence[int]], spaces: int) -> Tensor:
@@ -225,8 +225,8 @@ def _is_in_space(vectors: Tensor, space: RowSpace) -> Tensor:
 
 
 def add_separated(
-    found: FoundExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], low: Tensor, high: Tensor
-) -> FoundExamples:
+    found: RecoveredExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], low: Tensor, high: Tensor
+) -> RecoveredExamples:
     """Return the examples found, together with those that follow from the zeros of ReLU in batches with few unknown examples.
 
     forwards: dict from the index of the space of each batch of one step on a layer with ReLU to a function that returns [W, b]
@@ -251,11 +251,11 @@ def add_separated(
         vectors, clearance = merge_equal(
             torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), _judge_zeros(spaces[t]))])
         )
-        found = FoundExamples(vectors, clearance, find_holders(vectors, spaces))
+        found = RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
 
 
 def _judge_zeros(space: RowSpace) -> float:
-    """Return the clearance (see `FoundExamples`) of examples found by zeros of ReLU: infinite if they are certain, otherwise 0.
+    """Return the clearance (see `RecoveredExamples`) of examples found by zeros of ReLU: infinite if they are certain, else 0.
 
     The examples are certain if at least MIN_LIVE_NEURONS * n rows of the update clearly exceed their noise. n is the rank of the
     update's row space, in general the number of examples in the batch.

@@ -16,7 +16,7 @@ from attacker.attacks.closed_form.linear.known_examples import find_beside
 from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors, polish
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
 from attacker.attacks.closed_form.linear.zeros import MAX_KINK, find_pattern
-from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL
 
@@ -29,14 +29,14 @@ MAX_ALTERNATIONS = 4
 
 
 def add_same_batches(
-    found: FoundExamples,
+    found: RecoveredExamples,
     spaces: Sequence[RowSpace],
     shared: Tensor,
     forwards: Mapping[int, Callable[[], Tensor]],
     get_templates: Callable[[int], Tensor | None],
     limits: tuple[Tensor, Tensor],
     rng: Generator,
-) -> FoundExamples:
+) -> RecoveredExamples:
     """Return the examples found, together with those of batches that several rounds share as a whole.
 
     shared, forwards: as in `recovery.recover` and `recovery.add_separated`. get_templates: returns the known values of the
@@ -61,7 +61,7 @@ def add_same_batches(
         vectors, clearance = merge_equal(
             torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), torch.inf)])
         )
-        found = FoundExamples(vectors, clearance, find_holders(vectors, spaces))
+        found = RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
     return found
 
 

@@ -27,14 +27,14 @@ def computed(chain: Chain, model: nn.Module, x: Tensor) -> Tensor:
         assert x.shape[1:] == layer.inputs
         for one in layer.before:
             x = one(x)
-        assert x.shape[1:] == layer.taken
+        assert x.shape[1:] == layer.product_inputs
         weight, bias = weights[layer.weight], None if layer.bias is None else weights[layer.bias]
         assert weight.shape == layer.shape
         if layer.kernel is None:
             x = functional.linear(x, weight, bias)
         else:
             x = functional.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation)
-        assert x.shape[1:] == layer.given
+        assert x.shape[1:] == layer.product_outputs
         for one in layer.after:
             x = one(x)
         assert x.shape[1:] == layer.outputs
@@ -187,10 +187,21 @@ def test_layers_state_their_shapes_kernels_and_activations() -> None:
     )
     first, second, third = agrees(model, (2, 8, 8)).layers
     assert (first.weight, first.bias, second.weight, second.bias) == ("1.weight", None, "6.weight", "6.bias")
-    assert (first.inputs, first.taken, first.given, first.outputs) == ((2, 8, 8), (2, 4, 4), (4, 3, 2), (4, 3, 1))
+    assert (first.inputs, first.product_inputs, first.product_outputs, first.outputs) == (
+        (2, 8, 8),
+        (2, 4, 4),
+        (4, 3, 2),
+        (4, 3, 1),
+    )
     assert (first.kernel, first.stride, first.padding, first.dilation) == ((3, 3), (2, 2), (2, 1), (1, 1))
-    assert (second.inputs, second.taken, second.given, second.outputs, second.kernel) == ((4, 3, 1), (4,), (6,), (6,), None)
-    assert (third.inputs, third.taken, third.outputs) == ((6,), (6,), (2,))
+    assert (second.inputs, second.product_inputs, second.product_outputs, second.outputs, second.kernel) == (
+        (4, 3, 1),
+        (4,),
+        (6,),
+        (6,),
+        None,
+    )
+    assert (third.inputs, third.product_inputs, third.outputs) == ((6,), (6,), (2,))
     assert [layer.activation.name for layer in (first, second, third)] == ["tanh", "leaky_relu(0.1)", "identity"]
     assert [len(layer.before) for layer in (first, second, third)] == [1, 2, 1]
     assert len(first.after) == 1

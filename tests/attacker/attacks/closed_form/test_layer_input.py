@@ -119,7 +119,7 @@ def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: O
     seen = observed([one])
     layer = route.find_suitable_layer(seen)
     assert (layer.name, layer.inputs, layer.convolution) == ("fc1", 256, "conv2.weight")
-    passed, weight, bias = route.RecordedPasses(seen, 0), seen.gradient["fc1.weight"][0], seen.gradient["fc1.bias"][0]
+    passed, weight, bias = route.InputRecorder(seen, 0), seen.gradient["fc1.weight"][0], seen.gradient["fc1.bias"][0]
     cotangent = (bias @ seen.get_weights(0)["fc1.weight"]).float()
     changed = {"conv2.weight": passed.state["conv2.weight"].clone().requires_grad_()}
 

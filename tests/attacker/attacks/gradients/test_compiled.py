@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, cpl
-from attacker.attacks.gradients.compiled import Compiled
+from attacker.attacks.gradients.compiled import CompiledEvaluation
 from attacker.attacks.optimisers.first_order import Adam
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -31,7 +31,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_missing_problems_are_padded_while_more_than_half_remain(eager: list[int]) -> None:
     alone: list[int] = []
-    evaluate = Compiled(squares, lambda z, row: alone.append(len(z)) or squares(z, row), 8)
+    evaluate = CompiledEvaluation(squares, lambda z, row: alone.append(len(z)) or squares(z, row), 8)
     z, target = torch.arange(8.0)[:, None], torch.ones(8, 1)
     for count in (8, 5, 4, 1):
         slope, value = evaluate(z[:count], {"target": target[:count]})
@@ -46,7 +46,7 @@ def test_failed_compilation_warns_once_and_falls_back(monkeypatch: pytest.Monkey
         raise RuntimeError("no compiler\nin sight")
 
     monkeypatch.setattr(torch, "compile", lambda function, **_: fails)
-    evaluate = Compiled(squares, squares, 2)
+    evaluate = CompiledEvaluation(squares, squares, 2)
     z, row = torch.ones(2, 1), {"target": torch.zeros(2, 1)}
     with pytest.warns(UserWarning, match="not compiled, which is slower: no compiler"):
         assert torch.equal(evaluate(z, row)[0], 2 * z)

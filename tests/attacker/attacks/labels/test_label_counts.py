@@ -43,6 +43,8 @@ def test_counts_by_balance_of_a_hand_example() -> None:
 def test_counts_by_impact_of_a_hand_example() -> None:
     # n = 4, K = 4: impact -(1.4 + 0.4) * 5/4 / 4 = -0.5625; each negative class once leaves -0.8375 and 0.1625
     assert count_by_impact(torch.tensor([-1.4, 0.9, -0.4, 0.9]), 4).tolist() == [3, 0, 1, 0]
+    # impact -1 * 5/4 / 4 = -0.3125; -0.2875 and -0.0875 are left, so that each gets one more; with 3/4 for 5/4 both went to one
+    assert count_by_impact(torch.tensor([-0.6, 0.5, -0.4, 0.5]), 4).tolist() == [2, 0, 2, 0]
 
 
 def test_most_negative_classes_come_first_if_there_are_too_many() -> None:

@@ -12,11 +12,12 @@ from attacker.attacks import Case, cpl, dlg, inverting_gradients, presets, rog
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.objectives import Objective, absolute, cosine, euclidean
-from attacker.attacks.matching.parts import PART_NAMES, Labels, MatchingParts, Search
 from attacker.attacks.matching.priors import Prior, total_variation
+from attacker.attacks.matching.settings import COMPONENT_NAMES, Labels, MatchingSettings, Search
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.optimisers.first_order import Adam
+from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 
 Observe = Callable[..., Observation]
@@ -25,7 +26,7 @@ LENET = ModelSpec(name="lenet_dlg")
 
 def test_parts_are_frozen_and_have_at_most_seven_fields() -> None:
     attack = cpl()
-    for part in PART_NAMES:
+    for part in COMPONENT_NAMES:
         own = getattr(attack, part)
         assert len(fields(own)) <= 7
         with pytest.raises(FrozenInstanceError):
@@ -33,8 +34,8 @@ def test_parts_are_frozen_and_have_at_most_seven_fields() -> None:
 
 
 def test_fields_of_parts_have_unique_names_and_can_be_changed_by_name() -> None:
-    names = [one.name for part in PART_NAMES for one in fields(getattr(cpl(), part))] + [
-        one.name for one in fields(MatchingParts)
+    names = [one.name for part in COMPONENT_NAMES for one in fields(getattr(cpl(), part))] + [
+        one.name for one in fields(MatchingSettings)
     ]
     assert len(names) == len(set(names))
     changed = cpl().copy_with(steps=3, later=1.0, tv=0.5, name="own", optimiser=Adam())
@@ -56,8 +57,12 @@ def test_robust_loss_grows_logarithmically() -> None:
 
 
 def test_rounds_after_the_first_epoch_have_less_weight() -> None:
-    links = Links((torch.tensor([0]),) * 3, torch.ones(1), None, (1, 2, 1))
-    assert [Objective(later=0.2).get_weight(links, o) for o in range(3)] == [1.0, 0.2, 1.0]
+    def weigh(*epochs: int) -> list[float]:
+        links = Links((torch.tensor([0]),) * 4, torch.ones(1), None, epochs)
+        return [Objective(later=0.2).get_weight(links, o) for o in range(4)]
+
+    assert weigh(1, 2, 1, 3) == [1.0, 0.2, 1.0, 0.2]
+    assert weigh(5, 5, 5, 5) == weigh() == [1.0] * 4
 
 
 def test_the_loss_of_a_zero_gradient_is_its_distance_to_the_observed_one() -> None:
@@ -115,20 +120,26 @@ def test_custom_belief_is_added_unscaled(observe: Observe) -> None:
     assert float(other - plain) == pytest.approx(3 * float(x.sum()), rel=1e-4)
 
 
-def test_a_belief_keeps_its_weight_if_clipping_shortens_the_gradient(observe: Observe) -> None:
-    """The loss is divided by the factor of the clipping; the belief must be too, as a MAP estimate needs their ratio."""
+@pytest.mark.parametrize("term", ["belief", "agreement"])
+def test_a_term_keeps_its_weight_if_clipping_shortens_the_gradient(term: str, observe: Observe) -> None:
+    """The loss is divided by the factor of the clipping; the terms must be too, as a MAP estimate needs their ratio."""
     data, weight = DataSpec(shape=(1, 8, 8), num_classes=4), 1e-4
     x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
     case = Case((observe((x, y), model=LENET, data=data, defense="clip(0.01)"),))
-    attack = cpl(denoised=False).copy_with(belief=lambda x: weight * x.sum())
+    if term == "belief":
+        attack, value = cpl(denoised=False).copy_with(belief=lambda x: weight * x.sum()), x.sum()
+    else:
+        attack, model = cpl(denoised=False, agreement=weight), models.build(LENET, data)
+        logits = torch.func.functional_call(model, dict(case.observations[0].weights), data.normalise(x))
+        value = (logits.softmax(dim=1) - torch.nn.functional.one_hot(y, 4)).square().sum()
     batch, z = CaseBatch(attack, [case]), x.flatten()[None]
     problem = batch.build_problem([0], z, y[None])
     gain = float(problem["gain"][0])
     assert gain > 10
-    assert float(batch.evaluate(z, problem)[1][0]) / gain == pytest.approx(weight * float(x.sum()), rel=1e-2)
+    assert float(batch.evaluate(z, problem)[1][0]) / gain == pytest.approx(weight * float(value), rel=1e-2)
 
 
-def loss_at(attack: MatchingParts, case: Case, x: Tensor, y: Tensor) -> Tensor:
+def loss_at(attack: MatchingSettings, case: Case, x: Tensor, y: Tensor) -> Tensor:
     batch, z = CaseBatch(attack, [case]), x.flatten()[None]
     return batch.evaluate(z, batch.build_problem([0], z, y[None]))[1][0]
 
@@ -145,7 +156,7 @@ def loss_at(attack: MatchingParts, case: Case, x: Tensor, y: Tensor) -> Tensor:
     ids=["cpl by cosine", "cpl", "inverting_gradients", "agic", "agic by squares"],
 )
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingParts], rounds: int, observe: Observe) -> None:
+def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingSettings], rounds: int, observe: Observe) -> None:
     """`tv` is relative to the loss of a zero gradient, per unit of total variation of pixels, for any normalisation."""
     data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5))
     x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])

@@ -13,7 +13,7 @@ from attacker.attacks import Case, accumulate
 from attacker.attacks.matching import case_batch, gradient_matching
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.multi_round import refinement
-from attacker.attacks.multi_round.refinement import SentValues
+from attacker.attacks.multi_round.refinement import SentEquations
 from attacker.attacks.multi_round.same_examples import link_same
 from attacker.attacks.optimisers.gauss_newton import LeastSquares, minimise_squares, project_out
 from attacker.scoring.metrics import psnr
@@ -117,7 +117,7 @@ def test_equations_hold_at_the_true_example_and_are_linearised_exactly(observe, 
     """The references are derivatives of the residual by PyTorch, through the simulated defense of all rounds."""
     x, y = make_example(), torch.tensor([2])
     case = record(observe, x, y, 5, defense)
-    values = SentValues(case.observations, y, [torch.tensor([0])] * 5, device="cpu")
+    values = SentEquations(case.observations, y, [torch.tensor([0])] * 5, device="cpu")
     assert float(values.compute_residual(x.double().flatten()).norm() / values.values.norm()) < 1e-6
     at, d = torch.rand(2, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     image, (_, pull) = jvp(values.compute_residual, (at,), (d,))[1], vjp(values.compute_residual, at)
@@ -136,7 +136,7 @@ def test_errors_of_derivatives_by_outputs_are_excluded(observe, monkeypatch) -> 
     rounds = record(observe, x, y, 12, "top_k(0.05, error_feedback=True)").observations
     right, at = one_hot(y, 4).double(), x.double().flatten()
     error = torch.tensor([[0.3, -0.1, 0.4, 0.2]], dtype=torch.float64)
-    values, wrong = (SentValues(rounds, labels, places, device="cpu") for labels in (right, right + error))
+    values, wrong = (SentEquations(rounds, labels, places, device="cpu") for labels in (right, right + error))
     change = wrong.compute_residual(at) - values.compute_residual(at)
     basis = values.find_output_errors(at)
     assert basis is not None
@@ -154,7 +154,7 @@ def test_solution_is_nearer_to_the_example_without_errors_of_derivatives_by_outp
     rounds = record(observe, x, torch.tensor([2]), 24, "top_k(0.05, error_feedback=True)").observations
     right, at = one_hot(torch.tensor([2]), 4).double(), x.double().flatten()
     off = 1e-4 * torch.tensor([[0.3, -0.1, 0.4, 0.2]], dtype=torch.float64)
-    values, wrong = (SentValues(rounds, labels, places, device="cpu") for labels in (right, right + off))
+    values, wrong = (SentEquations(rounds, labels, places, device="cpu") for labels in (right, right + off))
     values.values = wrong.send(wrong.compute_gradients(at))
     problem = LeastSquares(values.compute_residual, values.linearise)
     end = minimise_squares(problem, at + 1e-3, steps=8)

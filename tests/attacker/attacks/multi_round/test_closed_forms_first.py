@@ -15,7 +15,7 @@ from attacker.attacks.linking import Links
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.multi_round.agic import Agic, agic
-from attacker.attacks.multi_round.certified import MAX_FAILURES, certify_rounds
+from attacker.attacks.multi_round.certified_examples import MAX_FAILURES, certify_rounds
 from attacker.attacks.multi_round.merging import merge
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording import DataSpec, ModelSpec

@@ -13,7 +13,7 @@ from torch import Tensor
 from attacker.attacks import Case, cohort_spans, spans
 from attacker.attacks.multi_round.spans.cohort_attack import list_owners
 from attacker.attacks.multi_round.spans.components import (
-    Estimates,
+    EstimatedImages,
     MixedImages,
     add_components,
     append_estimates,
@@ -25,7 +25,7 @@ from attacker.attacks.multi_round.spans.components import (
 )
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
 from attacker.attacks.multi_round.spans.mixed_spans import is_whole
-from attacker.attacks.multi_round.spans.recovery import FoundExamples
+from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.same_batch import make_factors
 from fedsim import data, models
@@ -114,11 +114,11 @@ def test_correlation_ignores_factors_and_tells_images_apart() -> None:
 def test_copies_of_an_image_are_one_estimate_in_all_of_their_updates() -> None:
     """Image 0 is in both spans; of the others each is in one. The span of all five images has nothing new."""
     x = draw_photos(5)
-    nothing = FoundExamples(torch.zeros(0, prod(DATA.shape) + 1, dtype=torch.float64), torch.zeros(0), ())
+    nothing = RecoveredExamples(torch.zeros(0, prod(DATA.shape) + 1, dtype=torch.float64), torch.zeros(0), ())
     space = RowSpace(join_ones(x[:1]), torch.ones(1, 1), torch.ones(1), 1.0, saturated=False)
     parts = [replace(mix(x[:3]), holders=(0,)), replace(mix(x[[0, 3, 4]]), holders=(1,))]
     found, estimates = add_components(nothing, parts, [space, space], DATA, seeded())
-    assert isinstance(estimates, Estimates)
+    assert isinstance(estimates, EstimatedImages)
     assert len(found.vectors) == 0
     assert sorted(estimates.holders) == [(0,), (0,), (0, 1), (1,), (1,)]
     shared = convert_to_examples(estimates.vectors[[own == (0, 1) for own in estimates.holders]], DATA)
@@ -131,8 +131,8 @@ def test_copies_of_an_image_are_one_estimate_in_all_of_their_updates() -> None:
 
 def test_estimates_rank_before_examples_with_large_errors() -> None:
     vectors = torch.tensor([[1.0, 10.0], [2.0, 1e6], [3.0, 1e6]])
-    found = FoundExamples(vectors, torch.tensor([50.0, 0.0, torch.inf]), ((0,), (1,), (2,)))
-    joined = append_estimates(found, Estimates(torch.tensor([[4.0, 1.0]]), ((3, 4),)))
+    found = RecoveredExamples(vectors, torch.tensor([50.0, 0.0, torch.inf]), ((0,), (1,), (2,)))
+    joined = append_estimates(found, EstimatedImages(torch.tensor([[4.0, 1.0]]), ((3, 4),)))
     assert joined.vectors[:, 0].tolist() == [2.0, 3.0, 4.0, 1.0]
     assert joined.clearance.tolist() == [0.0, torch.inf, 0.0, 50.0]
     assert joined.holders == ((1,), (2,), (3, 4), (0,))
@@ -140,7 +140,7 @@ def test_estimates_rank_before_examples_with_large_errors() -> None:
 
 def test_only_precise_examples_without_doubt_are_known() -> None:
     vectors = torch.tensor([[1.0, 1e6], [1.0, 1e6], [1.0, 10.0]])
-    found = FoundExamples(vectors, torch.tensor([torch.inf, 0.0, torch.inf]), ((), (), ()))
+    found = RecoveredExamples(vectors, torch.tensor([torch.inf, 0.0, torch.inf]), ((), (), ()))
     assert find_known(found).tolist() == [True, False, False]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from attacker.attacks import Case, spans
 from attacker.attacks.multi_round.spans.doubts import find_stored, measure_room, review, shows_example
 from attacker.attacks.multi_round.spans.layer_rows import join_parameters, read_rows
-from attacker.attacks.multi_round.spans.recovery import FoundExamples
+from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, intersect
 from attacker.attacks.networks.input_layer import InputLayer
 from defenses import DefenseSpec
@@ -133,7 +133,7 @@ def test_answer_off_the_grid_of_other_images_is_undecided() -> None:
     stored = torch.randint(256, (2, 64), generator=seeded(8)).double() / 255
     x = torch.cat([stored, (stored[:1] + stored[1:]) / 2 + 1e-3])
     vectors = 1e7 * torch.cat([x, torch.ones(3, 1)], dim=1)
-    found = FoundExamples(vectors, torch.full((3,), 1e5, dtype=torch.float64), ((), (), ()))
+    found = RecoveredExamples(vectors, torch.full((3,), 1e5, dtype=torch.float64), ((), (), ()))
     assert find_stored(found, IMAGES).tolist() == [True, True, False]
     assert review(found, [], {}, IMAGES).clearance.tolist() == [torch.inf, torch.inf, 0.0]
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.multi_round.spans.grouping import group_by_client, link_examples
-from attacker.attacks.multi_round.spans.recovery import FoundExamples
+from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
@@ -48,7 +48,7 @@ def test_links_join_examples_of_one_client_only(moved: tuple[RowSpace, Tensor, T
     links = link_examples(vectors, space, sent, 2)
     assert len(links) >= 3
     assert all(i // 3 == j // 3 for i, j in links)
-    found = FoundExamples(vectors, torch.ones(6), ((0,),) * 6)
+    found = RecoveredExamples(vectors, torch.ones(6), ((0,),) * 6)
     groups = group_by_client(found, [space], [sent], [2])
     assert all(len({i // 3 for i in group}) == 1 for group in groups)
     assert sum(map(len, groups)) >= 5

@@ -95,7 +95,7 @@ def test_new_round_is_listed_once(root: Path, catalogue: Open) -> None:
     assert [run.id for run in changes.changed] == ["digits"]
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 3)]
     assert found.scan().arrived == []
-    assert found.get_run("digits").told["last_round"] == 3
+    assert found.get_run("digits").summary["last_round"] == 3
     assert len(found.get_rows(found.get_run("digits"))[3]) == 3
 
 
@@ -107,7 +107,7 @@ def test_scan_of_one_run_does_not_change_others(root: Path, catalogue: Open) -> 
     add_round(root / "other", 3)
     changes = found.scan_run("digits")
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 3)]
-    assert found.get_run("digits").told["last_round"] == 3
+    assert found.get_run("digits").summary["last_round"] == 3
     assert (found.get_run("other").version, found.version == version) == (others, False)
     assert [(one.recording, one.round) for one in found.scan().arrived] == [("other", 3)]
     shutil.rmtree(root / "digits")
@@ -262,9 +262,9 @@ def test_attack_on_another_recording_is_left_out(root: Path, catalogue: Open) ->
 def test_damaged_manifest_is_reported_without_the_root(root: Path, catalogue: Open) -> None:
     (root / "digits" / "recording" / "manifest.json").write_text("{")
     run = catalogue().get_run("digits")
-    assert run.told["model"] is None
-    assert "manifest.json" in run.told["trouble"][0]
-    assert str(root) not in run.told["trouble"][0]
+    assert run.summary["model"] is None
+    assert "manifest.json" in run.summary["trouble"][0]
+    assert str(root) not in run.summary["trouble"][0]
 
 
 def test_damaged_rows_are_reported_and_others_kept(root: Path, catalogue: Open) -> None:
@@ -272,11 +272,11 @@ def test_damaged_rows_are_reported_and_others_kept(root: Path, catalogue: Open) 
         index.execute("UPDATE observations SET node = ? WHERE round = 2", ("\x00",))
     found = catalogue()
     run = found.get_run("digits")
-    assert len(run.told["trouble"]) == 3
+    assert len(run.summary["trouble"]) == 3
     assert {number: len(rows) for number, rows in found.get_rows(run).items() if rows} == {1: 3}
     add_round(root / "digits", 3)
     found.scan()
-    assert len(found.get_run("digits").told["trouble"]) == 3
+    assert len(found.get_run("digits").summary["trouble"]) == 3
 
 
 def test_no_verdict_without_truth_or_with_invalid_or_too_many_rows(

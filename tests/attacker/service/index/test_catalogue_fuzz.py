@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from attacker.service.http.app import make_parts
+from attacker.service.http.app import make_components
 from attacker.service.http.caching import ResponseCache
 from attacker.service.index import Catalogue
 from attacker.service.settings import ServiceSettings
@@ -75,15 +75,17 @@ Check = Callable[[Path], None]
 @pytest.fixture
 def check(application: FastAPI, tmp_path: Path) -> Iterator[Check]:
     """Function that asserts that all routes of the run answer with status 200 or 404, and valid JSON."""
-    parts = make_parts(ServiceSettings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own", token=False))
+    components = make_components(ServiceSettings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own", token=False))
 
     def look_again(root: Path) -> None:
-        application.state.parts = replace(parts, catalogue=Catalogue(replace(parts.settings, root=root)), replies=ResponseCache())
-        application.state.parts.catalogue.scan()
+        application.state.components = replace(
+            components, catalogue=Catalogue(replace(components.settings, root=root)), replies=ResponseCache()
+        )
+        application.state.components.catalogue.scan()
         request_all_routes(application, root)
 
     yield look_again
-    parts.queue.close()
+    components.queue.close()
 
 
 def request_all_routes(app: FastAPI, root: Path) -> None:

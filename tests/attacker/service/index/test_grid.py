@@ -1,7 +1,7 @@
 """Tests of the grid of clients by rounds, of means over examples, and of loss curves."""
 
 from attacker.scoring.states import CaseState
-from attacker.service.index.attack_folders import CaseFacts, Source
+from attacker.service.index.attack_folders import CaseEntry, Source
 from attacker.service.index.grid import make_grid
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.means import average_success
@@ -14,7 +14,7 @@ def row(number: int, client: str) -> IndexRow:
 
 
 def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
-    cases = {key: CaseFacts(key, client, rounds, 1, "complete", "") for key, client, rounds in keys}
+    cases = {key: CaseEntry(key, client, rounds, 1, "complete", "") for key, client, rounds in keys}
     facts = {"attack": "cpl", "spec": "cpl()", "seed": 0, "null": False, "oracles": (), "knows_defense": True}
     return Source(name=name, cases=cases, **facts)  # type: ignore[arg-type]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from attacker.service.index.attack_folders import CaseFacts, Source, find_null
+from attacker.service.index.attack_folders import CaseEntry, Source, find_null
 from attacker.service.index.grid import make_grid
 from attacker.service.index.headline import NUM_HEADLINE_EXAMPLES, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
@@ -13,7 +13,7 @@ ROWS = {1: [IndexRow(1, "a", "complete", 1, 8, 0.0, ""), IndexRow(1, "b", "late"
 
 
 def attack(name: str = "cpl-1", *, null: bool = False, seed: int = 0, failures: tuple[str, ...] = ()) -> Source:
-    case = CaseFacts("1-a", "a", (1,), 9, "complete", "")
+    case = CaseEntry("1-a", "a", (1,), 9, "complete", "")
     return Source(
         name=name,
         attack="cpl",

@@ -50,10 +50,10 @@ def complete_audit(asked: Any, root: Path, *, truth: bool = True) -> str:
     """Submit an audit, run it as a worker would, publish its result, and return the id of its job."""
     job: str = asked("/api/v1/recordings/digits/audit", method="POST", json={"seconds": SECONDS}).json()["id"]
     outcome = run_job(
-        make_task(root, asked.parts.settings.state_folder, job, truth=truth), Interrupt(), lambda share, words: None
+        make_task(root, asked.components.settings.state_folder, job, truth=truth), Interrupt(), lambda share, words: None
     )
     assert outcome.state == "done", outcome.error
-    asked.parts.queue.publish(asked.parts.queue.claim("test"), outcome.result)
+    asked.components.queue.publish(asked.components.queue.claim("test"), outcome.result)
     return job
 
 
@@ -93,7 +93,7 @@ def test_verdict_is_served_after_the_job_and_only_with_access_to_truth(ask: Ask,
     waiting = answer.json()["id"]
     assert answer.headers["Location"].endswith(waiting)
     assert asked(f"/api/v1/jobs/{waiting}/audit").status_code == 409
-    asked.parts.queue.cancel(waiting)
+    asked.components.queue.cancel(waiting)
     job = complete_audit(asked, root)
     verdict = asked.json(f"jobs/{job}/audit")
     assert (verdict["grade"], verdict["scored"]) == ("severe", True)
@@ -137,7 +137,7 @@ def test_wrong_requests_are_refused(ask: Ask, path: str, body: dict[str, Any], s
 
 def test_only_audits_have_a_verdict(ask: Ask) -> None:
     asked = ask()
-    job = asked.parts.queue.submit(JobSpec(recording="digits", attack="exact")).id
+    job = asked.components.queue.submit(JobSpec(recording="digits", attack="exact")).id
     assert "is not an audit" in asked(f"/api/v1/jobs/{job}/audit").json()["error"]["message"]
     assert asked("/api/v1/jobs/none/audit").status_code == 404
 
@@ -145,7 +145,7 @@ def test_only_audits_have_a_verdict(ask: Ask) -> None:
 def test_deleted_verdict_is_refused_with_what_to_do(ask: Ask, root: Path) -> None:
     asked = ask()
     job = complete_audit(asked, root, truth=False)
-    for path in make_audit_paths(make_audit_base(asked.parts.settings.state_folder, job)):
+    for path in make_audit_paths(make_audit_base(asked.components.settings.state_folder, job)):
         path.unlink()
         for address in ("audit", "audit/page"):
             answer = asked(f"/api/v1/jobs/{job}/{address}")

@@ -196,7 +196,7 @@ def test_concurrent_replays_keep_each_others_cases(run: Path, tmp_path: Path) ->
     path = first.folder / "attack.json"
 
     def write(one: Replay) -> None:
-        facts.write_facts(path, one.recording, one.identity, one.plan, oracles=())
+        facts.write_metadata(path, one.recording, one.identity, one.plan, oracles=())
 
     with hold_lock(path.with_name(".lock")):
         threads = [threading.Thread(target=write, args=(one,)) for one in (first, second)]

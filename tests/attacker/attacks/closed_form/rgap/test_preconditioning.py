@@ -39,7 +39,7 @@ def system_of(name: str, *, count: int = 2, weights: int = 1) -> LayerSystem:
     layer = read_chain(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(width, 2)), shape).layers[0]
     system = LayerSystem(layer, drawn(weights, *layer.shape, seed=1), drawn(count, *layer.outputs, seed=2))
     rows = drawn(count, layer.shape[0], 1, prod(layer.kernel or ()), seed=4).abs() + 0.1
-    rows = rows.expand(-1, -1, layer.taken[0], -1).flatten(2)
+    rows = rows.expand(-1, -1, layer.product_inputs[0], -1).flatten(2)
     system.scale = EquationValues(drawn(count, *layer.outputs, seed=3).abs() + 0.3, rows)
     return system
 
@@ -74,7 +74,7 @@ def test_pixel_classes_are_a_partition_and_share_no_equation_of_k(name: str) -> 
     system = system_of(name, count=1)
     layer, classes = system.layer, find_pixel_classes(system.layer)
     places = torch.cat([one.places for one in classes])
-    side = prod(layer.taken[1:])
+    side = prod(layer.product_inputs[1:])
     assert torch.equal(places.sort().values, torch.arange(side))
     together = torch.zeros(side, side, dtype=torch.bool)
     for one in classes:
@@ -105,7 +105,7 @@ def test_large_layer_gets_the_inverse_of_k_plus_the_mean_diagonal_of_w(name: str
     monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     system = system_of(name)
     inverse = build_preconditioner(system)
-    channels = system.layer.taken[0]
+    channels = system.layer.product_inputs[0]
     for at in (0, 1):
         of_k, both = normal(system, at, weights=False), normal(system, at, weights=True)
         diagonal = (both - of_k).diagonal().reshape(channels, -1).mean(dim=0).repeat(channels)

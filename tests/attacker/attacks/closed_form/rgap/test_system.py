@@ -156,7 +156,7 @@ def test_scale_multiplies_rows_and_zero_removes_one() -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_folding_is_the_transpose_of_taking_columns(name: str) -> None:
     layer, _ = layer_of(name)
-    x = drawn(2, *layer.taken, seed=6)
+    x = drawn(2, *layer.product_inputs, seed=6)
     columns = unfold(layer, x)
     other = drawn(*columns.shape, seed=7)
     assert torch.allclose((columns * other).sum(), (x * fold(layer, other)).sum(), rtol=1e-12)
@@ -165,7 +165,7 @@ def test_folding_is_the_transpose_of_taking_columns(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_transposed_maps_are_adjoint_to_the_maps(name: str) -> None:
     layer, _ = layer_of(name)
-    for maps, shape in ((layer.before, layer.inputs), (layer.after, layer.given)):
+    for maps, shape in ((layer.before, layer.inputs), (layer.after, layer.product_outputs)):
         x = drawn(2, *shape, seed=8)
         y = drawn(*apply_maps(maps, x).shape, seed=9)
         assert torch.allclose((apply_maps(maps, x) * y).sum(), (x * apply_transposed_maps(maps, y, shape)).sum(), rtol=1e-12)

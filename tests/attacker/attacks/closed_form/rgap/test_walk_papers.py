@@ -23,9 +23,9 @@ def _weights_are_drawn_from_a_seed() -> Any:
 def padded_system(layer: Layer, weight: Tensor, k: Tensor, z: Tensor, gradient: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Build the rows of K, W and P for the padded input, and their right-hand sides, by loops. k, z: (C_out, places)."""
     assert layer.kernel is not None
-    (channels, height, width), (top, left), (down, across) = layer.taken, layer.padding, layer.stride
+    (channels, height, width), (top, left), (down, across) = layer.product_inputs, layer.padding, layer.stride
     high, wide = height + 2 * top, width + 2 * left
-    _, rows, columns = layer.given
+    _, rows, columns = layer.product_outputs
     by_weight, by_k, border = [], [], []
     for f in range(layer.shape[0]):
         for i in range(rows):
@@ -64,8 +64,8 @@ def by_the_authors(s: Seen) -> Tensor:
         z, k = (f / slope).float().double(), (below * slope).float().double()
         weight = s.weights[layer.weight][0]
         matrix, right = padded_system(layer, weight, k, z, s.gradient[layer.weight][0])
-        (top, left), (_, height, width) = layer.padding, layer.taken
-        x = np.linalg.lstsq(matrix, right, rcond=None)[0].reshape(layer.taken[0], height + 2 * top, width + 2 * left)
+        (top, left), (_, height, width) = layer.padding, layer.product_inputs
+        x = np.linalg.lstsq(matrix, right, rcond=None)[0].reshape(layer.product_inputs[0], height + 2 * top, width + 2 * left)
         f = torch.from_numpy(x[:, top : top + height, left : left + width]).float().double()
         below = functional.conv_transpose2d(
             k[None], weight, stride=layer.stride, padding=layer.padding, output_padding=_left_over(layer)
@@ -76,7 +76,7 @@ def by_the_authors(s: Seen) -> Tensor:
 
 def _left_over(layer: Layer) -> tuple[int, ...]:
     assert layer.kernel is not None
-    sides = zip(layer.taken[1:], layer.given[1:], layer.stride, layer.padding, layer.kernel, strict=True)
+    sides = zip(layer.product_inputs[1:], layer.product_outputs[1:], layer.stride, layer.padding, layer.kernel, strict=True)
     return tuple(taken - (given - 1) * stride + 2 * padding - kernel for taken, given, stride, padding, kernel in sides)
 
 

@@ -83,11 +83,11 @@ class Search:
         return 1 if self.consistency is None else self.restarts
 
 
-PART_NAMES = ("objective", "simulation", "parametrisation", "prior", "labels", "search")
+COMPONENT_NAMES = ("objective", "simulation", "parametrisation", "prior", "labels", "search")
 
 
 @dataclass(kw_only=True)
-class MatchingParts:
+class MatchingSettings:
     """The parts and settings of a gradient matching attack.
 
     objective:  distance between simulated and observed gradients, with the weights of layers and observations.
@@ -136,7 +136,7 @@ class MatchingParts:
         field of the attack nor of a part.
         """
         parts: dict[str, Any] = {}
-        for part in PART_NAMES:
+        for part in COMPONENT_NAMES:
             known = {one.name for one in fields(getattr(self, part))}
             own = {name: settings.pop(name) for name in known & set(settings)}
             if own:

@@ -15,7 +15,7 @@ CaseRecord = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Superseded:
+class SupersededCase:
     """The effect on the scores of a case that shares rounds with cases of higher priority, see `find_superseded`.
 
     by: keys of the cases of higher priority. rounds: the shared rounds; an example that was used in any of them is not scored in
@@ -36,7 +36,7 @@ class Superseded:
         return f"scored only on examples of round {rest}: those of its other rounds are scored in {by}"
 
 
-def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Superseded]:
+def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, SupersededCase]:
     """Return a dict from the key of each case that shares rounds with cases of higher priority to the effect on its scores.
 
     Examples of shared rounds are scored only in the case of highest priority. Cases with a complete reconstruction come first,
@@ -46,23 +46,23 @@ def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Supe
 
     folder: folder of the reconstructions. cases: entries of `attack.json`.
     """
-    found: dict[str, Superseded] = {}
-    whole = sorted((case for case in cases if "rounds" in case), key=lambda case: str(case["client"]))
-    for _, group in groupby(whole, key=lambda case: str(case["client"])):
-        own = list(group)
-        if len(own) == 1:
+    superseded: dict[str, SupersededCase] = {}
+    multi_round = sorted((case for case in cases if "rounds" in case), key=lambda case: str(case["client"]))
+    for _, group in groupby(multi_round, key=lambda case: str(case["client"])):
+        of_client = list(group)
+        if len(of_client) == 1:
             continue
-        counted: list[tuple[str, frozenset[int]]] = []
+        scored: list[tuple[str, frozenset[int]]] = []
         for case in sorted(
-            own, key=lambda case: (_rank_status(folder, str(case["key"])), -len(case["rounds"]), str(case["key"]))
+            of_client, key=lambda case: (_rank_status(folder, str(case["key"])), -len(case["rounds"]), str(case["key"]))
         ):
-            mine = frozenset(int(round) for round, _ in case["rounds"])
-            if by := [(key, mine & theirs) for key, theirs in counted if mine & theirs]:
-                held = frozenset[int]().union(*(rounds for _, rounds in by))
-                found[str(case["key"])] = Superseded(tuple(key for key, _ in by), held, mine - held)
-            if not by or mine - held:
-                counted.append((str(case["key"]), mine))
-    return found
+            case_rounds = frozenset(int(round) for round, _ in case["rounds"])
+            if by := [(key, case_rounds & scored_rounds) for key, scored_rounds in scored if case_rounds & scored_rounds]:
+                shared = frozenset[int]().union(*(rounds for _, rounds in by))
+                superseded[str(case["key"])] = SupersededCase(tuple(key for key, _ in by), shared, case_rounds - shared)
+            if not by or case_rounds - shared:
+                scored.append((str(case["key"]), case_rounds))
+    return superseded
 
 
 def _rank_status(folder: Path, key: str) -> int:

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Missing:
+class Hint:
     """A hint on what is missing or damaged in a run.
 
     what: the hint as text. command: the command that creates what is missing; "" if there is none.
@@ -26,14 +26,14 @@ class Missing:
     command: str = ""
 
 
-def describe_unreplayed(recording: Path) -> Missing:
+def describe_unreplayed(recording: Path) -> Hint:
     """Return the hint that no attack was run on a recording, with the command that runs the attack `cpl`."""
-    return Missing("No attack was replayed on this recording yet.", make_replay_command(recording))
+    return Hint("No attack was replayed on this recording yet.", make_replay_command(recording))
 
 
 def list_unfinished(
     told: Record, states: Mapping[str, CaseState], scored: Mapping[str, CaseState], *, replay: str, score: str
-) -> list[Missing]:
+) -> list[Hint]:
     """Return the hints on one attack: how many cases are not attacked yet, interrupted, and not scored yet.
 
     A case counts as not scored if it is finished now (done or failed), and was not finished at the last scoring or never scored.
@@ -45,14 +45,14 @@ def list_unfinished(
     spec, count = told["spec"], len(states)
     waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))
     unscored = sum(state in FINISHED_STATES and scored.get(key) not in FINISHED_STATES for key, state in states.items())
-    missing = []
+    hints = []
     if waiting:
-        missing.append(Missing(f"{spec}: {waiting} of {format_cases(count)} not attacked yet.", replay))
+        hints.append(Hint(f"{spec}: {waiting} of {format_cases(count)} not attacked yet.", replay))
     if interrupted:
-        missing.append(Missing(f"{spec}: {interrupted} of {format_cases(count)} interrupted: the best so far is shown.", replay))
+        hints.append(Hint(f"{spec}: {interrupted} of {format_cases(count)} interrupted: the best so far is shown.", replay))
     if unscored and score:
-        missing.append(Missing(f"{spec}: {unscored} of {format_cases(count)} not scored yet.", score))
-    return missing
+        hints.append(Hint(f"{spec}: {unscored} of {format_cases(count)} not scored yet.", score))
+    return hints
 
 
 def format_cases(count: int) -> str:
@@ -60,24 +60,24 @@ def format_cases(count: int) -> str:
     return f"{count} case is" if count == 1 else f"{count} cases are"
 
 
-def describe_missing_truth(run: Path) -> Missing:
+def describe_missing_truth(run: Path) -> Hint:
     """Return the hint that nothing was scored because no truth (the clients' examples) was given, with the command to score.
 
     In the command, FOLDER stands for the folder of truth. run: folder of the run.
     """
-    return Missing(
+    return Hint(
         "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:",
         f"{make_score_command(run)} --truth FOLDER",
     )
 
 
-def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Missing:
+def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Hint:
     """Return the hint that the null of an attack (the attack without the update) has no scores, with the command that runs both.
 
     Without the null's scores, the scores of the attack have nothing to be compared with. told: content of the attack's
     attack.json.
     """
-    return Missing(f"{told['spec']} has no scored null.", make_replay_command(recording, told))
+    return Hint(f"{told['spec']} has no scored null.", make_replay_command(recording, told))
 
 
 def make_score_command(folder: Path) -> str:

@@ -35,7 +35,7 @@ REPLAY_ADVICE = "replay the attack again"
 RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", "ranges_from", "created")
 
 
-def read_facts(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """Return the content of an `attack.json`.
 
     Raises DamagedFile, naming the file and what to do, if it is missing or invalid, or if the name of its folder does not match
@@ -52,7 +52,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     except DamagedFile as error:
         raise DamagedFile(path, f"{error.reason}; {REPLAY_ADVICE}") from None
     try:
-        _check_facts(facts)
+        _check_metadata(facts)
         for case in facts["cases"]:
             _check_case(case)
     except ValueError as error:
@@ -60,7 +60,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     return dict(facts)
 
 
-def _check_facts(facts: Any) -> None:
+def _check_metadata(facts: Any) -> None:
     if not isinstance(facts, dict):
         raise ValueError(f"attack.json must be a JSON object, got {shorten(facts)}; {REPLAY_ADVICE}")
     for entry, kind in FIELD_TYPES.items():

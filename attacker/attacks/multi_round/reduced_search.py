@@ -15,7 +15,7 @@ from attacker.attacks.labels.probes import compute_head_inputs
 from attacker.attacks.linking import Links, RoundDescription, describe_gaps
 from attacker.attacks.linking.matching import match_optimally
 from attacker.attacks.matching.warm_starts import HeldExamples
-from attacker.attacks.multi_round.certified import CertifiedExamples, split_known_labels
+from attacker.attacks.multi_round.certified_examples import CertifiedExamples, split_known_labels
 from attacker.attacks.simulation.client import build_network, find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
@@ -26,7 +26,7 @@ distance to the features of other examples. On 24 CIFAR-10 images of the tuning 
 
 
 @dataclass(frozen=True)
-class Remaining:
+class ReducedSearch:
     """The search that is left for a client after closed forms have certified some examples, which are called known.
 
     case:  the rounds to be searched, with links, which number the distinct examples of these rounds from 0 to V - 1 and state
@@ -110,7 +110,7 @@ def explain_rounds(
 
 def find_known_examples(
     linked: Case, described: Sequence[RoundDescription], known: CertifiedExamples, knows_defense: bool, device: str
-) -> Remaining:
+) -> ReducedSearch:
     """Return what is left to search after known examples are found in rounds that no closed form certified, by their features.
 
     Features are the inputs of the last layer, computed from a round's gradient. A linked example counts as a known example if its
@@ -121,7 +121,7 @@ def find_known_examples(
     links = linked.links
     assert links is not None
     if not described:
-        return Remaining(linked, torch.full((links.examples,), -1))
+        return ReducedSearch(linked, torch.full((links.examples,), -1))
     matched = [_match_features(linked, o, one, known, knows_defense, device) for o, one in enumerate(described)]
     held = _agree(links, matched)
     explained: list[int] = []
@@ -136,14 +136,14 @@ def find_known_examples(
     slots = tuple(slot for o in explained for slot in _list_places(linked, o, held[links.places[o]].tolist()))
     rest = [o for o in range(len(linked.observations)) if o not in explained]
     if not rest:
-        return Remaining(None, held[:0], slots)
+        return ReducedSearch(None, held[:0], slots)
     chosen, numbers = _select_places(links, rest)
     held = held[numbers]
     if chosen.labels is not None:
         chosen = replace(chosen, labels=torch.where(held >= 0, known.y[held.clamp(min=0)], chosen.labels))
     kept = select_rounds(linked, [linked.observations[o].round for o in rest])
     assert kept is not None
-    return Remaining(replace(kept, links=chosen), held, slots)
+    return ReducedSearch(replace(kept, links=chosen), held, slots)
 
 
 def _list_places(case: Case, o: int, examples: Sequence[int]) -> list[Slot]:
@@ -174,24 +174,26 @@ def _match_features(
     A position and a known example match if their labels are equal and their features are near, see MAX_FEATURE_RATIO. A known
     example matches one position at most. The features of known examples are computed at the weights of the observation's round.
     """
-    found = torch.full((len(one.labels),), -1)
+    matches = torch.full((len(one.labels),), -1)
     if one.features is None:
-        return found
+        return matches
     observation = case.observations[o]
     model = build_network(observation).to(device)
-    seen = ObservedGradients([observation], model=model, device=device, knows_defense=knows_defense)
-    state = seen.get_state(0)
+    observed = ObservedGradients([observation], model=model, device=device, knows_defense=knows_defense)
+    state = observed.get_state(0)
     with torch.no_grad():
-        x = seen.data.normalise(known.x.to(device))
-        features = compute_head_inputs(model, seen.data, {**state["buffers"], **state["weights"]}, x)[0].cpu().double()
-    read = one.features.double()
-    distance = torch.cdist(read, features)
+        x = observed.data.normalise(known.x.to(device))
+        features = compute_head_inputs(model, observed.data, {**state["buffers"], **state["weights"]}, x)[0].cpu().double()
+    inferred = one.features.double()
+    distance = torch.cdist(inferred, features)
     for row, column in match_optimally(distance.masked_fill(one.labels[:, None] != known.y[None], torch.inf).float()):
-        others = torch.cat([distance[row, torch.arange(len(features)) != column], torch.cdist(read[row : row + 1], read)[0]])
+        others = torch.cat(
+            [distance[row, torch.arange(len(features)) != column], torch.cdist(inferred[row : row + 1], inferred)[0]]
+        )
         others = others[others > 0]
         if len(others) and float(distance[row, column]) <= MAX_FEATURE_RATIO * float(others.median()):
-            found[row] = column
-    return found
+            matches[row] = column
+    return matches
 
 
 def _is_explained(case: Case, known: CertifiedExamples, rows: Tensor, knows_defense: bool, device: str) -> bool:
@@ -213,19 +215,19 @@ def has_earlier_search(memory: Memory | None) -> bool:
 
 
 def join_answers(
-    asked: Case, known: CertifiedExamples, remaining: Remaining, searched: Reconstruction | None, *, attack: str, seed: int
+    case: Case, known: CertifiedExamples, reduced: ReducedSearch, searched: Reconstruction | None, *, attack: str, seed: int
 ) -> Reconstruction:
     """Return one reconstruction: the certified examples, with their own confidence, then those that were searched for, if any."""
-    notes = (*known.describe(), *remaining.notes)
+    notes = (*known.describe(), *reduced.notes)
     routes = ", ".join(dict.fromkeys(known.routes.values()))
-    alone = Reconstruction(
-        case=asked.key,
+    certified = Reconstruction(
+        case=case.key,
         x=known.x,
         y=known.y,
         confidence=known.confidence,
         explained=known.explained,
         evidence=known.evidence,
-        slots=tuple(sorted((*known.slots, *remaining.slots), key=lambda slot: slot.round)),
+        slots=tuple(sorted((*known.slots, *reduced.slots), key=lambda slot: slot.round)),
         loss=torch.tensor([known.missed]),
         iterations=0,
         evaluations=known.evaluations,
@@ -237,34 +239,34 @@ def join_answers(
         seed=seed,
         notes=notes,
     )
-    return alone if searched is None else _add_searched(alone, remaining, searched)
+    return certified if searched is None else _add_searched(certified, reduced, searched)
 
 
-def _add_searched(alone: Reconstruction, remaining: Remaining, searched: Reconstruction) -> Reconstruction:
+def _add_searched(certified: Reconstruction, reduced: ReducedSearch, searched: Reconstruction) -> Reconstruction:
     """Return a reconstruction of the certified examples, followed by those that the search found.
 
-    Examples that the search left as they are (`remaining.held`), since they are certified, occur only once.
+    Examples that the search left as they are (`reduced.held`), since they are certified, occur only once.
     """
-    free = (remaining.held < 0).nonzero().flatten()
-    count = len(alone.x)
-    number = {int(v): count + i for i, v in enumerate(free)} | {v: e for v, e in enumerate(remaining.held.tolist()) if e >= 0}
+    free = (reduced.held < 0).nonzero().flatten()
+    count = len(certified.x)
+    number = {int(v): count + i for i, v in enumerate(free)} | {v: e for v, e in enumerate(reduced.held.tolist()) if e >= 0}
     explained = torch.full_like(searched.confidence, torch.nan) if searched.explained is None else searched.explained
-    assert alone.explained is not None
-    slots = (*alone.slots, *(replace(slot, example=number[slot.example]) for slot in searched.slots))
+    assert certified.explained is not None
+    slots = (*certified.slots, *(replace(slot, example=number[slot.example]) for slot in searched.slots))
     return replace(
         searched,
-        case=alone.case,
-        x=torch.cat([alone.x, searched.x[free]]),
-        y=torch.cat([alone.y, searched.y[free]]),
-        confidence=torch.cat([alone.confidence, searched.confidence[free]]),
-        explained=torch.cat([alone.explained, explained[free]]),
-        evidence=_join_evidence(alone.evidence, count, searched.evidence, free.tolist()),
+        case=certified.case,
+        x=torch.cat([certified.x, searched.x[free]]),
+        y=torch.cat([certified.y, searched.y[free]]),
+        confidence=torch.cat([certified.confidence, searched.confidence[free]]),
+        explained=torch.cat([certified.explained, explained[free]]),
+        evidence=_join_evidence(certified.evidence, count, searched.evidence, free.tolist()),
         slots=tuple(sorted(slots, key=lambda slot: slot.round)),
-        evaluations=alone.evaluations + searched.evaluations,
-        seconds=alone.seconds + searched.seconds,
-        route=f"{alone.route}; {searched.route}",
-        oracles=tuple(dict.fromkeys((*alone.oracles, *searched.oracles))),
-        notes=(*alone.notes, *searched.notes),
+        evaluations=certified.evaluations + searched.evaluations,
+        seconds=certified.seconds + searched.seconds,
+        route=f"{certified.route}; {searched.route}",
+        oracles=tuple(dict.fromkeys((*certified.oracles, *searched.oracles))),
+        notes=(*certified.notes, *searched.notes),
     )
 
 

@@ -10,12 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from support.defenses.federation import Federation
-from support.defenses.outcomes import Scored
+from support.defenses.outcomes import ExampleScores
 
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.paired import average_by_example, fill_failures
+from attacker.scoring.row_pairs import average_by_example, fill_failures
 from attacker.scoring.summary import Summary
 from attacker.scoring.verdict import Verdict, judge_attack
 
@@ -45,15 +45,15 @@ class MeasuredAttack:
         return self.summary.psnr.value
 
     @cached_property
-    def scored(self) -> Scored:
+    def scored(self) -> ExampleScores:
         """PSNR of each example by the attack and by its null; if the attack gave no answer, the null's PSNR counts for both."""
         psnr, its = (average_by_example(fill_failures(rows, self.null), "psnr") for rows in (self.own, self.null))
         cases = {str(row.index): row.case for row in self.own}
-        return Scored(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))
+        return ExampleScores(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """The results of one federation.
 
     own: dict with its accuracy, bytes sent by clients (bytes_up) and epsilon. units: dict with the size of its updates, from
@@ -84,7 +84,7 @@ class Measured:
         return judge_attack(self.attacked[self.strongest].own, self.attacked[self.best_null].null)
 
 
-class Kept:
+class MeasurementFile:
     """A file of measurements, each with a hash of its settings, so that a later run does not repeat them.
 
     fresh: whether to delete the measurements of earlier runs first.
@@ -98,7 +98,7 @@ class Kept:
         lines = path.read_text().splitlines() if path.exists() else []
         self.known = {row["key"]: row for row in map(json.loads, lines)}
 
-    def find(self, identity: Mapping[str, Any], folder: Path) -> Measured | None:
+    def find(self, identity: Mapping[str, Any], folder: Path) -> Measurement | None:
         """Return the stored measurement with the settings `identity`, or None if there is none.
 
         folder: temporary folder; its path is left out when settings are compared.
@@ -107,9 +107,9 @@ class Kept:
         if row is None:
             return None
         attacked = {name: MeasuredAttack(_read(one["own"]), _read(one["null"])) for name, one in row["attacked"].items()}
-        return Measured(row["own"], row["units"], attacked)
+        return Measurement(row["own"], row["units"], attacked)
 
-    def add(self, identity: Mapping[str, Any], folder: Path, measured: Measured) -> None:
+    def add(self, identity: Mapping[str, Any], folder: Path, measured: Measurement) -> None:
         """Append a measurement to the file, with a hash of its settings `identity`.
 
         folder: temporary folder; its path is removed from the settings before they are hashed.

@@ -70,7 +70,7 @@ def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]
 
 
 @dataclass(frozen=True)
-class Paired:
+class RowPairs:
     """Rows of an attack and of its null on the same examples of the same cases, in the same order.
 
     Rows without a reconstruction hold the scores that `fill_failures` gives them.
@@ -100,11 +100,11 @@ class Paired:
         return {index: sum(own) / len(own) for index, own in values.items()}
 
 
-def pair_rows(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
+def pair_rows(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> RowPairs:
     """Pair the rows of an attack with the rows of its null by case and example; drop rows without a partner.
 
     Rows without a reconstruction get the scores of `fill_failures`.
     """
     answers = {_get_key(row): row for row in fill_failures(null)}
     both = [row for row in fill_failures(rows, null) if _get_key(row) in answers]
-    return Paired(tuple(both), tuple(answers[_get_key(row)] for row in both))
+    return RowPairs(tuple(both), tuple(answers[_get_key(row)] for row in both))
