@@ -36,7 +36,8 @@ class Decoder:
              `Parametrisation.boxed` is set.
     uses_labels: whether `decode` takes the labels as a second argument: classes (N,), or probabilities of classes (N, K).
     phases:  sizes of successive parts of the latent of one example, whose shape is then (sum of the sizes,); a search changes one
-             part after the other, each for an equal share of its steps. Empty to search all of it at once.
+             part after the other. Empty to search all of it at once.
+    lengths: relative numbers of steps of the phases; empty for equal ones.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +46,7 @@ class Decoder:
     project: Callable[[Tensor], Tensor] = _identity
     uses_labels: bool = False
     phases: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
     shared: int = 0
     inject: Callable[[Tensor, Tensor], Tensor] | None = None
 
@@ -53,6 +55,10 @@ class Decoder:
             raise ValueError(
                 f"a Decoder with shared={self.shared} needs shape=(size,) with a size above {self.shared}, and phases=(); got "
                 f"shape={self.shape} and phases={self.phases}"
+            )
+        if self.lengths and (len(self.lengths) != len(self.phases) or min(self.lengths) < 1):
+            raise ValueError(
+                f"a Decoder with phases={self.phases} needs one length of at least 1 for each phase, got lengths={self.lengths}"
             )
         if self.phases and self.shape != (sum(self.phases),):
             raise ValueError(
@@ -101,16 +107,18 @@ def bicubic(factor: int) -> DecoderFactory:
     return build
 
 
-SCALES = (8, 4, 2, 1)
-"""Ratios of the sides of images and of the small images of `coarse_to_fine`, one for each phase of a search."""
+SCALES, SCALE_LENGTHS = (8, 4, 2, 1), (1, 2, 3, 4)
+"""Ratios of the sides of images and of the small images of `coarse_to_fine`, one for each phase of a search, and the relative
+lengths of these phases."""
 
 
 def coarse_to_fine(data: DataSpec) -> Decoder:
     """Return the decoder of images of an eighth of the side, and of displacements at a quarter, at half and at all of it.
 
-    All are enlarged by bicubic interpolation and added. A search has four phases of equal length, one for each of `SCALES`: the
-    first one finds small images, and each later one finds displacements, from 0 on, that are added to the images before it.
-    Raises ValueError for table rows. `project` clamps the small images to [0, 1] and the displacements to [-1, 1].
+    All are enlarged by bicubic interpolation and added. A search has four phases, one for each of `SCALES`, of a tenth, two,
+    three and four tenths of the steps: the first one finds small images, and each later one finds displacements, from 0 on,
+    that are added to the images before it. Raises ValueError for table rows. `project` clamps the small images to [0, 1] and
+    the displacements to [-1, 1].
     """
     if not data.is_image:
         raise ValueError(
@@ -131,7 +139,7 @@ def coarse_to_fine(data: DataSpec) -> Decoder:
     def project(z: Tensor) -> Tensor:
         return torch.cat([z[:, : sizes[0]].clamp(0, 1), z[:, sizes[0] :].clamp(-1, 1)], dim=1)
 
-    return Decoder((sum(sizes),), decode=decode, encode=encode, project=project, phases=sizes)
+    return Decoder((sum(sizes),), decode=decode, encode=encode, project=project, phases=sizes, lengths=SCALE_LENGTHS)
 
 
 def autoencoder(path: Path) -> DecoderFactory:

@@ -108,7 +108,7 @@ class LatentSpace:
         Without phases it is `optimiser`. Labels, random draws and surrogate weights change in every phase if they are optimised.
         """
         sizes = self.decoder.phases
-        return PhasedOptimiser(optimiser, sizes, self.examples) if sizes else optimiser
+        return PhasedOptimiser(optimiser, sizes, self.examples, self.decoder.lengths) if sizes else optimiser
 
     def measure_latents(self, z: Tensor) -> Tensor:
         """Return the mean square of the latents of examples in a latent vector z (D,), added over phases, a 0-d tensor."""

@@ -47,9 +47,10 @@ def rog(
     """Search by Adam with cosine annealing for small images, to which finer details are added (after Yue et al. 2022, ROG).
 
     steps: number of iterations of one start. restarts: as in `dlg`.
-    decoder: variable that is optimised: coarse_to_fine, images of an eighth of height and width, to which details of four, two
-    and one pixels are added, each scale in a quarter of the steps; bicubic4, images of a quarter of height and width, as in the
-    paper; pixels; the file of an autoencoder or a generator that attacker train-prior wrote; or another one, as in `cpl`.
+    decoder: variable that is optimised: coarse_to_fine, images of an eighth of height and width in the first tenth of the steps,
+    to which details of four, two and one pixels are added in two, three and four tenths; bicubic4, images of a quarter of height
+    and width, as in the paper; pixels; the file of an autoencoder or a generator that attacker train-prior wrote; or another one,
+    as in `cpl`.
     init: start, as in `cpl`, but not insider. coarse4 gives squares of 4 x 4 pixels with one random value in [0, 1) each for
     every channel, which for bicubic4 are independent values of its small image.
     distance: cosine; euclidean (squared), as in the paper; or absolute.

@@ -9,6 +9,7 @@ from torch import Tensor
 from attacker.attacks.optimisers.conjugate_gradients import conjugate_gradients
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, Stepper
 from attacker.attacks.optimisers.lbfgs import LBFGS, LBFGSStepper
+from attacker.attacks.optimisers.phases import PhasedOptimiser
 
 PROBLEMS, SIZE = 5, 12
 
@@ -199,3 +200,12 @@ def test_conjugate_gradients_solve_each_problem() -> None:
     x, done = conjugate_gradients(lambda v: (matrices @ v[..., None])[..., 0], target, iterations=100, tolerance=1e-12)
     torch.testing.assert_close(x, torch.linalg.solve(matrices, target), rtol=1e-6, atol=1e-9)
     assert 8 <= done < 100
+
+
+def test_phases_follow_their_relative_lengths() -> None:
+    own = PhasedOptimiser(Adam(), (5, 5, 5), examples=1, lengths=(1, 2, 5))
+    found = [own.locate(step / 16) for step in (0, 1, 2, 4, 5, 6, 11, 15)]
+    assert [phase for phase, _ in found] == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert [within for _, within in found] == pytest.approx([0, 0.5, 0, 0.5, 0.75, 0, 0.5, 0.9])
+    equal = PhasedOptimiser(Adam(), (5, 5), examples=1)
+    assert [equal.locate(step / 10)[0] for step in range(10)] == [0] * 5 + [1] * 5
