@@ -90,6 +90,8 @@ def _judge_head(observation: Observation) -> list[str]:
         return []
     if training.epochs is not None and observation.num_examples is None:  # the number of steps is unknown
         return []
+    if not _is_added_to_outputs(observation, bias):
+        return []
     steps, before = find_schedule(observation)[1], observation.weights[bias].double()
     largest = float((observation.payload.tensors[bias].double() - before).abs().max())
     rates = sum(training.compute_rate(step) for step in range(steps)) / (1 - training.momentum)
@@ -101,3 +103,18 @@ def _judge_head(observation: Observation) -> list[str]:
         f"learning rate of {training.learning_rate:g} can change it by at most {possible:.2g}: compare learning_rate and the "
         "number of steps, and whether the loss is a mean over the batch"
     ]
+
+
+def _is_added_to_outputs(observation: Observation, bias: str) -> bool:
+    """Return whether the network's outputs are the last layer's, so that its bias is added to them without a factor.
+
+    False if the network scales them, as by a temperature, if it cannot be built, or if it fails on random inputs.
+    """
+    try:
+        network = models.build(observation.model, observation.data).eval().requires_grad_(True)
+        x = torch.rand(2, *observation.data.shape, generator=torch.Generator().manual_seed(0))
+        outputs = network(observation.data.normalise(x)).sum()
+        (slope,) = torch.autograd.grad(outputs, [dict(network.named_parameters())[bias]])
+    except (KeyError, ValueError, RuntimeError, TypeError, IndexError):  # code of the user's, on inputs that it may refuse
+        return False
+    return bool(torch.allclose(slope, torch.full_like(slope, float(len(x)))))
