@@ -106,3 +106,24 @@ def test_only_layers_that_the_network_uses_must_change(kept: tuple[str, ...], na
     if isinstance(found, Finding):
         assert "hidden.weight did not change" in found.evidence
         assert "spare" not in found.evidence
+
+
+class ScaledLogits(nn.Module):
+    """A network that multiplies the outputs of its last layer, whose bias then changes by more than errors of at most 1 allow."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(6, 3), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.scale * self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize(("scale", "named"), [(1.0, True), (20.0, False)])
+def test_the_bias_of_a_head_whose_outputs_are_scaled_is_not_judged(scale: float, named: bool) -> None:
+    network = ScaledLogits(scale)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    after = {name: w + 1.5 for name, w in before.items()}  # fifteen times the stated rate
+    found = check_training([replace(observe(after, before), model=ModuleSpec.of(network))])
+    assert isinstance(found, Finding) is named
