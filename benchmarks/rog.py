@@ -7,9 +7,10 @@ the column `sign`, at those sent). The enhancer is a network that removes noise 
 answers, also those of nulls, are measured before and after it, and in the column `sign` also after the paper's equalisation
 of histograms. By default all columns of these figures run, in --workers processes of one thread each; an argument selects one
 column, also DGC, or a table below. Reconstructions of columns are kept in runs/benchmark-rog, and later runs reuse them
-unless --fresh or --quick is given. With --published, columns have the paper's batches of 16 images of 128x128 pixels, and are
-attacked by ROG and its null alone, or by all attacks if a column is selected; lpips_gap is then the difference between the
-LPIPS of ROG with the enhancer and that of the paper.
+unless --fresh or --quick is given. With --repeated, each column has five batches, and means have 95 % intervals, whose units are
+the batches. With --published, columns have the paper's batches of 16 images of 128x128 pixels, and are attacked by ROG and its
+null alone, or by all attacks if a column is selected; lpips_gap is then the difference between the LPIPS of ROG with the
+enhancer and that of the paper.
 
     single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
@@ -59,7 +60,7 @@ TABLES = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("fresh", "picture", "published"), offers_workers=True)
+    asked = parse_options(__doc__ or "", tables=TABLES, flags=("fresh", "picture", "published", "repeated"), offers_workers=True)
     torch.set_num_threads(1)
     if asked.table == "weights":
         found = train_ready_enhancer(asked, READY_FILE if not asked.quick else FOLDER / "enhancer.safetensors")

@@ -8,8 +8,17 @@ import pytest
 import torch
 from support.contract import Options
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe
-from support.rog.comparison import measure_columns, measure_in_processes
-from support.rog.outcomes import AnswerFolder
+from support.rog.comparison import (
+    REPEATED,
+    AttackScores,
+    ColumnResult,
+    estimate_mean,
+    load_tools,
+    measure_columns,
+    measure_in_processes,
+    subtract_lpips,
+)
+from support.rog.outcomes import AnswerFolder, Similarity, average_similarities
 from support.rog.tradeoff import ATTACKS, compare_attacks, draw_regions, make_narrow_lenet
 
 from attacker.attacks import cpl
@@ -73,6 +82,47 @@ def test_failed_column_is_named_after_the_others_are_finished(
     assert first.startswith("wrong: column 1 of 2 after ")
     assert "failed: " in first
     assert second.startswith("raw: column 2 of 2 after ")
+
+
+def make_scores(plain: list[float], enhanced: list[float]) -> AttackScores:
+    """Return scores with these LPIPS, one value for each batch."""
+    found = [[Similarity(psnr=20 - lpips, ssim=0.5, ssim_global=0.5, lpips=lpips) for lpips in one] for one in (plain, enhanced)]
+    return AttackScores(found[0], found[1], [], [1.0] * len(plain))
+
+
+def test_rog_is_compared_with_the_better_rows_of_inverting_gradients_over_all_batches() -> None:
+    scores = {"ROG": make_scores([0.5, 0.5], [0.125, 0.375]), "Inverting Gradients": make_scores([0.25, 0.25], [0.1, 0.9])}
+    assert subtract_lpips(scores["ROG"], scores) == [-0.125, 0.125]
+    assert subtract_lpips(scores["ROG"], {"ROG": scores["ROG"]}) == []
+    equal = ColumnResult([], scores, "report")
+    assert equal.is_not_worse_than_ig is True
+    assert equal.is_better_than_pixels is None
+    other = scores | {"pixels": make_scores([0.25, 0.25], [0.3, 0.3]), "Inverting Gradients": make_scores([0.2, 0.3], [0.2, 0.2])}
+    worse = ColumnResult([], other, "report")
+    assert worse.is_not_worse_than_ig is False
+    assert worse.is_better_than_pixels is False  # equal is not better
+
+
+def test_means_have_intervals_for_as_many_batches_as_are_repeated() -> None:
+    values = [0.1, 0.2, 0.3, 0.2, 0.2]
+    found = estimate_mean("lpips", values)
+    assert found["lpips"] == pytest.approx(0.2)
+    assert 0.1 < found["lpips_low"] < 0.2 < found["lpips_high"] < 0.3
+    assert len(values) == REPEATED
+    assert estimate_mean("lpips", values[:-1])["lpips_low"] is None
+    assert estimate_mean("lpips", []) == {"lpips": None, "lpips_low": None, "lpips_high": None}
+    similarities = make_scores([0.2, 0.4], []).plain
+    assert average_similarities(similarities) == Similarity(
+        psnr=pytest.approx(19.7), ssim=0.5, ssim_global=0.5, lpips=pytest.approx(0.3)
+    )
+    assert average_similarities([*similarities, replace(similarities[0], lpips=None)]).lpips is None
+
+
+def test_batches_differ_in_their_images_and_in_their_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = (load_tools(replace(ASKED, flags=frozenset({"repeated"})), batch) for batch in (0, 1))
+    assert not any(torch.equal(a, b) for a in first.x for b in second.x)
+    assert (first.scale.batches, first.asked.seed, second.asked.seed) == (REPEATED, 0, 1)
 
 
 def test_rog_is_better_where_its_distance_is_lower_or_its_psnr_higher() -> None:

@@ -17,6 +17,8 @@ MAX_BLUR = 1.0
 """Largest standard deviation of the blur, in pixels."""
 MAX_DENOISED = 0.3
 """Largest standard deviation of the noise that a denoiser is trained to remove."""
+SKIPPED = 0.5
+"""Probability with which each degradation is left out."""
 SHRINKERS = ("nearest", "bilinear", "bicubic", "area")
 
 Shrinker = Literal["nearest", "bilinear", "bicubic", "area"]
@@ -25,12 +27,14 @@ Shrinker = Literal["nearest", "bilinear", "bicubic", "area"]
 def degrade(x: Tensor, rng: Generator) -> Tensor:
     """Shrink and enlarge images (N, 3, H, W), blur them, and add noise, in a random order, without clamping the result.
 
-    The order, the factor and the method of shrinking, and the width of the blur are drawn once for all images, and noise levels
-    for each image.
+    Each of the three is left out with probability `SKIPPED`, since many reconstructions are neither blurred nor noisy. Which are
+    left out, the order, the factor and the method of shrinking, and the width of the blur are drawn once for all images, and
+    noise levels for each image.
     """
     steps = [_shrink_and_enlarge, _blur, _add_noise]
     for i in torch.randperm(len(steps), generator=rng).tolist():
-        x = steps[i](x, rng)
+        if float(torch.rand((), generator=rng)) >= SKIPPED:
+            x = steps[i](x, rng)
     return x
 
 

@@ -15,12 +15,20 @@ from typing import Any
 
 from support.contract import Options, ResultRow, TableAndSummary, prepare_worker, read_peak_memory
 from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, DefendedColumn, observe, resize
-from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
+from support.rog.outcomes import (
+    AnswerFolder,
+    Similarity,
+    average_similarities,
+    load_perceptual,
+    measure_similarity,
+    share_of_labels,
+)
 from support.splits import load_images
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients, rog
 from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, equalize, read_enhancer
+from attacker.scoring.statistics import mean
 
 FOLDER = Path("runs/benchmark-rog")
 RATIO_STEPS = (10, 20, 30, 40, 60)
@@ -29,7 +37,7 @@ RATIO_STEPS = (10, 20, 30, 40, 60)
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of the benchmark. setting: of the federation. images: number of images of the batch.
+    """The size of the benchmark. setting: of the federation. images: number of images of a batch. batches: number of batches.
 
     steps: iterations of ROG and of its search in pixels. steps_of_ig: iterations of Inverting Gradients, over which its schedule
     of learning rates runs. folder: name of the folder of kept answers. all_attacks: whether all attacks run if no column is
@@ -42,22 +50,26 @@ class Scale:
     steps_of_ig: int
     folder: str
     all_attacks: bool = True
+    batches: int = 1
 
 
 FULL = Scale(BatchSetting(), images=4, steps=100, steps_of_ig=400, folder="full")
 QUICK = Scale(BatchSetting(side=32), images=2, steps=8, steps_of_ig=12, folder="quick")
 PUBLISHED = Scale(BatchSetting(side=128), images=16, steps=100, steps_of_ig=400, folder="published", all_attacks=False)
 """The batch and the images of the paper."""
+REPEATED = 5
+"""Number of batches with --repeated, the smallest one for which means have intervals."""
 AIMED_GAP = 0.05
 """Largest difference from the LPIPS of the paper, at its size, that is aimed for."""
 
 
 @dataclass(frozen=True)
 class ColumnTools:
-    """What all columns share.
+    """What the attacks on all columns share for one batch.
 
-    asked: options. x, y: original images (N, 3, H, W) and their labels (N,), of the data set's part `part`. folder: kept
-    reconstructions. perceptual: LPIPS; None if it cannot be measured. enhancer: None if there is no file of its weights.
+    asked: options; their seed is that of the benchmark plus the number of the batch. x, y: original images (N, 3, H, W) and their
+    labels (N,), of the data set's part `part`. folder: kept reconstructions. perceptual: LPIPS; None if it cannot be measured.
+    enhancer: None if there is no file of its weights.
     """
 
     asked: Options
@@ -76,31 +88,51 @@ class ColumnTools:
 def choose_scale(asked: Options) -> Scale:
     """Return the scale that the options select."""
     full = PUBLISHED if "published" in asked.flags else FULL
-    return replace(QUICK, all_attacks=full.all_attacks) if asked.quick else full
+    scale = replace(QUICK, all_attacks=full.all_attacks) if asked.quick else full
+    return replace(scale, batches=REPEATED if "repeated" in asked.flags else 1)
 
 
 @cache
-def load_tools(asked: Options) -> ColumnTools:
-    """Load what all columns share, once for each process."""
+def load_tools(asked: Options, batch: int = 0) -> ColumnTools:
+    """Load what all columns share for a batch, once for each process. batch: its number, from 0."""
     scale = choose_scale(asked)
-    images = load_images(asked, "imagenet", scale.images)
+    images = load_images(asked, "imagenet", scale.images, skip=batch * scale.images)
     folder = AnswerFolder(FOLDER / scale.folder, fresh="fresh" in asked.flags or asked.quick)
     enhancer = read_enhancer(READY_FILE) if READY_FILE.exists() else None
     perceptual = load_perceptual(asked, scale.setting.side)
     x = resize(images, scale.setting.side)
-    return ColumnTools(asked, scale, x, images.y, images.part, folder, perceptual, enhancer)
+    own = replace(asked, seed=asked.seed + batch)
+    return ColumnTools(own, scale, x, images.y, images.part, folder, perceptual, enhancer)
+
+
+@dataclass(frozen=True)
+class AttackScores:
+    """Similarities of one attack's images to the originals of each batch, and its CPU-seconds for each batch.
+
+    plain: without the enhancer. enhanced: with it. equalized: with `enhancer.equalize` instead; empty where that is not measured.
+    """
+
+    plain: list[Similarity]
+    enhanced: list[Similarity]
+    equalized: list[Similarity]
+    cpu_seconds: list[float]
+
+    @property
+    def best(self) -> list[Similarity]:
+        """The similarities with the enhancer or those without it, whichever are better in the mean over the batches."""
+        is_improved = average_similarities(self.enhanced).is_better_than(average_similarities(self.plain))
+        return self.enhanced if is_improved else self.plain
 
 
 @dataclass(frozen=True)
 class ColumnResult:
-    """The rows of one column, and the similarities of attacks by name, without the enhancer and with it.
+    """The rows of one column, and the scores of its attacks by name.
 
     summary: additional results. peak_mb: peak memory of the worker process until the end of this column.
     """
 
     rows: list[ResultRow]
-    plain: dict[str, Similarity]
-    enhanced: dict[str, Similarity]
+    scores: dict[str, AttackScores]
     part: str
     summary: ResultRow = field(default_factory=dict)
     peak_mb: float = 0.0
@@ -109,23 +141,25 @@ class ColumnResult:
     def is_better_than_pixels(self) -> bool | None:
         """Whether ROG with the enhancer is better than ROG's search in pixels, both without the enhancer and with it.
 
-        None if that search was not measured.
+        Means over the batches are compared. None if that search was not measured.
         """
-        if "pixels" not in self.plain:
-            return None
-        own = self.enhanced["ROG"]
-        return all(own.is_better_than(other["pixels"]) for other in (self.plain, self.enhanced))
+        return self._is_better("pixels")
 
     @property
     def is_not_worse_than_ig(self) -> bool | None:
         """Whether ROG with the enhancer is at least as good as Inverting Gradients, both without the enhancer and with it.
 
-        None if Inverting Gradients was not measured.
+        Means over the batches are compared. None if Inverting Gradients was not measured.
         """
-        if "Inverting Gradients" not in self.plain:
+        return self._is_better("Inverting Gradients", or_equal=True)
+
+    def _is_better(self, other: str, *, or_equal: bool = False) -> bool | None:
+        if other not in self.scores:
             return None
-        own = self.enhanced["ROG"]
-        return all(own.is_better_than(other["Inverting Gradients"], or_equal=True) for other in (self.plain, self.enhanced))
+        own, theirs = (
+            average_similarities(similarities) for similarities in (self.scores["ROG"].enhanced, self.scores[other].best)
+        )
+        return own.is_better_than(theirs, or_equal=or_equal)
 
 
 def measure_columns(asked: Options, columns: Sequence[DefendedColumn] = ()) -> TableAndSummary:
@@ -155,7 +189,8 @@ def measure_columns(asked: Options, columns: Sequence[DefendedColumn] = ()) -> T
     others = {
         "lpips_gap": max(gaps, default=None),
         "columns_within_gap": sum(gap <= AIMED_GAP for gap in gaps) if gaps else None,
-        "images": choose_scale(asked).images,
+        "images": choose_scale(asked).images * choose_scale(asked).batches,
+        "batches": choose_scale(asked).batches,
         "part": found[0].part,
         "peak_mb": max(one.peak_mb for one in found),
     }
@@ -191,38 +226,78 @@ def measure_in_processes(asked: Options, columns: Sequence[DefendedColumn]) -> l
 def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
     """Attack one column with ROG, its search in pixels, Inverting Gradients, and the nulls of ROG and of Inverting Gradients.
 
-    If the scale does not have `all_attacks` and no column is selected, only ROG and its null attack.
+    If the scale does not have `all_attacks` and no column is selected, only ROG and its null attack. Rows hold means over the
+    batches. The row of ROG also holds lpips_minus_ig, the mean over the batches of the difference between LPIPS of ROG with the
+    enhancer and that of Inverting Gradients, with the enhancer or without it, whichever is better in the mean. The entries
+    enhanced_lpips and lpips_minus_ig come with limits of 95 % intervals (`_low`, `_high`), which are None for few batches.
     """
-    tools = load_tools(asked)
-    case = make_case(tools, column)
-    attacks = make_attacks(tools.scale)
-    if not (tools.scale.all_attacks or asked.table):
+    scale = choose_scale(asked)
+    batches = [load_tools(asked, batch) for batch in range(scale.batches)]
+    cases = [make_case(tools, column) for tools in batches]
+    attacks = make_attacks(scale)
+    if not (scale.all_attacks or asked.table):
         attacks = {"ROG": attacks["ROG"]}
     attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients") if name in attacks}
-    rows, plain, enhanced = [], {}, {}
-    labels, at_its_size = share_of_labels(case, tools.y, tools.asked), tools.scale.setting.side == PUBLISHED.setting.side
-    for name, attack in attacks.items():
-        answer = tools.folder.attack(attack, case, tools.x, tools.asked)
-        plain[name] = tools.measure(answer.x)
-        enhanced[name] = tools.measure(tools.enhancer(answer.x)) if tools.enhancer else plain[name]
-        equalized = asdict(tools.measure(Enhancer("equalize", equalize())(answer.x))) if column.is_equalized else {}
-        paper, lpips = column.paper if name == "ROG" else None, enhanced[name].lpips
+    scores = {name: score_attack(attack, batches, cases, column) for name, attack in attacks.items()}
+    labels = mean([share_of_labels(case, tools.y, tools.asked) for tools, case in zip(batches, cases, strict=True)]).value
+    rows = []
+    for name, own in scores.items():
+        lpips = [one.lpips for one in own.enhanced if one.lpips is not None]
+        paper = column.paper if name == "ROG" else None
+        at_its_size = paper is not None and scale.setting.side == PUBLISHED.setting.side
         rows.append(
             {
                 "column": column.name,
                 "attack": name,
-                "iterations": attack.search.steps,
-                **asdict(plain[name]),
-                **{f"enhanced_{key}": value for key, value in asdict(enhanced[name]).items()},
-                **{f"equalized_{key}": value for key, value in equalized.items()},
+                "iterations": attacks[name].search.steps,
+                **asdict(average_similarities(own.plain)),
+                **{f"enhanced_{key}": value for key, value in asdict(average_similarities(own.enhanced)).items()},
+                **estimate_mean("enhanced_lpips", lpips),
+                **(
+                    {f"equalized_{k}": v for k, v in asdict(average_similarities(own.equalized)).items()} if own.equalized else {}
+                ),
+                **(estimate_mean("lpips_minus_ig", subtract_lpips(own, scores)) if name == "ROG" else {}),
                 "labels_if_not_told": labels,
                 "paper_lpips_128": paper,
-                "lpips_gap": None if paper is None or not at_its_size or lpips is None else lpips - paper,
-                "cpu_seconds": answer.cpu_seconds,
+                "lpips_gap": mean(lpips).value - paper if at_its_size and lpips and paper is not None else None,
+                "cpu_seconds": mean(own.cpu_seconds).value,
             }
         )
-    summary = measure_iterations(tools, case) if column == COLUMNS[0] and tools.scale.all_attacks else {}
-    return ColumnResult(rows, plain, enhanced, tools.part, summary, read_peak_memory())
+    summary = measure_iterations(batches[0], cases[0]) if column == COLUMNS[0] and scale.all_attacks else {}
+    return ColumnResult(rows, scores, batches[0].part, summary, read_peak_memory())
+
+
+def score_attack(
+    attack: GradientMatching, batches: Sequence[ColumnTools], cases: Sequence[Case], column: DefendedColumn
+) -> AttackScores:
+    """Attack the case of each batch, and measure the images without the enhancer, with it and, if needed, equalised."""
+    scores = AttackScores([], [], [], [])
+    for tools, case in zip(batches, cases, strict=True):
+        answer = tools.folder.attack(attack, case, tools.x, tools.asked)
+        scores.plain.append(tools.measure(answer.x))
+        scores.enhanced.append(tools.measure(tools.enhancer(answer.x)) if tools.enhancer else scores.plain[-1])
+        if column.is_equalized:
+            scores.equalized.append(tools.measure(Enhancer("equalize", equalize())(answer.x)))
+        scores.cpu_seconds.append(answer.cpu_seconds)
+    return scores
+
+
+def subtract_lpips(own: AttackScores, scores: dict[str, AttackScores]) -> list[float]:
+    """Return LPIPS of `own` with the enhancer minus the best one of Inverting Gradients, for each batch; [] if one is missing."""
+    if "Inverting Gradients" not in scores:
+        return []
+    pairs = zip(own.enhanced, scores["Inverting Gradients"].best, strict=True)
+    return [a.lpips - b.lpips for a, b in pairs if a.lpips is not None and b.lpips is not None]
+
+
+def estimate_mean(name: str, values: Sequence[float]) -> ResultRow:
+    """Return the mean of values, one per batch, as `name`, with its 95 % interval as `name`_low and `name`_high.
+
+    Values that cannot be estimated are None.
+    """
+    found = mean(values) if values else None
+    low, high = (found.low, found.high) if found and found.is_interval else (None, None)
+    return {name: found.value if found else None, f"{name}_low": low, f"{name}_high": high}
 
 
 def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:

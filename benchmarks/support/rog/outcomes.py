@@ -3,9 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from support.attacked import describe_settings
@@ -127,4 +128,15 @@ def measure_similarity(x: Tensor, truth: Tensor, perceptual: Callable[[Tensor, T
         float(ssim(x, truth).mean()),
         float(ssim_global(x, truth).mean()),
         float(perceptual(x, truth).mean()) if perceptual else None,
+    )
+
+
+def average_similarities(similarities: Sequence[Similarity]) -> Similarity:
+    """Return the mean of each measure over `similarities`; LPIPS is None if it is missing in one of them."""
+    lpips = [one.lpips for one in similarities if one.lpips is not None]
+    return Similarity(
+        fmean(one.psnr for one in similarities),
+        fmean(one.ssim for one in similarities),
+        fmean(one.ssim_global for one in similarities),
+        fmean(lpips) if len(lpips) == len(similarities) else None,
     )
