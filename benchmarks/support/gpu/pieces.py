@@ -102,6 +102,7 @@ PIECES = (
     make_script("real-resnet18-64", "ResNet-18 at 64 pixels, one local epoch, batches of 1, 4 and 16", "real.py resnet18-64"),
     make_script("real-mobilenet-64", "the same of MobileNet", "real.py mobilenet-64"),
     make_script("real-vit-64", "the same of a vision transformer", "real.py vit-64"),
+    make_script("rog-published", "ROG at the paper's size, beside the paper's LPIPS", "rog.py --published --workers 2"),
     make_script("agic-epochs", "the gain by a second epoch whose examples are linked", "agic.py epochs"),
     make_script("agic-fedavg", "one batch against simulation of local steps", "agic.py fedavg"),
     make_script("agic-matching", "examples linked over two epochs, 1,000 images", "agic.py matching"),
@@ -122,7 +123,6 @@ PIECES = (
     make_script("cpl-1", "CPL's table 1: how many iterations are enough", "cpl.py 1"),
     make_script("cpl-3", "CPL's table 3: tables of attributes", "cpl.py 3"),
     make_script("cpl-4", "CPL's table 4: nine starts", "cpl.py 4"),
-    make_script("cpl-5", "CPL's table 5: how much the numbers of iterations of successful searches vary", "cpl.py 5"),
     make_script("cpl-9", "CPL's table 9: up to ten local steps", "cpl.py 9"),
     make_script("peel", "sigmoid LeNets inverted layer by layer, beside L-BFGS", "peel.py"),
     make_script(
