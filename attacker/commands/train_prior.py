@@ -34,8 +34,13 @@ def train_prior(
         Literal["4", "8", "16"], typer.Option(help="Ratio of the sides of image and latent of an autoencoder.")
     ] = "4",
     adversarial: Annotated[
-        float, typer.Option(min=0, help="Weight of the adversarial loss beside l1; 0 for l1 alone, which denoisers always have.")
-    ] = 0.01,
+        float | None,
+        typer.Option(
+            min=0,
+            help="Weight of the adversarial loss beside l1; 0 for l1 alone, which denoisers always have. Default: 0.03 for an "
+            "enhancer, 0.01 for the other kinds.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
@@ -48,7 +53,7 @@ def train_prior(
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.attacks.learned.images import read_images, read_labels
         from attacker.attacks.learned.prior_file import FILE_ENDING, PriorFacts, write_prior
-        from attacker.attacks.learned.training import PriorTraining, Trainer
+        from attacker.attacks.learned.training import ADVERSARIAL_OF_ENHANCERS, PriorTraining, Trainer
 
         if out_file.suffix != FILE_ENDING:
             raise ValueError(f"--out must end in {FILE_ENDING}, got {out_file}")
@@ -57,6 +62,8 @@ def train_prior(
         settings = {"width": width} | ({"factor": int(factor)} if kind == "autoencoder" else {})
         if kind == "generator":
             settings |= {"latents": 4 * int(size), "side": int(size), "classes": 1 if labels is None else 1 + int(labels.max())}
+        if adversarial is None:
+            adversarial = ADVERSARIAL_OF_ENHANCERS if kind == "enhancer" else PriorTraining.adversarial
         facts = PriorFacts(kind=kind, size=int(size), settings=settings, data=data.name, seed=seed)
         trainer = Trainer(
             images,

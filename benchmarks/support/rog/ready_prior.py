@@ -10,9 +10,9 @@ from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
 from support.splits import count_part, load_images
 
 from attacker.attacks.learned.prior_file import PriorFacts, write_prior
-from attacker.attacks.learned.training import PriorTraining, Trainer
+from attacker.attacks.learned.training import ADVERSARIAL_OF_ENHANCERS, PriorTraining, Trainer
 
-TRAINING = PriorTraining(steps=1600)
+TRAINING = PriorTraining(steps=1600, adversarial=ADVERSARIAL_OF_ENHANCERS)
 QUICK_TRAINING = PriorTraining(steps=4)
 FACTS = PriorFacts(kind="enhancer", size=64, settings={"width": 16}, data="ImageNet, tuning part of benchmarks/support/splits.py")
 

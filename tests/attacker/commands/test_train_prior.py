@@ -46,6 +46,17 @@ def test_a_prior_is_trained_and_can_be_read(kind: str, other: str, archive: Path
     assert again.read_bytes() == out.read_bytes()
 
 
+@pytest.mark.parametrize(("kind", "default", "other"), [("enhancer", "0.03", "0.01"), ("autoencoder", "0.01", "0.03")])
+def test_default_weight_of_the_adversarial_loss_depends_on_the_kind(
+    kind: str, default: str, other: str, archive: Path, tmp_path: Path
+) -> None:
+    found = []
+    for i, words in enumerate(([], ["--adversarial", default], ["--adversarial", other])):
+        assert call(archive, tmp_path / f"{i}.safetensors", "--kind", kind, *words).exit_code == 0
+        found.append(read_prior(tmp_path / f"{i}.safetensors", kind).weights_hash)  # type: ignore[arg-type]
+    assert found[0] == found[1] != found[2]
+
+
 def test_generator_is_conditional_on_the_labels_of_an_archive(archive: Path, tmp_path: Path) -> None:
     out, images = tmp_path / "generator.safetensors", np.load(archive)["images"]
     for labels, classes in ((None, 1), ([0, 3, 1, 3, 2], 4)):

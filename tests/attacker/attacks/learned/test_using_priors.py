@@ -71,9 +71,11 @@ def test_shipped_enhancer_is_small_states_its_data_and_improves_images() -> None
     ramps = torch.linspace(0, 1, 64).expand(4, 3, 64, 64)
     discs = ((torch.arange(64) - 32.0)[:, None].square() + (torch.arange(64) - 30.0).square() < 400).float()
     x = (0.2 + 0.3 * ramps + 0.4 * discs).clamp(0, 1)
-    given = degrade(x, seeded()).clamp(0, 1)
-    enhanced = read_enhancer(READY_FILE)(given)
-    assert (enhanced - x).square().mean() < (given - x).square().mean()
+    enhancer = read_enhancer(READY_FILE)
+    given = torch.cat([degrade(x, seeded(seed)).clamp(0, 1) for seed in range(16)])
+    errors = [(one - x.repeat(16, 1, 1, 1)).square().mean() for one in (enhancer(given), given)]
+    assert errors[0] < 0.85 * errors[1]
+    assert (enhancer(x) - x).square().mean() < 2e-4  # 37 dB: it hardly changes images that are not degraded
 
 
 @pytest.mark.parametrize("shape", [(1, 10, 13), (3, 7, 9), (3, 32, 32)])
