@@ -10,7 +10,7 @@ from support.contract import Options
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe
 from support.rog.comparison import (
     REPEATED,
-    AttackScores,
+    BatchScores,
     ColumnResult,
     estimate_mean,
     load_tools,
@@ -84,10 +84,10 @@ def test_failed_column_is_named_after_the_others_are_finished(
     assert second.startswith("raw: column 2 of 2 after ")
 
 
-def make_scores(plain: list[float], enhanced: list[float]) -> AttackScores:
+def make_scores(plain: list[float], enhanced: list[float]) -> BatchScores:
     """Return scores with these LPIPS, one value for each batch."""
     found = [[Similarity(psnr=20 - lpips, ssim=0.5, ssim_global=0.5, lpips=lpips) for lpips in one] for one in (plain, enhanced)]
-    return AttackScores(found[0], found[1], [], [1.0] * len(plain))
+    return BatchScores(found[0], found[1], [], [1.0] * len(plain))
 
 
 def test_rog_is_compared_with_the_better_rows_of_inverting_gradients_over_all_batches() -> None:

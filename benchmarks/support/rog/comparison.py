@@ -106,7 +106,7 @@ def load_tools(asked: Options, batch: int = 0) -> ColumnTools:
 
 
 @dataclass(frozen=True)
-class AttackScores:
+class BatchScores:
     """Similarities of one attack's images to the originals of each batch, and its CPU-seconds for each batch.
 
     plain: without the enhancer. enhanced: with it. equalized: with `enhancer.equalize` instead; empty where that is not measured.
@@ -132,7 +132,7 @@ class ColumnResult:
     """
 
     rows: list[ResultRow]
-    scores: dict[str, AttackScores]
+    scores: dict[str, BatchScores]
     part: str
     summary: ResultRow = field(default_factory=dict)
     peak_mb: float = 0.0
@@ -269,9 +269,9 @@ def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
 
 def score_attack(
     attack: GradientMatching, batches: Sequence[ColumnTools], cases: Sequence[Case], column: DefendedColumn
-) -> AttackScores:
+) -> BatchScores:
     """Attack the case of each batch, and measure the images without the enhancer, with it and, if needed, equalised."""
-    scores = AttackScores([], [], [], [])
+    scores = BatchScores([], [], [], [])
     for tools, case in zip(batches, cases, strict=True):
         answer = tools.folder.attack(attack, case, tools.x, tools.asked)
         scores.plain.append(tools.measure(answer.x))
@@ -282,7 +282,7 @@ def score_attack(
     return scores
 
 
-def subtract_lpips(own: AttackScores, scores: dict[str, AttackScores]) -> list[float]:
+def subtract_lpips(own: BatchScores, scores: dict[str, BatchScores]) -> list[float]:
     """Return LPIPS of `own` with the enhancer minus the best one of Inverting Gradients, for each batch; [] if one is missing."""
     if "Inverting Gradients" not in scores:
         return []
