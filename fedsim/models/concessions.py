@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedsim.models.foreign import copy_module
+from fedsim.models.foreign import copy_module, find_client_types
 from fedsim.models.imprint import Imprint
 from fedsim.models.losses import find_loss
 from fedsim.models.wide_head import WideHead
@@ -77,6 +77,18 @@ def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Trai
             "they call net.eval(); if they send the statistics of batch norm back, set training.buffers to 'shared' as well"
         )
     return replace(training, mode="eval")
+
+
+def adopt_precision(network: nn.Module, training: Training) -> Training:
+    """Return the training settings with the `precision` of a network that the user's function makes in half precision.
+
+    If they state another precision than float32 already, or the network has no such parameters, they are returned as they are.
+    """
+    kinds = set(find_client_types(network).values())
+    for name, kind in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        if kind in kinds and training.precision == "float32":
+            return replace(training, precision=name)
+    return training
 
 
 def check_loss(network: nn.Module, training: Training, data: DataSpec) -> None:
