@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.networks.traced import trace
-from fedsim.models import ModuleSpec, admit, adopt_precision, build, build_layout, find_client_types, find_head, has_head
+from fedsim.models import (
+    ModuleSpec,
+    admit,
+    adopt_precision,
+    build,
+    build_layout,
+    find_client_types,
+    find_head,
+    has_head,
+    list_concessions,
+)
 from fedsim.recording import DataSpec, ModelSpec, Training
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=4)
@@ -99,6 +109,24 @@ def test_networks_compute_in_float32_and_their_own_types_stay_known(network: typ
     stated = Training(learning_rate=0.1, batch_size=1, steps=1)
     assert adopt_precision(model, stated).precision == ("float16" if kind == torch.float16 else "float32")
     assert adopt_precision(model, replace(stated, precision="bfloat16")).precision == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("end", "warned"),
+    [
+        (nn.Sigmoid(), True),
+        (nn.Softmax(dim=1), True),
+        (nn.Sequential(nn.Sigmoid(), nn.Flatten()), True),
+        (nn.Identity(), False),
+        (nn.LogSoftmax(dim=1), False),
+        (nn.Sequential(nn.Sigmoid(), nn.Linear(4, 4)), False),
+    ],
+)
+def test_network_that_returns_probabilities_is_named(end: nn.Module, warned: bool) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), end)
+    training = Training(learning_rate=0.1, batch_size=1, steps=1, mode="eval")
+    found = list_concessions(model, training, DATA)
+    assert any("ends in a sigmoid or softmax" in one for one in found) is warned
 
 
 class Adapted(nn.Module):
