@@ -172,14 +172,16 @@ def find_encoders(model: nn.Module) -> frozenset[str]:
 def find_last_linear(model: nn.Module, outputs: Sequence[int] | None = None) -> str:
     """Return the name of the last linear layer in the order of the model's modules, "" for the model itself.
 
+    Layers count whose weight is a parameter, and not a buffer or computed from other parameters.
     outputs: if given, only layers with one of these numbers of outputs count.
     Raises ValueError if there is no such layer.
     """
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linear = [(name, module) for name, module in linear if isinstance(module.weight, nn.Parameter)]
     names: list[str] = [name for name, module in linear if outputs is None or module.out_features in outputs]
     if not names:
         size = "" if outputs is None else f" with {' or '.join(map(str, outputs))} outputs"
-        raise ValueError(f"{type(model).__name__} has no linear layer{size}; use a model with one")
+        raise ValueError(f"{type(model).__name__} has no linear layer{size} whose weight is a parameter; use a model with one")
     return names[-1]
 
 

@@ -1,7 +1,7 @@
 """Observations in memory: a gradient of the user's own model, as an honest-but-curious server would see it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, Observation, Training
 from fedsim.recording.codec import encode
+from fedsim.recording.observation import convert_to_float32
 
 KNOWN_LOSSES: tuple[tuple[object, str], ...] = (
     (nn.CrossEntropyLoss, "cross_entropy"),
@@ -61,6 +62,8 @@ def observe(
     spec = models.ModuleSpec.of(model)
     models.build_layout(spec, data)
     buffers = dict(model.named_buffers())
+    mode: Literal["train", "eval"] = "train" if model.training else "eval"
+    training = Training(learning_rate=1.0, batch_size=num_examples, steps=1, loss=kind, mode=mode)
     return Observation(
         round=1,
         client="client",
@@ -68,13 +71,11 @@ def observe(
         num_examples=num_examples,
         model=spec,
         data=data,
-        training=Training(
-            learning_rate=1.0, batch_size=num_examples, steps=1, loss=kind, mode="train" if model.training else "eval"
-        ),
+        training=models.adopt_precision(model, training),
         defenses=DefenseSpec.parse(defense, learning_rate=1.0),
-        weights=weights,
-        payload=encode(update),
-        buffers={name: buffers[name].detach().cpu().clone() for name in models.list_buffers(model)},
+        weights=convert_to_float32(weights),
+        payload=encode(convert_to_float32(update)),
+        buffers=convert_to_float32({name: buffers[name].detach().cpu().clone() for name in models.list_buffers(model)}),
     )
 
 

@@ -73,7 +73,10 @@ class Need(Enum):
     NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
     FEW_EXAMPLES = f"it reconstructs every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
     SINGLE_EXAMPLE = "it works for one example only"
-    LINEAR_HEAD = "it reads labels off the last linear layer, whose outputs are the logits, and this model has none"
+    LINEAR_HEAD = (
+        "it reads labels off the last linear layer, whose outputs are the logits, and this model has none, or clients do not "
+        "train it"
+    )
     IMPRINT_LAYER = "it reads an imprint layer, which only a malicious server puts into a model, and this model has none"
     GAUSSIAN_LAYER = (
         "it recovers features behind a wide linear layer with random Gaussian weights and no bias, followed by ReLU and the last "
@@ -127,13 +130,21 @@ class Need(Enum):
             return is_differentiable(first.model, first.data)
         if self is Need.INPUT_LAYER:
             return find_input_layer(first.model, first.data) is not None
-        model = models.build_layout(first.model, first.data)
-        return models.has_head(model, first.data)
+        return _has_trained_head(first)
 
     @property
     def mend(self) -> str:
         """A hint on which argument of the attack removes the need, such as "--set tv=0 leaves it out"; "" if there is none."""
         return _MENDS.get(self, "")
+
+
+def _has_trained_head(observation: Observation) -> bool:
+    """Return whether the network's last layer is linear, see `models.find_head`, and clients train it."""
+    model = models.build_layout(observation.model, observation.data)
+    if not models.has_head(model, observation.data):
+        return False
+    weight, _ = models.find_head(model, observation.data)
+    return model.get_parameter(weight).requires_grad and not observation.training.is_frozen(weight)
 
 
 NEEDS_OF_FILES = frozenset({Need.CANDIDATES, Need.PUBLIC_IMAGES})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from attacker.attacks import AttackSpec, Case, find_unmet, presets
+from attacker.attacks import AttackSpec, Case, Need, find_unmet, presets
 from attacker.attacks.simulation.client import find_schedule
 from attacker.audit.findings import NotChecked
 from attacker.replay.replay import Replay
@@ -180,14 +180,25 @@ def _choose_arguments(name: str, recording: Recording, first: Row, *, scored: bo
 
     For "agic", if clients train several local epochs, `EPOCH_ARGUMENTS` are added, so that it simulates the epochs. For
     "inverting_gradients", if clients take several local steps, `surrogate` is added, but only if answers are `scored` against the
-    truth, since the confidence in answers of such searches is undecided. first: the first row, with a complete update.
+    truth, since the confidence in answers of such searches is undecided. If clients do not train a last linear layer, as with
+    adapters, "cpl" searches for the labels as well. first: the first row, with a complete update.
     """
-    tuned = presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data)
+    tuned = dict(presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data))
+    if name == "cpl" and not _has_label_layer(recording, first):
+        tuned["label_rule"] = "joint"
     if name == "agic" and _has_epochs(recording):
         return {**tuned, **EPOCH_ARGUMENTS}
     if name == "inverting_gradients" and scored and _count_steps(recording, first) > 1:
         return {**tuned, "surrogate": True}
-    return dict(tuned)
+    return tuned
+
+
+def _has_label_layer(recording: Recording, row: Row) -> bool:
+    """Return whether clients train a last layer from which labels are read; true if the update of the row is damaged."""
+    try:
+        return Need.LINEAR_HEAD.is_met(Case((recording.read_observation(row),)))
+    except DamagedFile:  # the replay reports it
+        return True
 
 
 def _count_steps(recording: Recording, row: Row) -> int:

@@ -6,6 +6,7 @@ import torch
 
 from attacker.attacks.simulation.client import find_schedule
 from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
+from attacker.replay.example_counts import measure_least_examples
 from fedsim import models
 from fedsim.recording import DataSpec, Observation
 from fedsim.recording.contradictions import find_contradictions
@@ -13,6 +14,8 @@ from fedsim.recording.contradictions import find_contradictions
 TRAINING_RULE, SHAPE_RULE = "training-misstated", "shape-misstated"
 MAX_BIAS_EXCESS = 1.1
 """Largest change of the last layer's bias, relative to its bound, that is taken for possible. The excess allows for rounding."""
+MAX_RANKED = 8
+"""Largest number of updates whose rank is compared with the number of examples."""
 
 
 def check_shape(data: DataSpec) -> Iterator[Finding]:
@@ -28,7 +31,9 @@ def check_shape(data: DataSpec) -> Iterator[Finding]:
 
 
 def check_training(observations: Sequence[Observation]) -> CheckResult:
-    """Return a `Finding` if the tensors in most updates contradict the stated training, see `find_contradictions`.
+    """Return a `Finding` if the tensors in most updates contradict the stated training.
+
+    See `find_contradictions`, `_judge_head` and, for the first MAX_RANKED updates, `_judge_examples`.
 
     Single updates may do so by chance, such as one whose example turns on no neuron of a layer. Only whole weights, as unchanged
     apps send them, are compared. Without any, the result is a `NotChecked`.
@@ -39,14 +44,22 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
     unused = _list_unused(whole[0])
     told = [(one, words) for one in whole if (words := _list_contradictions(one, unused))]
     if 2 * len(told) <= len(whole):
+        ranked = whole[:MAX_RANKED]
+        crowded = [(one, words) for one in ranked if (words := _judge_examples(one))]
+        if 2 * len(crowded) > len(ranked):
+            return _make_finding(crowded, len(ranked))
         return PassedCheck(rule=TRAINING_RULE, evidence=f"{len(told)} of {len(whole)} updates contradict the stated training")
+    return _make_finding(told, len(whole))
+
+
+def _make_finding(told: Sequence[tuple[Observation, list[str]]], count: int) -> Finding:
+    """Return the finding for updates with sentences on what contradicts the stated training. count: number of tested updates."""
     first, words = told[0]
     return Finding(
         rule=TRAINING_RULE,
         grade="low",
         title="Clients do not train as stated, so that attacks simulate another training and find less than they could.",
-        evidence=f"In {len(told)} of {len(whole)} updates; the first, round {first.round}, client {first.client}: "
-        f"{'; '.join(words)}.",
+        evidence=f"In {len(told)} of {count} updates; the first, round {first.round}, client {first.client}: {'; '.join(words)}.",
         advice="Correct the settings in record(), or what clients send, and record again: the results of attacks on this run "
         "show little.",
     )
@@ -79,7 +92,9 @@ def _judge_head(observation: Observation) -> list[str]:
     """Return a list of one sentence if SGD as stated cannot change the last layer's bias as much as it changed, or an empty list.
 
     Each entry of the bias' gradient is a mean of errors p - y in [-1, 1], whatever the examples are, also with label smoothing
-    and with weights of classes. Momentum m multiplies the sum of a round's steps by at most 1 / (1 - m).
+    and with weights of classes. For softmax cross-entropy, the positive errors of an example sum to at most 1, and so do the
+    negative ones, so that the sum of all absolute values is at most 2. Momentum m multiplies the sum of a round's steps
+    by at most 1 / (1 - m).
     """
     training = observation.training
     try:
@@ -93,15 +108,40 @@ def _judge_head(observation: Observation) -> list[str]:
     if not _is_added_to_outputs(observation, bias):
         return []
     steps, before = find_schedule(observation)[1], observation.weights[bias].double()
-    largest = float((observation.payload.tensors[bias].double() - before).abs().max())
+    change = (observation.payload.tensors[bias].double() - before).abs()
+    whole = training.loss == "cross_entropy" and len(change) > 1
+    largest, start = (float(t.sum() if whole else t.max()) for t in (change, before.abs()))
     rates = sum(training.compute_rate(step) for step in range(steps)) / (1 - training.momentum)
-    possible = rates * (1 + training.weight_decay * float(before.abs().max() + largest))
+    rounded = float(observation.rounding[bias].double().sum()) if bias in observation.rounding else 0.0
+    possible = rates * (1 + whole + training.weight_decay * (start + largest)) + rounded
     if largest <= MAX_BIAS_EXCESS * possible:
         return []
     return [
-        f"the last layer's bias, {bias}, changed by up to {largest:.2g}, and {steps} step{'s' * (steps != 1)} of SGD with a "
-        f"learning rate of {training.learning_rate:g} can change it by at most {possible:.2g}: compare learning_rate and the "
+        f"the last layer's bias, {bias}, changed by {'' if whole else 'up to '}{largest:.2g}{' in all' * whole}, and {steps} "
+        f"step{'s' * (steps != 1)} of SGD with a learning rate of {training.learning_rate:g} can change it by at most "
+        f"{possible:.2g}: compare learning_rate and the "
         "number of steps, and whether the loss is a mean over the batch"
+    ]
+
+
+def _judge_examples(observation: Observation) -> list[str]:
+    """Return a list of one sentence if more examples are behind the update than the stated training allows, or an empty list."""
+    training, reported = observation.training, observation.num_examples
+    if training.steps is not None:
+        most = training.steps * training.step_size
+        most = min(reported or most, most) if training.steps == 1 else most
+    elif reported is not None:
+        most = (training.epochs or 1) * reported
+    else:
+        return []
+    least, layer = measure_least_examples(observation)
+    if least <= most:
+        return []
+    amount = f"steps={training.steps}" if training.steps is not None else f"epochs={training.epochs}"
+    return [
+        f"the update of {layer} has the rank of at least {least} examples, and at most {most} follow from "
+        f"batch_size={training.batch_size}, {amount} and the {reported or 'unknown'} examples that the client counts: compare "
+        "batch_size and the number of steps or epochs, and the number that clients report"
     ]
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.networks.forward import run_forward_pass
-from attacker.attacks.simulation.client import build_network, get_buffers
+from attacker.attacks.simulation.client import build_network, compute_total_step, get_buffers
 from fedsim import models
 from fedsim.recording import Observation
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -15,6 +15,12 @@ MAX_ZERO_SINGULAR_VALUE = 1e-5
 """Singular values below this share of the largest one are what float32 leaves of zeros."""
 ROUNDING_NORM_SHARE = 1.0
 """Singular values up to this multiple of the expected spectral norm of the rounding errors count as rounding."""
+
+MIN_EXAMPLE_SHARE = 0.01
+"""Smallest singular value, relative to an update's norm, that counts for a lower bound on the number of examples. Rounding of
+matrix products to bfloat16 or TF32 leaves about 2e-4."""
+MAX_RANKED_VALUES = 2**20
+"""Largest number of weights of a layer whose rank is computed for a lower bound."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +119,64 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _compute_rank(update: Tensor, rounding: Tensor | None) -> int:
+def measure_least_examples(observation: Observation) -> tuple[int, str]:
+    """Return a lower bound on the number of examples behind an update, and the layer that shows it; (0, "") if none does.
+
+    observation: of a client that sends whole weights; for others there is no bound.
+    An example counts once for each step that uses it. The bound is the rank of the update of a linear layer in which a single
+    example adds a matrix of rank one, without singular values below MIN_EXAMPLE_SHARE of the update's norm. There is no bound for
+    other updates than sums of gradients, as with Adam or defenses, or weight decay over several steps, and for weights that were
+    rounded to half precision.
+    """
+    training = observation.training
+    decays = training.weight_decay > 0 and training.steps != 1
+    if training.optimiser != "sgd" or observation.payload.codec != "weights" or observation.is_defended or decays:
+        return 0, ""
+    found = [(0, "")]
+    for name in _list_rank_one_layers(observation):
+        sent = observation.payload.tensors[name]
+        if any(torch.equal(sent, sent.to(kind).to(sent.dtype)) for kind in (torch.float16, torch.bfloat16)):
+            continue
+        update = observation.update[name].double()
+        if training.decay:
+            update = update + compute_total_step(training, 1) * training.decay * observation.weights[name].double()
+        least = MIN_EXAMPLE_SHARE * float(update.norm())
+        found.append((_compute_rank(update, observation.rounding.get(name), least), name))
+    return max(found)
+
+
+def _list_rank_one_layers(observation: Observation) -> list[str]:
+    """Return the weights of linear layers with at most MAX_RANKED_VALUES values in which one example's gradient has rank one.
+
+    The gradients of two random examples are tested. A layer that sees several rows per example, or whose weight is used twice,
+    fails the test. The result is empty if the network cannot be built or fails on random inputs.
+    """
+    try:
+        model = models.build(observation.model, observation.data).eval().requires_grad_(True)
+        linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+        layers = {f"{name}.weight": layer.weight for name, layer in linear if isinstance(layer.weight, nn.Parameter)}
+        layers = {name: w for name, w in layers.items() if w.numel() <= MAX_RANKED_VALUES and name in observation.payload.tensors}
+        rng, passed = torch.Generator().manual_seed(0), set(layers)
+        for _ in range(2):
+            x = torch.rand(1, *observation.data.shape, generator=rng)
+            logits = model(observation.data.normalise(x))
+            loss = (logits * torch.randn(logits.shape, generator=rng)).sum()
+            slopes = torch.autograd.grad(loss, list(layers.values()), allow_unused=True)
+            passed &= {name for name, slope in zip(layers, slopes, strict=True) if slope is not None and _has_rank_one(slope)}
+    except (ValueError, RuntimeError, TypeError, IndexError):  # code of the user's, on inputs that it may refuse
+        return []
+    return sorted(passed)
+
+
+def _has_rank_one(slope: Tensor) -> bool:
+    values = torch.linalg.svdvals(slope.double())
+    return bool(values[0] > 0) and bool((values[1:] <= MAX_ZERO_SINGULAR_VALUE * values[0]).all())
+
+
+def _compute_rank(update: Tensor, rounding: Tensor | None, least: float = 0.0) -> int:
+    """Return the number of singular values of an update above those of rounding errors and above `least`."""
     values = torch.linalg.svdvals(update.double())
-    noise = MAX_ZERO_SINGULAR_VALUE * float(values[0])
+    noise = max(least, MAX_ZERO_SINGULAR_VALUE * float(values[0]))
     if rounding is not None:
         noise = max(
             noise, ROUNDING_NORM_SHARE * float(rounding.double().square().mean().sqrt()) * sum(side**0.5 for side in update.shape)

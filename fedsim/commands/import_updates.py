@@ -114,7 +114,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
         name=make_name(out.name),
         model=spec,
         data=settings.data,
-        training=models.require_mode(model, settings.training, settings.data),
+        training=models.adopt_precision(model, models.require_mode(model, settings.training, settings.data)),
         defense=DefenseSpec.parse(settings.defense, learning_rate=settings.training.learning_rate),
         gradient=settings.gradient,
         inputs=settings.inputs,
@@ -196,10 +196,10 @@ def _fit_tensors(
 ) -> dict[str, Tensor]:
     """Return the file's tensors with the names and order of `state`, the model's state dict, and PyTorch's order of dimensions.
 
-    weights: names of the trained parameters, which may be float64 where the model has float32, and then stay float64. Buffers get
-    the model's dtype. A missing counter of batch norm is taken from `state`.
-    Raises ValueError for the first tensor that is missing, has another shape or another dtype than the model's (float64 in place
-    of float32 excepted), or holds NaN or infinity.
+    weights: names of the trained parameters, which keep the dtype of the file. Buffers get the model's dtype. A missing counter
+    of batch norm is taken from `state`.
+    Raises ValueError for the first tensor that is missing, has another shape, is of another kind (floating-point, integer or
+    boolean) than the model's, or holds NaN or infinity.
     """
     renamed = _rename_tensors(tensors, state, settings, path)
     fitted = {}
@@ -265,15 +265,15 @@ def _convert_kernel(kernel: Tensor, flattened: tuple[int, int, int] | None, name
 def _check(t: Tensor, expected: Tensor, name: str, path: Path) -> None:
     """Raise ValueError if a tensor's shape or dtype differs from the model's, or the tensor holds NaN or infinity.
 
-    float64 is accepted where the model has float32. expected: the model's tensor of this name. path: file, for messages.
+    Any floating-point type is accepted where the model has one. expected: the model's tensor of this name. path: file, for
+    messages.
     """
     if t.shape != expected.shape:
         raise ValueError(
             f"{path}: {name!r} has shape {tuple(t.shape)}, but the model's has {tuple(expected.shape)}; correct model or "
             "layout in the settings"
         )
-    wider = t.dtype is torch.float64 and expected.dtype is torch.float32
-    if t.dtype is not expected.dtype and not wider:
+    if t.dtype is not expected.dtype and not (t.is_floating_point() and expected.is_floating_point()):
         raise ValueError(
             f"{path}: tensor {name!r} has type {t.dtype}, but the model's tensor has {expected.dtype}; convert it to this type "
             "and save the file again"

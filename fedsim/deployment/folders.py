@@ -85,6 +85,14 @@ class Layout:
         """Return the paths of the folders `clients/N/truth`, N from 0 to `count` - 1."""
         return [str(self.make_client_path(number) / "truth") for number in range(count)]
 
+    def list_links(self) -> list[Path]:
+        """Return the links to folders of `attacked`: the server's to the recording, and the scorer's to the reconstructions."""
+        return [self.run / "recording", self.scored / "reconstructions"]
+
+    def list_made(self) -> list[Path]:
+        """Return what `prepare` makes anew; certificates and keys, which an earlier command may have made, are left out."""
+        return [self.public, self.make_client_path(0) / "data", self.run, self.attacked, self.scored]
+
     def make_link(self, address: str, *, secure: bool = True) -> Link:
         """Return the connection to the SuperLink at `address`, HOST:PORT. secure: whether it uses TLS and keys."""
         return Link(address=address, authority=str(self.certificates.authority) if secure else None)
@@ -102,10 +110,12 @@ def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), da
     root:       the folder to make. If it holds certificates and keys already, such as those of `fedsim keys`, these are kept.
     hosts:      names and addresses of the SuperLink, besides `certificates.DEFAULT_HOST_NAMES`, at which clients may reach it.
     days:       validity of new certificates in days, 1 to 825.
-    Raises ValueError if `root` has a folder `public` already, if a client gets no examples, or for invalid `days`. Raises
-    FileExistsError if `root` holds the links that an earlier call made.
+    Raises ValueError, and writes nothing, if `root` holds the folder `public` or another part of an earlier deployment. Raises
+    ValueError if a client gets no examples, or for invalid `days`.
     """
     layout = Layout(root.absolute())
+    if earlier := next((path for path in layout.list_made() if os.path.lexists(path)), None):
+        raise ValueError(f"{earlier} exists already, from an earlier deployment; choose another folder, or delete {layout.root}")
     certificates.make_server(layout.root, hosts, days=days)
     splitting.split(experiment, layout.root)
     for number in range(experiment.clients.count):
@@ -114,6 +124,6 @@ def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), da
             make_private(layout.make_client_path(number) / name)
     for folder in (layout.run, layout.attacked / "recording", layout.attacked / "reconstructions", layout.scored):
         make_private(folder)
-    for name, reader in (("recording", layout.run), ("reconstructions", layout.scored)):  # in containers, these are mounts
-        (reader / name).symlink_to(os.path.relpath(layout.attacked / name, reader))
+    for link in layout.list_links():  # in containers, these are mounts
+        link.symlink_to(os.path.relpath(layout.attacked / link.name, link.parent))
     return layout

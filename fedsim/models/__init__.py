@@ -11,8 +11,8 @@ from fedsim.models.building import (
     identify_network,
     list_buffers,
 )
-from fedsim.models.concessions import check_loss, list_concessions, list_unsimulated, require_mode
-from fedsim.models.foreign import ModuleSpec
+from fedsim.models.concessions import adopt_precision, check_loss, list_concessions, list_unsimulated, require_mode
+from fedsim.models.foreign import ModuleSpec, find_client_types
 from fedsim.models.losses import find_loss, predict_classes, predict_probabilities
 
 __all__ = [
@@ -20,9 +20,11 @@ __all__ = [
     "MODELS",
     "ModuleSpec",
     "admit",
+    "adopt_precision",
     "build",
     "build_layout",
     "check_loss",
+    "find_client_types",
     "find_head",
     "find_loss",
     "has_head",

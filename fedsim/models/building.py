@@ -197,7 +197,7 @@ def build_layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
 
 
 def find_head(model: nn.Module, data: DataSpec | None = None) -> tuple[str, str | None]:
-    """Return the names of the weight and the bias of the last linear layer; None for a missing bias.
+    """Return the names of the weight and the bias of the last linear layer; None for a bias that is missing or no parameter.
 
     data: if given, only layers count whose number of outputs fits the number of classes. This matters for networks from outside
           this project, which may register their head before other linear layers, or have a convolution as their head.
@@ -205,7 +205,7 @@ def find_head(model: nn.Module, data: DataSpec | None = None) -> tuple[str, str 
     """
     name = find_last_linear(model, _list_output_counts(data) if data else None)
     prefix = f"{name}." if name else ""
-    return f"{prefix}weight", f"{prefix}bias" if model.get_submodule(name).bias is not None else None
+    return f"{prefix}weight", f"{prefix}bias" if isinstance(model.get_submodule(name).bias, nn.Parameter) else None
 
 
 def has_head(model: nn.Module, data: DataSpec) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedsim.models.foreign import copy_module
+from fedsim.models.foreign import copy_module, find_client_types
 from fedsim.models.imprint import Imprint
 from fedsim.models.losses import find_loss
 from fedsim.models.wide_head import WideHead
@@ -32,12 +32,20 @@ WIDE_HEAD_WARNING = (
 )
 
 
+SHAPING_NODES = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Alias", "Slice", "Select")
+"""Beginnings of the names of autograd nodes that change only the shape of a tensor."""
+PROBABILITIES_WARNING = (
+    "the network ends in a sigmoid or softmax, and attacks compute the loss of its outputs as of logits: unless clients do so as "
+    "well, name a function whose network has the same weights and returns the values before it"
+)
+
+
 def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return warnings for users of attacks on this network, a list of one text each; empty if there is nothing to say.
 
     The warnings state that the network has an imprint layer or a wide layer that a server has added; how attacks treat batch
-    norm, if there is any, in the mode of `training`, "train" or "eval"; and that clients draw random numbers
-    (`list_unsimulated`).
+    norm, if there is any, in the mode of `training`, "train" or "eval"; that the network returns probabilities; and that clients
+    draw random numbers (`list_unsimulated`).
     """
     normed = _has_batch_norm(network)
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
@@ -51,6 +59,8 @@ def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> 
         found.append(
             "batch norm uses the statistics of each batch (mode 'train'): attacks simulate all examples of a batch together"
         )
+    if _returns_probabilities(network, data):
+        found.append(PROBABILITIES_WARNING)
     return found + list_unsimulated(network, training, data)
 
 
@@ -79,11 +89,45 @@ def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Trai
     return replace(training, mode="eval")
 
 
+def adopt_precision(network: nn.Module, training: Training) -> Training:
+    """Return the training settings with the `precision` of a network that the user's function makes in half precision.
+
+    If they state another precision than float32 already, or the network has no such parameters, they are returned as they are.
+    """
+    kinds = set(find_client_types(network).values())
+    if training.precision != "float32" or not kinds & {torch.bfloat16, torch.float16}:
+        return training
+    return replace(training, precision="bfloat16" if torch.bfloat16 in kinds else "float16")
+
+
 def check_loss(network: nn.Module, training: Training, data: DataSpec) -> None:
     """Raise ValueError if the network's logits do not suit the loss of `training`, such as a single logit and cross-entropy."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         logits = copy_module(network).eval()(data.normalise(torch.zeros(1, *data.shape)))
         find_loss(training.loss)(logits, torch.zeros(1, dtype=torch.long))
+
+
+def _returns_probabilities(network: nn.Module, data: DataSpec) -> bool:
+    """Return whether the last operation of a network, apart from changes of shape, is a sigmoid or a softmax.
+
+    False for a network on the meta device, and for one that fails on a random input.
+    """
+    if any(tensor.is_meta for tensor in network.state_dict().values()):
+        return False
+    copied = copy_module(network).eval()
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            node = copied(data.normalise(torch.rand(2, *data.shape)).requires_grad_()).grad_fn
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        IndexError,
+    ):  # a network that fails on these inputs shows nothing
+        return False
+    while node is not None and node.name().startswith(SHAPING_NODES):
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith(("SigmoidBackward", "SoftmaxBackward"))
 
 
 def _has_batch_norm(network: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Support for networks from outside this project.
 
 Lazy layers get their sizes by one forward pass, output objects are replaced by their logits, embeddings take tokens as floats,
-and modules whose code no other process can import are copied.
+networks in half or double precision compute in float32, and modules whose code no other process can import are copied.
 """
 
 import copy
@@ -15,20 +15,44 @@ from torch.nn.parameter import is_lazy
 
 from fedsim.recording.observation import ModelSpec
 
+_CLIENT_TYPES = "_client_types"
+"""Attribute of a converted network with the types of its tensors before the conversion."""
+
 
 def adapt(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Change a foreign network in place so that it takes floats and returns logits, and return it.
 
-    Lazy layers are initialised by a forward pass of zeros (1, *shape), embeddings accept indices as floats, and the output of the
-    network, if it is an object or a dictionary, is replaced by its `logits`.
+    Lazy layers are initialised by a forward pass of zeros (1, *shape), embeddings accept indices as floats, a network in half or
+    double precision is converted to float32, and the output of the network, if it is an object or a dictionary, is replaced by
+    its `logits`.
     """
-    take_tokens_as_floats(model)
+    compute_in_float32(take_tokens_as_floats(model))
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         training = model.training
         with torch.no_grad():
             model.eval()(torch.zeros(1, *shape))
         model.train(training)
     return return_logits(model)
+
+
+def compute_in_float32(model: nn.Module) -> nn.Module:
+    """Convert a network whose parameters are all in half precision or float64 to float32 in place, and return it.
+
+    Attacks compute in float32. The original types stay known, see `find_client_types`. A network of several types stays as it is,
+    since its code converts between them.
+    """
+    found = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if len(found) == 1 and found != {torch.float32}:
+        types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        vars(model)[_CLIENT_TYPES] = types
+        model.float()
+    return model
+
+
+def find_client_types(model: nn.Module) -> dict[str, torch.dtype]:
+    """Return the types of a network's tensors by name, as the user's function made them, before `compute_in_float32`."""
+    known: dict[str, torch.dtype] | None = vars(model).get(_CLIENT_TYPES)
+    return dict(known) if known is not None else {name: tensor.dtype for name, tensor in model.state_dict().items()}
 
 
 def take_tokens_as_floats(model: nn.Module) -> nn.Module:
@@ -93,7 +117,7 @@ class ModuleSpec(ModelSpec):
     def copy(self) -> nn.Module:
         """Return a copy of the network, on the meta device if that is PyTorch's default device, else on the CPU.
 
-        It takes floats as indices of embeddings and returns logits, see `adapt`.
+        It takes floats as indices of embeddings, computes in float32 and returns logits, see `adapt`.
         """
-        module = take_tokens_as_floats(copy_module(self.module))
+        module = compute_in_float32(take_tokens_as_floats(copy_module(self.module)))
         return return_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from defenses.base import Tensors
@@ -45,8 +46,10 @@ def _refuse_update(update: Tensors) -> dict[str, Tensor]:
 
 
 def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
-    """Return the update `weights - start` by name, computed in float64 and rounded to the type of `weights`."""
-    return {name: (w.double() - start[name].double()).to(w.dtype) for name, w in weights.items()}
+    """Return the update `weights - start` by name, computed in float64 and rounded to the type of `weights`, float32 at least."""
+    return {
+        name: (w.double() - start[name].double()).to(torch.promote_types(w.dtype, torch.float32)) for name, w in weights.items()
+    }
 
 
 def _check_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:

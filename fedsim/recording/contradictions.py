@@ -71,8 +71,13 @@ def _are_deltas(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bo
 
 
 def _list_unchanged(training: Training, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
-    """Return a sentence if matrices or kernels that are not stated as frozen stay the same, although others change."""
+    """Return a sentence if matrices or kernels that are not stated as frozen stay the same, although others change.
+
+    Behind a matrix of zeros, such as that with which LoRA starts, no gradient arrives. If there is one, the result is empty.
+    """
     names = [name for name in _list_weights(before, after) if before[name].ndim > 1 and not training.is_frozen(name)]
+    if not all(bool(before[name].any()) for name in names):
+        return []
     same = [name for name in names if bool((before[name] == after[name]).all())]
     if not same or len(same) == len(names):
         return []

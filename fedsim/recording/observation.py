@@ -144,15 +144,14 @@ class Observation:
     num_examples: number of distinct examples behind the update, derived from the client's report and the prescribed training
                   (`Training.count_examples`); for the secure sum, the total over its clients; None if unknown.
     model, data, training: the network, the data and the local training, with the learning rate of that round.
-    weights:      weights that the server sent, by name; if the client sends whole weights, converted to the type of the client's
-                  weights.
+    weights:      weights that the server sent, by name, in float32.
     payload:      the update as sent, in packed form.
     defenses:     defenses that clients apply to their updates. gradient, inputs: defenses that change how clients compute
                   gradients and prepare examples.
     buffers:      buffers that the server sent with the weights; empty if it sent none.
     buffers_after: buffers that the client sent back after its training; empty if it sent none.
     metrics:      numbers that the client reported, unencrypted.
-    update:       local minus global weights by name, as decoded from the payload, so after the defenses.
+    update:       local minus global weights by name, as decoded from the payload, so after the defenses; in float32.
     sent:         boolean mask of the sent coordinates by name; empty if the codec always sends all of them.
     rounding:     estimated rounding error of `update` by name, if clients send whole weights; else empty.
     """
@@ -188,7 +187,7 @@ class Observation:
 
     @cached_property
     def update(self) -> Mapping[str, Tensor]:
-        return codec.decode(self.payload, self.weights)
+        return convert_to_float32(codec.decode(self.payload, self.weights))
 
     @cached_property
     def sent(self) -> Mapping[str, Tensor]:
@@ -212,6 +211,11 @@ class Observation:
             for name, w in self.payload.tensors.items()
             if w.is_floating_point()
         }
+
+
+def convert_to_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors by name, those of floating point in float32, in which attacks compute."""
+    return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def _compute_half_gap(magnitude: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from defenses.gradients import GradientSpec
@@ -19,7 +20,7 @@ from fedsim.recording.index import Row, SentRow
 from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES, Manifest
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, MaskedMessage, check_fit
-from fedsim.recording.observation import Observation
+from fedsim.recording.observation import Observation, convert_to_float32
 from fedsim.recording.packing.parts import check_kind, check_shape, name_parameter
 from fedsim.recording.safe_files import DamagedFile, read_bytes, shorten
 from fedsim.recording.selection import Rounds
@@ -235,10 +236,9 @@ class Recording:
         tensors, buffers = _split_buffers(
             read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, codec))
         )
-        weights = sent.weights
-        if row.codec == "weights" and any(w.dtype != tensors[name].dtype for name, w in weights.items() if name in tensors):
-            # some strategies send float64, which the client rounds to its own type before training
-            weights = {name: w.to(tensors[name].dtype) for name, w in weights.items()}
+        weights = convert_to_float32(sent.weights)  # some strategies send float64, which clients round to float32 before training
+        if row.codec == "weights":
+            tensors = {name: t.float() if t.dtype is torch.float64 else t for name, t in tensors.items()}
         observation = Observation(
             round=row.round,
             client=row.client,
@@ -252,7 +252,7 @@ class Recording:
             inputs=InputsSpec.parse(m.inputs),
             weights=weights,
             payload=Payload(tensors=tensors, codec=row.codec),
-            buffers=sent.buffers,
+            buffers=convert_to_float32(sent.buffers),
             buffers_after=buffers,
             metrics=row.metrics,
         )

@@ -83,7 +83,7 @@ def record(
     if ":" in spec.name and spec.name not in models.MODELS:
         models.admit(spec.name)
     network = models.build(spec, data)
-    training = models.require_mode(network, training, data)
+    training = models.adopt_precision(network, models.require_mode(network, training, data))
     models.check_loss(network, training, data)
     weights = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     wanted = RecordSelection.parse(rounds, clients)
@@ -112,7 +112,7 @@ def record(
         _check_new(folder, where)
         recorder = Recorder(folder / "recording", manifest)
         log(INFO, "fedleak records this federation in %s", folder)
-        types = {name: tensor.dtype for name, tensor in state.items()}
+        types = models.find_client_types(network)
         buffers = frozenset(state) - weights
         return RecordingStrategy(own, recorder, wanted=wanted, foreign=True, buffers=buffers, types=types, stated=training)
 

@@ -36,6 +36,21 @@ def test_the_documented_example_recovers_the_digit(example: dict[str, Any]) -> N
     assert len(example["figure"].axes) == 2
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_search_for_an_update_of_a_network_in_another_precision_computes_in_float32(kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y = torch.rand(1, 1, 6, 6), torch.tensor([2])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.Sigmoid(), nn.Linear(16, 4)).to(kind)
+    loss = nn.CrossEntropyLoss()
+    gradient = torch.autograd.grad(loss(model(x.to(kind)), y), model.parameters())
+    observation = fedleak.observe(model, loss, gradient, shape=(1, 6, 6))
+    assert observation.training.precision == {torch.float16: "float16", torch.bfloat16: "bfloat16"}.get(kind, "float32")
+    result = fedleak.attack(observation, "cpl", steps=60)
+    (row,) = fedleak.score(result, x, y).rows
+    assert row.success, row.psnr
+    assert next(model.parameters()).dtype == kind, "the user's model stays as it is"
+
+
 def test_results_are_short_in_a_terminal_and_pictures_in_a_notebook(example: dict[str, Any]) -> None:
     for shown in (example["result"], example["scores"]):
         assert len(repr(shown)) < 200

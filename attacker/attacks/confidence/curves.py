@@ -17,6 +17,12 @@ MIN_PROBABILITY = 0.005
 """Smallest probability that is returned; the largest is 1 - MIN_PROBABILITY, as the calibration has too few extreme answers."""
 
 
+OTHER_LOSS = (
+    "; the answer does not explain the gradient, as if clients had another loss than stated, for example that of a regression "
+    "with several outputs, or trained otherwise than stated"
+)
+
+
 @dataclass(frozen=True)
 class Curve:
     """A logistic regression of "the example is recovered" on evidence, with the range of evidence on which it was fitted.
@@ -61,7 +67,8 @@ class Curve:
             least, most = float(evidence[name].min()), float(evidence[name].max())
             if not low <= least <= most <= high:
                 value = least if least < low else most
-                return f"its calibration curve is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
+                words = f"its calibration curve is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
+                return f"{words}{OTHER_LOSS if name == 'misfit' and value > high else ''}"
         return ""
 
 

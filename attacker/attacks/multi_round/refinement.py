@@ -60,7 +60,8 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     """Return the answer of a search with examples that solve the equations of all values sent; `found` if there are none.
 
     The answer is changed only if the equations then hold up to `MAX_MISFIT`, so that no choice depends on the truth. Examples
-    whose values are those of 8-bit images then get the confidence `CERTIFIED_CONFIDENCE`.
+    whose values are those of 8-bit images then get the confidence `CERTIFIED_CONFIDENCE`. If the user interrupts after the
+    equations were solved, the solution is returned, as an interrupted answer.
     case: one client's rounds, with links. found: its answer, to which a note on the outcome is added.
     """
     started = perf_counter()
@@ -76,13 +77,16 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
         if progress is not None:
             progress(step, STEPS + FINAL_STEPS, f"refining, misfit {norm / scale:.1e}")
 
-    problem = LeastSquares(used.compute_residual, used.linearise)
+    problem, interrupted = LeastSquares(used.compute_residual, used.linearise), False
     try:
         start = found.x.double().flatten().to(device)
         end = minimise_squares(problem, start, steps=STEPS, enough=ROUNDING * scale, progress=report)
         if end.norm <= ROUNDING * scale:
-            report(end.steps, end.norm)
-            end = exclude_output_errors(used, problem, end)
+            try:
+                report(end.steps, end.norm)
+                end = exclude_output_errors(used, problem, end)
+            except KeyboardInterrupt:
+                interrupted = True
         before, misfit = (float(values.compute_residual(z).norm() / values.values.norm()) for z in (start, end.z))
     except KeyboardInterrupt:
         return replace(found, interrupted=True)
@@ -99,7 +103,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     sure = is_eight_bit(x) if values.seen.data.is_image else torch.zeros(len(x), dtype=torch.bool)
     confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
     notes = [one for one in found.notes if not (sure.all() and one.startswith("confidence is undecided"))]
-    return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds)
+    return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds, interrupted=interrupted)
 
 
 def exclude_output_errors(used: "SentEquations", problem: LeastSquares, end: Minimum) -> Minimum:

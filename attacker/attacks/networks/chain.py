@@ -22,6 +22,7 @@ from attacker.attacks.networks.traced import (
     get_call_name,
     is_arithmetic,
     is_cast,
+    is_log_softmax,
     is_move,
     is_normalisation,
     trace,
@@ -80,6 +81,7 @@ class Layer:
 class Chain:
     """A network as a sequence of layers from the input to the logits.
 
+    A log-softmax of the logits at the end of the network is left out, since cross-entropy is the same with and without it.
     scales_inputs: whether the code computes with the inputs and constants before the first layer, such as x / 255, or reorders
                    their axes.
     """
@@ -142,6 +144,7 @@ class _ChainBuilder:
         self.open = False
         self.constants: dict[fx.Node, str] = {}
         self.scales_inputs = False
+        self.ends_in_log_softmax = False
 
     def read_size(self, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
         """Return the value of a node that reads sizes, for `trace`.
@@ -224,6 +227,11 @@ class _ChainBuilder:
         if not self.layers and (is_arithmetic(node) or is_normalisation(module) or is_move(node)):
             self._add_scaling(node)
             return
+        if self.layers and len(self.shape) == 1 and node.args[:1] == (self.last,) and is_log_softmax(node, module):
+            self.ends_in_log_softmax = True
+            return
+        if self.ends_in_log_softmax:
+            raise NotAChain(f"{get_call_name(node)} follows a log-softmax, and closed forms need it at the end of the network")
         if names:
             raise NotAChain(
                 f"its code uses {names[0]} directly, and closed forms support only weights and biases that a torch.nn.Linear or "

@@ -19,10 +19,13 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
     Attacks store images channels last, batch problems with `vmap`, and need second derivatives. `Tensor.view`, hard sigmoids,
     fused attention and cuDNN's recurrent layers, which do not support this, are replaced by equivalents. Activation checkpointing
     is switched off. If `state` was converted to one floating dtype, the network's code computes in that dtype throughout: it
-    converts nothing to the dtypes of the weights of `model`.
+    converts nothing to the dtypes of the weights of `model`, and buffers that `state` lacks, such as frozen weights that are not
+    saved, are converted as well.
     """
-    with allow_double_backward(model), _AnyLayout(_find_new_dtype(model, state)):
-        logits: Tensor = functional_call(model, dict(state), (x,))
+    dtype = _find_new_dtype(model, state)
+    others = {} if dtype is None else _convert_buffers(model, state, dtype)
+    with allow_double_backward(model), _AnyLayout(dtype):
+        logits: Tensor = functional_call(model, {**others, **state}, (x,))
     return logits
 
 
@@ -58,6 +61,12 @@ def _find_new_dtype(model: nn.Module, state: Mapping[str, Tensor]) -> torch.dtyp
     given = {t.dtype for t in state.values() if t.is_floating_point()}
     own = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return given.pop() if len(given) == 1 and given != own else None
+
+
+def _convert_buffers(model: nn.Module, state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the floating-point buffers of `model` that are not in `state`, by name, in another dtype."""
+    missing = {name: b for name, b in model.named_buffers() if name not in state and b.is_floating_point()}
+    return {name: b.to(dtype) for name, b in missing.items()}
 
 
 class _AnyLayout(TorchFunctionMode):

@@ -89,7 +89,9 @@ def _search_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
     candidates = [
         name
         for name, module in layout.named_modules()
-        if isinstance(module, nn.Linear) and module.bias is not None and module.in_features == data.size
+        if isinstance(module, nn.Linear) and module.in_features == data.size
+        # a weight may also be a buffer that is not trained, or be computed from other parameters
+        if isinstance(module.weight, nn.Parameter) and isinstance(module.bias, nn.Parameter)
     ]
     if not candidates or sum(p.numel() for p in layout.parameters()) > MAX_WEIGHTS:
         return None

@@ -188,6 +188,19 @@ def get_call_name(node: fx.Node) -> str:
     return str(node.target) if node.op != "call_function" else getattr(node.target, "__name__", str(node.target))
 
 
+def is_log_softmax(node: fx.Node, module: nn.Module | None) -> bool:
+    """Return whether a node computes the log-softmax of vectors (N, K) over their K values.
+
+    module: the module that the node calls; None if it calls a function or method.
+    """
+    if module is not None:
+        return type(module) is nn.LogSoftmax and module.dim in (1, -1, None)
+    if node.target != "log_softmax" and node.target not in (functional.log_softmax, torch.log_softmax):
+        return False
+    dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    return dim in (1, -1, None)
+
+
 def is_arithmetic(node: fx.Node) -> bool:
     """Return whether a node adds, subtracts, multiplies, divides or negates, value by value."""
     if node.op not in ("call_function", "call_method"):

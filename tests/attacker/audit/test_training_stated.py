@@ -1,6 +1,9 @@
 """Tests of the check of an audit that compares what clients returned with the stated training."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -71,8 +74,100 @@ def test_a_learning_rate_too_small_for_the_heads_change_is_a_finding(stated: flo
     found = check_training([observe(after, start, replace(TRAINING, learning_rate=stated, momentum=momentum))])
     assert isinstance(found, Finding) is named
     if isinstance(found, Finding):
-        assert "changed by up to 0.0" in found.evidence
-        assert "can change it by at most 0.01: compare learning_rate" in found.evidence
+        assert re.search(r"changed by 0\.1\d* in all, and 1 step of SGD", found.evidence), found.evidence
+        assert "can change it by at most 0.02: compare learning_rate" in found.evidence
+
+
+class TwiceUsed(nn.Module):
+    """A network that uses one weight for both halves of its input, so that one example adds a matrix of rank two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(20, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(x[:, :20])) + torch.tanh(self.hidden(x[:, 20:])))
+
+
+def train(
+    net: nn.Module,
+    *,
+    steps: int = 1,
+    batch: int = 4,
+    decay: float = 0.0,
+    sum_loss: bool = False,
+    sent_in: torch.dtype = torch.float32,
+) -> Observation:
+    """Return the observation of a client that takes steps of SGD on batches, and states one step on a batch of 4."""
+    rng = torch.Generator().manual_seed(2)
+    start = {name: p.detach().clone() for name, p in net.named_parameters()}
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=decay)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        x, y = torch.rand(batch, 40, generator=rng), torch.randint(3, (batch,), generator=rng)
+        loss = nn.functional.cross_entropy(net(x), y, reduction="sum" if sum_loss else "mean")
+        loss.backward()
+        optimiser.step()
+    returned = {name: p.detach().clone() for name, p in net.named_parameters()}
+    stated = Training(learning_rate=0.1, batch_size=4, steps=1, weight_decay=decay)
+    made = make_observation(
+        {name: returned[name] - w for name, w in start.items()},
+        start,
+        training=stated,
+        model=ModelSpec(name="mlp"),
+        data=DataSpec(shape=(40,), num_classes=3),
+    )
+    returned = {name: w.to(sent_in).float() for name, w in returned.items()}
+    payload = Payload(tensors=returned, codec="weights")
+    return replace(made, payload=payload, model=ModuleSpec.of(net), num_examples=4)
+
+
+def build_perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(40, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"steps": 3}, r"has the rank of at least (8|9|1\d) examples, and at most 4 follow from batch_size=4, steps=1"),
+        ({"batch": 12}, r"has the rank of at least (8|9|1\d) examples, and at most 4 follow"),
+        ({"batch": 12, "decay": 0.01}, r"has the rank of at least (8|9|1\d) examples, and at most 4 follow"),
+        ({"steps": 12}, r"changed by 0\.\d+ in all|has the rank of at least"),
+        ({"sum_loss": True}, r"changed by 0\.\d+ in all, and 1 step of SGD"),
+    ],
+)
+def test_more_steps_or_examples_than_stated_are_a_finding(settings: dict[str, Any], words: str) -> None:
+    torch.manual_seed(0)
+    found = check_training([train(build_perceptron(), **settings)])
+    assert isinstance(found, Finding)
+    assert re.search(words, found.evidence), found.evidence
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("make", [build_perceptron, TwiceUsed, lambda: build_perceptron().bfloat16().float()])
+def test_steps_and_examples_as_stated_are_no_finding(make: Callable[[], nn.Module], decay: float) -> None:
+    torch.manual_seed(0)
+    for net in (make() for _ in range(5)):
+        assert isinstance(check_training([train(net, decay=decay)]), PassedCheck)
+
+
+def test_rank_of_weights_rounded_to_half_precision_is_not_judged() -> None:
+    torch.manual_seed(0)
+    seen = train(build_perceptron(), sent_in=torch.bfloat16)
+    assert torch.linalg.matrix_rank(seen.update["0.weight"], rtol=0.01) > 4
+    assert isinstance(check_training([seen]), PassedCheck)
+
+
+def test_rounding_to_bfloat16_is_not_taken_for_more_examples() -> None:
+    """Automatic mixed precision that is not stated rounds gradients, whose rank is then full."""
+    torch.manual_seed(0)
+    net = build_perceptron()
+    start = {name: p.detach().clone() for name, p in net.named_parameters()}
+    seen = train(net)
+    rounded = {name: w + (seen.update[name].bfloat16()).float() for name, w in start.items()}
+    observation = replace(seen, payload=Payload(tensors=rounded, codec="weights"))
+    assert torch.linalg.matrix_rank(observation.update["0.weight"]) > 4
+    assert isinstance(check_training([observation]), PassedCheck)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tests of the folders, commands and settings that each party of a deployment gets."""
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -111,3 +112,12 @@ def test_a_folder_can_be_prepared_after_a_refused_number_of_days(tiny: Callable[
     with pytest.raises(ValueError, match="between 1 and 825, got 900"):
         prepare(tiny(), tmp_path / "federation", days=900)
     assert prepare(tiny(), tmp_path / "federation").experiment.exists()
+
+
+def test_an_earlier_deployment_is_refused_before_anything_is_written(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    layout = prepare(tiny(), tmp_path / "federation")
+    shutil.rmtree(layout.public)
+    before = {path: path.stat().st_mtime_ns for path in layout.root.rglob("*")}
+    with pytest.raises(ValueError, match="data exists already, from an earlier deployment; choose another folder, or delete"):
+        prepare(tiny(), tmp_path / "federation")
+    assert {path: path.stat().st_mtime_ns for path in layout.root.rglob("*")} == before

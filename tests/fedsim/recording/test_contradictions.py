@@ -80,3 +80,13 @@ def test_layer_that_is_not_trained_is_named_unless_stated() -> None:
     assert any(one.startswith("0.weight did not change") for one in judge((before, after)))
     assert judge((before, after), frozen=("0.*",)) == []
     assert not any("did not change" in one for one in judge((before, before)))
+
+
+def test_layer_behind_a_matrix_of_zeros_may_stay_unchanged() -> None:
+    """LoRA starts with a second matrix of zeros, so that the first one gets no gradient in the first round."""
+    start = {"a": torch.ones(2, 3), "b": torch.zeros(3, 2), "head": torch.ones(3, 3)}
+    after = {**start, "b": torch.ones(3, 2), "head": torch.full((3, 3), 1.1)}
+    settings = Training(learning_rate=0.1, batch_size=4, steps=1, mode="eval")
+    assert find_contradictions(settings, 4, start, after) == []
+    later = {**after, "head": torch.ones(3, 3)}
+    assert "a, b did not change" in find_contradictions(settings, 4, after, later)[0]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsim.recording import DamagedFile, Manifest, Payload, Recorder, Recording, Reply, files
 from fedsim.recording.codec import encode
+from fedsim.recording.observation import convert_to_float32
 from fedsim.recording.reader import ReplyCounts
 
 Tensors = dict[str, Tensor]
@@ -24,7 +25,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_an_observation_is_read_bit_for_bit_as_it_was_written(
+def test_an_observation_is_read_as_it_was_written_in_float32_and_its_payload_bit_for_bit(
     tmp_path: Path, manifest: Manifest, awkward: Tensors, same_bits: Same
 ) -> None:
     weights = {name: t.flip(0) if t.dim() else t for name, t in awkward.items()}
@@ -47,8 +48,9 @@ def test_an_observation_is_read_bit_for_bit_as_it_was_written(
     assert (row.round, row.client, row.node, row.attempt, row.status) == (4, "c-1_X", str(2**64 - 1), 2, "complete")
     assert (row.bytes, row.metrics, row.reported, row.codec) == (123, {"l": 0.1, "bad": float("inf")}, 9, "dense")
     (seen,) = Recording(tmp_path / "r").read_observations()
-    assert same_bits(dict(seen.update), awkward)
-    assert same_bits(dict(seen.weights), weights)
+    assert same_bits(dict(seen.payload.tensors), awkward)
+    assert same_bits(dict(seen.update), convert_to_float32(awkward))
+    assert same_bits(dict(seen.weights), convert_to_float32(weights))
     assert same_bits(dict(seen.buffers), buffers)
     assert same_bits(dict(seen.buffers_after), after)
     assert (seen.round, seen.client, seen.cohort, seen.num_examples) == (4, "c-1_X", ("other", "c-1_X"), 6)
@@ -75,6 +77,22 @@ def test_updates_of_returned_weights_are_differences_in_float32(tmp_path: Path, 
     (seen,) = Recording(tmp_path / "r").read_observations()
     assert seen.update["w"].tolist() == [0.5, -1.0]
     assert seen.update["w"].dtype == seen.weights["w"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_update_of_weights_in_half_precision_is_their_difference_in_float32(
+    tmp_path: Path, manifest: Manifest, kind: torch.dtype
+) -> None:
+    """A client trains in float32 and sends its weights in half precision, so that only they are rounded."""
+    recorder = Recorder(tmp_path / "r", manifest)
+    recorder.record_sent(1, {"w": torch.tensor([1.0001, 3.0])})
+    payload = Payload(tensors={"w": torch.tensor([1.5, 2.0]).to(kind)}, codec="weights")
+    recorder.record_reply(1, Reply(client="app", node="1", payload=payload))
+    recorder.commit(1, ["app"])
+    (seen,) = Recording(tmp_path / "r").read_observations()
+    torch.testing.assert_close(seen.update["w"], torch.tensor([0.4999, -1.0]), rtol=1e-6, atol=0)
+    assert seen.update["w"].dtype == seen.weights["w"].dtype == torch.float32
+    assert (seen.rounding["w"] >= torch.finfo(kind).eps / 2).all()  # of the numbers that were sent, not of float32
 
 
 def test_tensors_can_be_changed_without_effect_on_others(recorded: Path, same_bits: Same) -> None:

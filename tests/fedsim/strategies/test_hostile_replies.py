@@ -159,7 +159,8 @@ def test_an_update_in_half_precision_leaves_the_weights_in_float32(hostile: Any)
             payload[name] = Array(payload[name].numpy().astype(np.float16))
 
     recording = Recording(hostile(spoil, clients={"count": 2}).out / "recording")
-    halves = [o for o in recording.read_observations(rounds={2}) if next(iter(o.update.values())).dtype == torch.float16]
+    seen = recording.read_observations(rounds={2})
+    halves = [o for o in seen if next(iter(o.payload.tensors.values())).dtype == torch.float16]
     assert len(halves) == 1
     assert {w.dtype for w in recording.read_sent(3).weights.values()} == {torch.float32}
 

@@ -165,6 +165,34 @@ def test_functional_pooling_is_read(pool: Callable[[Any, Tensor], Tensor], featu
     agrees(Own(pool, features))
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda z: functional.log_softmax(z, dim=1),
+        lambda z: torch.log_softmax(z, -1),
+        lambda z: z.log_softmax(dim=1),
+        nn.LogSoftmax(dim=1),
+    ],
+    ids=["functional", "torch", "method", "module"],
+)
+def test_chain_gives_the_logits_before_a_log_softmax_at_the_end(end: Callable[[Tensor], Tensor]) -> None:
+    """The cross-entropy of logits does not change if they are first replaced by their log-softmax."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.end = nn.Linear(144, 7), nn.Linear(7, 5), end
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.end(self.last(torch.relu(self.first(x.flatten(1)))))
+
+    net = Net().double()
+    x, y = torch.randn(3, *SHAPE, dtype=torch.float64), torch.tensor([0, 4, 1])
+    logits = computed(read_chain(net, SHAPE), net, x)
+    assert (logits - net(x)).abs().max() > 0.1
+    torch.testing.assert_close(functional.cross_entropy(logits, y), functional.nll_loss(net(x), y))
+
+
 def test_size_of_the_input_is_right_when_read_after_a_convolution() -> None:
     class Early(nn.Module):
         def __init__(self) -> None:

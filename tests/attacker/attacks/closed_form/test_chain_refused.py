@@ -127,7 +127,15 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "no weights": (lambda: nn.Sequential(nn.AvgPool2d(2), nn.Flatten()), "no layer with weights"),
     "nothing": (nn.Identity, "no layer with weights"),
     "softmax in the end": (lambda: nn.Sequential(*around(), nn.Softmax(1)), "3 is Softmax: its outputs are probabilities"),
-    "log softmax": (lambda: nn.Sequential(*around(), nn.LogSoftmax(1)), "LogSoftmax: its outputs are probabilities"),
+    "log softmax of channels": (lambda: around(nn.LogSoftmax(1)), "1 is LogSoftmax: its outputs are probabilities"),
+    "log softmax over examples": (
+        lambda: nn.Sequential(*around(), nn.LogSoftmax(0)),
+        "LogSoftmax: its outputs are probabilities",
+    ),
+    "a layer after log softmax": (
+        lambda: nn.Sequential(*around(), nn.LogSoftmax(1), nn.Linear(2, 2)),
+        "4 follows a log-softmax, and closed forms need it at the end of the network",
+    ),
     "sigmoid in the end": (lambda: nn.Sequential(*around(), nn.Sigmoid()), "activation sigmoid to the outputs of its last layer"),
     "leaky in the end": (lambda: nn.Sequential(*around(), nn.LeakyReLU()), r"activation leaky_relu\(0.01\) to the outputs of"),
     "pooled logits": (

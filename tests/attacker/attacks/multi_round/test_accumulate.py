@@ -98,6 +98,18 @@ def test_more_rounds_lower_the_error_with_error_feedback(observe) -> None:
     assert [slot.round for slot in found[1].slots] == list(range(1, 7))
 
 
+def test_solved_equations_are_kept_if_the_user_interrupts_afterwards(observe, monkeypatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(refinement, "exclude_output_errors", interrupt)
+    x, y = (255 * make_example()).round() / 255, torch.tensor([2])
+    case = record(observe, x, y, 24, "top_k(0.05, error_feedback=True)")
+    (found,) = accumulate(steps=1, decoder="pixels", tv=1e-5)([case], rng=torch.Generator())
+    assert found.interrupted
+    assert float(psnr(found.x, x)) > 80
+
+
 @pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)"])
 def test_values_sent_in_enough_rounds_determine_the_example_exactly(observe, defense: str) -> None:
     """What is kept back is sent later, so that two dozen rounds give more equations than the example has values."""
