@@ -17,8 +17,11 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.base import Memory, Progress
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.observations import StackedObservations, observe
+from attacker.attacks.needs import Need
 from attacker.attacks.nulls import blind_cases
 from attacker.reconstruction import Reconstruction
 from fedsim import models

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import seed_generator
+from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.direct_layer import DirectLayer, divide, find_direct_layer
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from attacker.attacks.base import Need
 from attacker.attacks.labels.rules import LabelRule, infer_labels
 from attacker.attacks.learned.enhancer import Enhancer
 from attacker.attacks.matching.objectives import Objective
@@ -12,6 +11,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.matching.warm_starts import First, HeldExamples
+from attacker.attacks.needs import Need
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 
 
 class WarmStart(NamedTuple):

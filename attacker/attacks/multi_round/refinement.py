@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from attacker.attacks.base import Case, Progress
+from attacker.attacks.base import Progress
+from attacker.attacks.cases import Case
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.confidence.evidence import CERTIFIED_CONFIDENCE
 from attacker.attacks.gradients.observed import ObservedGradients

@@ -11,7 +11,7 @@ from support.splits import load_images
 from torch import Generator
 
 from attacker.attacks import Case, spans
-from attacker.attacks.base import UNNAMED_CLIENT
+from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans.anonymous import group_updates
 from attacker.attacks.multi_round.spans.attack import compute_spaces, require_input_layer
 from attacker.attacks.multi_round.spans.recovery import count_all_shared

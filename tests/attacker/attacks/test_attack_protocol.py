@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import fedleak
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
-from attacker.attacks.base import Effort, build_reconstruction, estimate_effort, list_oracles
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.base import Effort, estimate_effort
+from attacker.attacks.needs import list_oracles
 from attacker.cli import app
 from attacker.reconstruction import Reconstruction
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
