@@ -9,9 +9,9 @@ from support.splits import Images, load_images
 
 from attacker.attacks import Case
 from attacker.attacks.linking import RoundDescription
-from attacker.attacks.linking.likeness import measure_likeness
 from attacker.attacks.linking.links import Matching
 from attacker.attacks.linking.matching import Filter, match_greedily, match_optimally
+from attacker.attacks.linking.pair_costs import compute_pair_costs
 from attacker.attacks.multi_round.agic import ComparedBy, agic
 from attacker.attacks.multi_round.descriptions import Describer
 
@@ -88,9 +88,9 @@ def _measure_rate(
     The attack is told which rounds belong to which epoch, as in the paper. order: indices of the images of each round. The
     attack's examples of a round, in the order of inferred labels, are taken for the round's images, in the order of true labels;
     an example with a wrong inferred label counts as a wrong pair. rule: which pairs of examples may be linked, by their inferred
-    labels; see `measure_likeness`.
+    labels; see `compute_pair_costs`.
     """
-    cost = measure_likeness(described, rule=rule).cost[len(found) :, : len(found)]
+    cost = compute_pair_costs(described, rule=rule).cost[len(found) :, : len(found)]
     pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
     held = [i for rows in order for i in sorted(rows, key=lambda i: int(found.y[i]))]
     read = [label for one in described for label in one.labels.tolist()]
