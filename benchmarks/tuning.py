@@ -145,7 +145,7 @@ def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals
     """Run an attack on the cases of `originals`, and return columns of a table as a dict.
 
     The columns are the numbers of images and of batches, the share of images recovered, the median over all images of the mean
-    squared error, and the CPU-seconds per image. An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
+    squared error, and the CPU-seconds per image. An image is recovered if its mean squared error is at most `MAX_RECOVERED_MSE`.
     """
     answers, seconds = run_attack(attack, originals.cases, options)
     guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])

@@ -26,7 +26,7 @@ from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern
 from attacker.attacks.closed_form.observations import StackedObservations, observe
-from attacker.attacks.confidence.evidence import CERTIFIED_MISFIT, judge_closed_form, judge_prior
+from attacker.attacks.confidence.estimates import CERTIFIED_MISFIT, judge_closed_form, judge_prior
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.nulls import blind_cases
