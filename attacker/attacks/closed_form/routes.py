@@ -32,8 +32,9 @@ from attacker.attacks.closed_form.rgap.inversion import (
 )
 from attacker.attacks.closed_form.rgap.walk import WalkSettings, solve_layers
 from attacker.attacks.confidence.eight_bit import is_eight_bit
-from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.input_layer import is_input_random
+from attacker.attacks.networks.layers import Layer
 
 log = logging.getLogger(__name__)
 
