@@ -15,6 +15,15 @@ from fedsim.recording.safe_files import DamagedFile, open_tensors, parse_json, s
 
 MAX_BYTES = 8 * 2**30
 """Size of the largest file of a reconstruction that is read."""
+MAX_RECOVERED_MSE = 0.009
+"""Largest mean squared error of an image in [0, 1] that counts as recovered. It is consistent with all success rates in tables 7
+and 8 of the paper of the attack CPL (Wei et al. 2020).
+
+One constant image for the whole data set passes this threshold on 0.1 % of CIFAR-10 and 0.4 % of CIFAR-100. A constant image of
+each original's own mean colour passes on 3.1 % of both, 0.3 % of LFW and none of MNIST (1,500, 1,500, 400 and 1,500 images of the
+tuning parts of benchmarks/support/splits.py). Such originals are nearly flat, see `attacker.scoring.metrics.is_flat`, and
+verdicts count them separately.
+"""
 METADATA_TYPES = {
     "case": str,
     "route": str,

@@ -45,43 +45,45 @@ TABLES = ("layers", "epochs", "matching", "fedavg", "shapes", "clients", "beyond
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("short", "long"))
+    options = parse_options(__doc__ or "", tables=TABLES, flags=("short", "long"))
     rows: list[ResultRow] = []
     summary: dict[str, Any] = {}
     by_name = {"layers": measure_layers, "shapes": measure_shapes, "epochs": measure_epochs, "fedavg": measure_fedavg}
     by_name |= {"matching": linking.measure_linking, "beyond": beyond.measure_beyond, "clients": whole_clients.measure_clients}
-    for table in [asked.table] if asked.table else TABLES[:4]:
-        more, found = by_name[table](asked)
+    for table in [options.table] if options.table else TABLES[:4]:
+        more, found = by_name[table](options)
         rows, summary = rows + [{"table": table, **row} for row in more], summary | found
-    print_results("agic", rows, summary, asked)
+    print_results("agic", rows, summary, options)
 
 
-def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_layers(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare equal weights of all layers with AGIC's weights that grow with depth, by the PSNR of searches on single images."""
-    count, steps = (1, 3) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
-    found, of = load_images(asked, "cifar10", count), _make_client(asked, "cifar10", count)
+    count, steps = (
+        (1, 3) if options.quick else (8, 3000 if "long" in options.flags else 500 if "short" in options.flags else 1000)
+    )
+    found, of = load_images(options, "cifar10", count), _make_client(options, "cifar10", count)
     cases = [of.make_case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
-    rows = [_attack_cases(asked, make_search(steps, beta), cases, found, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]
+    rows = [_attack_cases(options, make_search(steps, beta), cases, found, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]
     equal, weighed = rows
     paper = [
         {"source": "AGIC, table IV, 10,000 iterations", "weights": w, "psnr": p} for w, p in (("equal", 20.67), ("AGIC", 31.34))
     ]
-    return [*rows, _measure_router(asked, cases), *paper], {"layer_gain_db": weighed["psnr"] - equal["psnr"]}
+    return [*rows, _measure_router(options, cases), *paper], {"layer_gain_db": weighed["psnr"] - equal["psnr"]}
 
 
-def measure_shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_shapes(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the layer-weight functions of AGIC's table I on batches of 4 images.
 
     Weights are constant, or run from 1 to 2 or from 1 to 0.5 by depth. Then all of them, also the constant ones, are enlarged for
     layers whose gradient has many zeros (`weigh_by_depth`).
     """
-    count, steps = (1, 2) if asked.quick else (2, 300)
-    found, of = load_images(asked, "cifar10", 4 * count), _make_client(asked, "cifar10", 4)
+    count, steps = (1, 2) if options.quick else (2, 300)
+    found, of = load_images(options, "cifar10", 4 * count), _make_client(options, "cifar10", 4)
     cases = [of.make_case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
     ranges = [("constant", 1.0, 14.836), *((s, b, p) for s, b, p in PAPER_SHAPES)]
     rows = [
         _attack_cases(
-            asked,
+            options,
             make_search(steps, 1.0).copy_with(layers=weigh_by_depth(beta, shape)),
             cases,
             found,
@@ -90,7 +92,7 @@ def measure_shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
         | {"paper": paper}
         for shape, beta, paper in ranges
     ]
-    return [*rows, _measure_router(asked, cases)], {}
+    return [*rows, _measure_router(options, cases)], {}
 
 
 PAPER_SHAPES = (
@@ -103,17 +105,17 @@ PAPER_SHAPES = (
 )
 
 
-def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_epochs(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare attacks on the first and on the second round of a client with one image to an attack on both rounds.
 
     Between the two rounds, the global model is trained on other images. The attack is told that both rounds hold the same image.
     """
-    large = asked.device != "cpu"
-    count, steps, between = (1, 3, 1) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
-    found = load_images(asked, "cifar100", count)
-    federation = ResNetFederation(asked, found.data)
+    large = options.device != "cpu"
+    count, steps, between = (1, 3, 1) if options.quick else (8, 3000, 30) if large else (3, 300, 30)
+    found = load_images(options, "cifar100", count)
+    federation = ResNetFederation(options, found.data)
     first = [federation.observe_client(found, [i], round=1) for i in range(count)]
-    federation.train(asked, between, found)
+    federation.train(options, between, found)
     second = [federation.observe_client(found, [i], round=2) for i in range(count)]
     both = Links((torch.tensor([0]), torch.tensor([0])), torch.ones(1), epochs=(1, 2))
     sets: dict[str, list[Case]] = {
@@ -122,7 +124,7 @@ def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
         "1 and 2": [Case(pair, links=both) for pair in zip(first, second, strict=True)],
     }
     rows = [
-        _attack_cases(asked, make_search(steps, 50.0), cases, found, epochs=name, links="told" if "and" in name else "")
+        _attack_cases(options, make_search(steps, 50.0), cases, found, epochs=name, links="told" if "and" in name else "")
         for name, cases in sets.items()
     ]
     paper = zip(sets, (20.379, 19.085, 21.464), strict=True)
@@ -132,22 +134,22 @@ def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     return rows, {"epoch_gain_db": rows[2]["psnr"] - rows[0]["psnr"]}
 
 
-def measure_fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_fedavg(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack updates of eight images in 1, 2, 4 or 8 local steps with learning rate 1e-4 (--quick: two images).
 
     The attack treats the local steps as one step on one batch or, in a second row, simulates them one by one.
     """
-    count, steps = (2, 2) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 30)
-    found = load_images(asked, "cifar10", count)
+    count, steps = (2, 2) if options.quick else (8, 3000) if options.device != "cpu" else (8, 30)
+    found = load_images(options, "cifar10", count)
     rows = []
-    for local in (1, count) if asked.quick else (1, 2, 4, 8):
-        of = _make_client(asked, "cifar10", count, steps=local)
+    for local in (1, count) if options.quick else (1, 2, 4, 8):
+        of = _make_client(options, "cifar10", count, steps=local)
         size = count // local
         batches = [(found.x[i : i + size], found.y[i : i + size]) for i in range(0, count, size)]
         case = of.make_case(batches, f"steps-{local}")
         for way in ("one_batch", "simulated"):
             attack = make_search(steps, 50.0).copy_with(local_steps=way)
-            rows.append(_attack_cases(asked, attack, [case], found, local_steps=local, way=way))
+            rows.append(_attack_cases(options, attack, [case], found, local_steps=local, way=way))
     one, simulated = rows[-2:]
     ratio = simulated["cpu_seconds"] / one["cpu_seconds"]
     return rows, {"simulation_ratio": ratio, "one_batch_loss_db": simulated["psnr"] - one["psnr"]}
@@ -163,16 +165,16 @@ def make_search(steps: int, beta: float) -> GradientMatching:
     return agic(steps=steps, beta=beta, relu_modifier=beta != 1).matching
 
 
-def _make_client(asked: Options, name: str, batch: int, steps: int = 1) -> LocalClient:
+def _make_client(options: Options, name: str, batch: int, steps: int = 1) -> LocalClient:
     """Return a client with an untrained ResNet20-4 for the data set `name`, which trains with learning rate 1e-4.
 
     batch: number of examples per round, in `steps` local steps of equal size.
     """
-    of = make_client("resnet20_4", load_images(asked, name, 1).data, seed=asked.seed)
+    of = make_client("resnet20_4", load_images(options, name, 1).data, seed=options.seed)
     return replace(of, training=replace(of.training, learning_rate=1e-4, batch_size=batch // steps, steps=steps))
 
 
-def _measure_router(asked: Options, cases: Sequence[Case]) -> ResultRow:
+def _measure_router(options: Options, cases: Sequence[Case]) -> ResultRow:
     """Return one row on the closed forms that the attack `exact` tries before a search, run here without the search.
 
     For the first case, the row holds the name of the closed form that gave the answer and the mean confidence of this answer, or
@@ -180,16 +182,16 @@ def _measure_router(asked: Options, cases: Sequence[Case]) -> ResultRow:
     """
     with measure_cpu() as clock:
         try:
-            found = replace(exact(fallback="none"), device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
+            found = replace(exact(fallback="none"), device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
             said = f"{found[0].route}, confidence {float(found[0].confidence.mean()):.2g}"
         except ValueError as error:
             said = f"no closed form ({str(error).split(';')[0]}): the search as above"
     return {"source": "measured", "weights": "router", "each": said, "cpu_seconds": clock.seconds}
 
 
-def _attack_cases(asked: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> ResultRow:
+def _attack_cases(options: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> ResultRow:
     with measure_cpu() as clock:
-        found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
+        found = replace(attack, device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
     x = torch.cat([one.x for one in found]).nan_to_num().clamp(0, 1)
     size = len(x) // len(cases)
     values = []

@@ -50,39 +50,39 @@ MIN_ALARM_GRADE = GRADES.index("serious")
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=("faults", "sound", "bounds", "canaries"))
+    options = parse_options(__doc__ or "", tables=("faults", "sound", "bounds", "canaries"))
     warnings.simplefilter("ignore")
     rows: list[ResultRow] = []
     with tempfile.TemporaryDirectory() as folder:
-        if asked.table in (None, "faults"):
-            rows += [_measure_fault(asked, fault, Path(folder)) for fault in FAULTS]
-        if asked.table in (None, "sound"):
-            rows += [_measure_sound(asked, settings, Path(folder)) for settings in SOUND_SETTINGS[:: 4 if asked.quick else 1]]
-        if asked.table in (None, "canaries"):
-            rows += measure_canaries(asked, Path(folder))
+        if options.table in (None, "faults"):
+            rows += [_measure_fault(options, fault, Path(folder)) for fault in FAULTS]
+        if options.table in (None, "sound"):
+            rows += [_measure_sound(options, settings, Path(folder)) for settings in SOUND_SETTINGS[:: 4 if options.quick else 1]]
+        if options.table in (None, "canaries"):
+            rows += measure_canaries(options, Path(folder))
     faults, sound = ([row for row in rows if row["kind"] == kind] for kind in ("fault", "sound"))
     summary = {"faults": len(faults), "faults_named": sum(row["as expected"] for row in faults)}
     summary |= {"sound": len(sound), "false_alarms": sum(not row["as expected"] for row in sound)}
-    if asked.table in (None, "bounds"):
-        rows += (bounds := measure_efficiency(asked))
+    if options.table in (None, "bounds"):
+        rows += (bounds := measure_efficiency(options))
         summary |= {"worst_ratio": max(row["ratio"] for row in bounds), "below_bound": sum(row["below"] for row in bounds)}
     if simulated := [row for row in rows if "above" in row]:
         many = [row for row in simulated if row["canaries"] == max(NUM_CANARIES)]
         summary |= {"epsilon_ratio": min(row["ratio of medians"] for row in many)}
         summary |= {"epsilon_above": sum(row["above"] for row in simulated) / len(simulated)}
-    print_results("audit", rows, summary, asked)
+    print_results("audit", rows, summary, options)
 
 
-def _measure_fault(asked: Options, fault: Any, folder: Path) -> ResultRow:
+def _measure_fault(options: Options, fault: Any, folder: Path) -> ResultRow:
     with plant_fault(fault):
-        run = _federate(asked, fault.settings, folder / fault.name.replace(" ", "-"))
+        run = _federate(options, fault.settings, folder / fault.name.replace(" ", "-"))
     fault.report(run)
     return _check_recording("fault", fault.name, run, lambda found: fault.rule in found)
 
 
-def _measure_sound(asked: Options, settings: Mapping[str, Any], folder: Path) -> ResultRow:
+def _measure_sound(options: Options, settings: Mapping[str, Any], folder: Path) -> ResultRow:
     name = str(settings.get("defense") or settings["gradient"])
-    run = _federate(asked, settings, folder / f"sound-{SOUND_SETTINGS.index(settings)}")  # type: ignore[arg-type]
+    run = _federate(options, settings, folder / f"sound-{SOUND_SETTINGS.index(settings)}")  # type: ignore[arg-type]
     return _check_recording("sound", name, run, lambda found: not found)
 
 
@@ -107,9 +107,9 @@ def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRo
     }
 
 
-def _federate(asked: Options, settings: Mapping[str, Any], out: Path) -> Path:
+def _federate(options: Options, settings: Mapping[str, Any], out: Path) -> Path:
     """Run the federation with `BASE_EXPERIMENT`, in which `settings` replace or add keys, and return its folder `out`."""
-    experiment = {**BASE_EXPERIMENT, "seed": asked.seed, **settings}
+    experiment = {**BASE_EXPERIMENT, "seed": options.seed, **settings}
     if isinstance(experiment["model"], str):
         models.admit(experiment["model"])
     engines.run(

@@ -26,18 +26,18 @@ from support.learned_inversion import list_learned_settings, make_learned_row
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=("exact", "cocktail", "learned"))
-    if asked.table == "cocktail":
-        separated = [make_separated_row(asked, setting) for setting in list_separated(quick=asked.quick)]
-        print_results("batches cocktail", separated, {"worst_null": max(row["null"] for row in separated)}, asked)
+    options = parse_options(__doc__ or "", tables=("exact", "cocktail", "learned"))
+    if options.table == "cocktail":
+        separated = [make_separated_row(options, setting) for setting in list_separated(quick=options.quick)]
+        print_results("batches cocktail", separated, {"worst_null": max(row["null"] for row in separated)}, options)
         return
-    if asked.table == "learned":
+    if options.table == "learned":
         with tempfile.TemporaryDirectory() as folder:
-            settings = list_learned_settings(quick=asked.quick)
-            learned = [make_learned_row(asked, *one, Path(folder)) for one in settings]
-        print_results("batches learned", learned, {"worst_gain": min(r["learned"] - r["learned_null"] for r in learned)}, asked)
+            settings = list_learned_settings(quick=options.quick)
+            learned = [make_learned_row(options, *one, Path(folder)) for one in settings]
+        print_results("batches learned", learned, {"worst_gain": min(r["learned"] - r["learned_null"] for r in learned)}, options)
         return
-    rows = [make_batch_row(asked, setting) for setting in list_batch_settings(quick=asked.quick)]
+    rows = [make_batch_row(options, setting) for setting in list_batch_settings(quick=options.quick)]
     summary: ResultRow = {"false_certificates": sum(row["false_certificates"] for row in rows)}
     for row in rows:
         if (row["batch"], row["width"], row["network"], row["defense"]) == (128, 1024, "untrained", "none"):
@@ -46,7 +46,7 @@ def main() -> None:
         row["exact"] for row in rows if (row["network"], row["rounds"], row["rate"], row["batch"]) == ("trained", 4, 0.05, 32)
     ]
     summary |= {"exact_b32_trained_4_rounds": sum(again) / len(again)} if again else {}
-    print_results("batches", rows, {**summary, "worst_null": max(row["null"] for row in rows)}, asked)
+    print_results("batches", rows, {**summary, "worst_null": max(row["null"] for row in rows)}, options)
 
 
 if __name__ == "__main__":

@@ -28,18 +28,18 @@ TABLE_MODULES = {
 
 
 def main() -> None:
-    asked = parse_options(__doc__ or "", tables=tuple(TABLE_MODULES))
-    rows, summary = measure_tables(asked)
-    print_results("calibration", rows, summary, asked)
+    options = parse_options(__doc__ or "", tables=tuple(TABLE_MODULES))
+    rows, summary = measure_tables(options)
+    print_results("calibration", rows, summary, options)
 
 
-def measure_tables(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of the asked table or of all, each with its table's name, and their summaries merged into one."""
+def measure_tables(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of the chosen table or of all, each with its table's name, and their summaries merged into one."""
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
     for table, module in TABLE_MODULES.items():
-        if asked.table in (None, table):
-            own, more = getattr(import_module(module), f"measure_{table}")(asked)
+        if options.table in (None, table):
+            own, more = getattr(import_module(module), f"measure_{table}")(options)
             rows += [{"table": table, **row} for row in own]
             summary |= more
     return rows, summary

@@ -25,10 +25,10 @@ from support.cpl.tables import TABLES
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=tuple(TABLES))
-    table = asked.table or "2"
-    rows, summary = TABLES[table](asked)
-    print_results(f"cpl table {table}", rows, summary, asked)
+    options = parse_options(__doc__ or "", tables=tuple(TABLES))
+    table = options.table or "2"
+    rows, summary = TABLES[table](options)
+    print_results(f"cpl table {table}", rows, summary, options)
 
 
 if __name__ == "__main__":

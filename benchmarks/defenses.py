@@ -84,10 +84,10 @@ class NotMeasured(LookupError):
 class Bench:
     """The runner of jobs, which stores their results and reuses stored ones. folder: of temporary files."""
 
-    def __init__(self, asked: Options, folder: Path) -> None:
-        self.asked, self.folder = asked, folder
-        self.data: DataFiles = write_data(asked, folder, "tuning" if "tuning" in asked.flags else "report")
-        self.kept = MeasurementFile(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in asked.flags)
+    def __init__(self, options: Options, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.data: DataFiles = write_data(options, folder, "tuning" if "tuning" in options.flags else "report")
+        self.kept = MeasurementFile(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in options.flags)
 
     def measure(self, job: FederationJob) -> Measurement:
         """Return the stored result of a job; without one, run its federation and the attacks on it, and store the result.
@@ -95,16 +95,16 @@ class Bench:
         Raises NotMeasured if no result is stored and `--kept` is given.
         """
         experiment = self._make_experiment(job)
-        spec = list_attacks(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
+        spec = list_attacks(job.entry, batch=job.batch, cohort=job.cohort, quick=self.options.quick)
         identity = {"experiment": experiment, "attacks": describe_attacks(spec), "data": [self.data.part, self.data.name]}
-        identity |= {} if self.asked.device == "cpu" else {"device": self.asked.device}
+        identity |= {} if self.options.device == "cpu" else {"device": self.options.device}
         found = self.kept.find(identity, self.folder)
-        if found is None and "kept" in self.asked.flags:
+        if found is None and "kept" in self.options.flags:
             raise NotMeasured(f"{job.name} was not measured yet; run without --kept")
         if found is None:
             out = self.folder / job.name.replace(", ", "-").replace(" ", "-")
-            federation = federate(experiment, out, self.asked.device)
-            attacked = attack_all(federation, spec, self.asked.device)
+            federation = federate(experiment, out, self.options.device)
+            attacked = attack_all(federation, spec, self.options.device)
             own = {"accuracy": federation.accuracy, "bytes_up": federation.bytes_up, "epsilon": federation.epsilon}
             found = Measurement(own, measure_units(federation), attacked)
             self.kept.add(identity, self.folder, found)
@@ -113,22 +113,22 @@ class Bench:
 
     def _make_experiment(self, job: FederationJob) -> dict[str, Any]:
         attacked = (
-            NUM_ATTACKED_QUICK if self.asked.quick else NUM_ATTACKED if job.cohort is None else NUM_ATTACKED_SUMS[job.cohort]
+            NUM_ATTACKED_QUICK if self.options.quick else NUM_ATTACKED if job.cohort is None else NUM_ATTACKED_SUMS[job.cohort]
         )
-        experiment = make_settings(self.data, attacked=attacked, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
+        experiment = make_settings(self.data, attacked=attacked, batch=job.batch, cohort=job.cohort, quick=self.options.quick)
         return experiment if job.entry is None else {**experiment, job.entry.key: job.value}
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=[entry.name for entry in GRID], flags=("fresh", "kept", "tuning"))
+    options = parse_options(__doc__ or "", tables=[entry.name for entry in GRID], flags=("fresh", "kept", "tuning"))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        bench = Bench(asked, Path(name))
+        bench = Bench(options, Path(name))
         rows, checks = [], []
         nones: dict[FederationJob, Measurement] = {}
-        for job, none, found in _measure_all(asked, bench):
+        for job, none, found in _measure_all(options, bench):
             if job.none not in nones:
                 nones[job.none] = none
                 rows.append(_make_row(job.none, none, None))
@@ -137,7 +137,9 @@ def main() -> None:
                 checks += list(_check_declarations(job.entry, none, found))
     losses = [row["accuracy lost"] for row in rows if row["strength"] == "mild"]
     print("\n".join([f"images: {bench.data.part} part of {bench.data.name}", *_list_attacks()]), end="\n\n")
-    print_results("defenses, PSNR from none to the strongest in dB", checks, {"margin_db": MARGIN_DB}, replace(asked, json=False))
+    print_results(
+        "defenses, PSNR from none to the strongest in dB", checks, {"margin_db": MARGIN_DB}, replace(options, json=False)
+    )
     summary = {
         "as_declared": sum(check["holds"] for check in checks) / len(checks) if checks else None,
         "undecided": sum(check["outcome"] == "undecided" for check in checks),
@@ -145,15 +147,15 @@ def main() -> None:
         "worst_accuracy_loss": max(losses, default=None),
         "differs": "; ".join(_format_check(check) for check in checks if not check["holds"]) or "none",
     }
-    print_results("defenses", rows, summary, asked)
+    print_results("defenses", rows, summary, options)
 
 
-def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measurement, Measurement]]:
+def _measure_all(options: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measurement, Measurement]]:
     """Yield each job with two results: first of the same federation without a defense, then of the job itself.
 
     With `--kept`, a job is skipped if one of the two results is not stored.
     """
-    for job in (job for entry in _select_entries(asked) for job in _plan_jobs(entry, bench)):
+    for job in (job for entry in _select_entries(options) for job in _plan_jobs(entry, bench)):
         try:
             none, found = bench.measure(job.none), bench.measure(job)
         except NotMeasured as missing:
@@ -162,9 +164,9 @@ def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, 
         yield job, none, found
 
 
-def _select_entries(asked: Options) -> Iterator[Entry]:
+def _select_entries(options: Options) -> Iterator[Entry]:
     for entry in GRID:
-        if asked.table in (None, entry.name) and (not asked.quick or asked.table or entry.name in QUICK_DEFENSES):
+        if options.table in (None, entry.name) and (not options.quick or options.table or entry.name in QUICK_DEFENSES):
             yield entry
 
 

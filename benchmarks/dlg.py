@@ -32,8 +32,8 @@ MAX_STARTS = 3
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "")
-    rows = [row for data in _load_data(asked) for row in _compare_attacks(data, asked)]
+    options = parse_options(__doc__ or "")
+    rows = [row for data in _load_data(options) for row in _compare_attacks(data, options)]
     ours = [row for row in rows if row["source"] == "measured"]
     by_attack = {name: [row for row in ours if row["attack"] == name] for name in ("cpl", "dlg")}
     ratio = (
@@ -48,7 +48,7 @@ def main() -> None:
         "iterations_ratio": ratio,
         "cpu_seconds_ratio": sum(r["cpu_seconds"] for r in by_attack["cpl"]) / sum(r["cpu_seconds"] for r in by_attack["dlg"]),
     }
-    print_results("dlg", rows, summary, asked)
+    print_results("dlg", rows, summary, options)
 
 
 def _average_iterations(rows: list[dict[str, Any]]) -> float:
@@ -57,23 +57,23 @@ def _average_iterations(rows: list[dict[str, Any]]) -> float:
     return sum((row["iterations"] or 0) * row["successes"] for row in rows) / successes if successes else 0.0
 
 
-def _load_data(asked: Options) -> list[Images]:
-    count = 1 if asked.quick else 20
-    found = {data.name: data for data in (load_images(asked, name, count) for name in ("photos", "cifar10"))}
-    return list(found.values())[: 1 if asked.quick else None]
+def _load_data(options: Options) -> list[Images]:
+    count = 1 if options.quick else 20
+    found = {data.name: data for data in (load_images(options, name, count) for name in ("photos", "cifar10"))}
+    return list(found.values())[: 1 if options.quick else None]
 
 
-def _compare_attacks(data: Images, asked: Options) -> list[dict[str, Any]]:
-    originals = make_single_cases(data, make_paper_client(data, asked))
-    effort = {"restarts": 1, "steps": 10} if asked.quick else {"restarts": MAX_STARTS}
-    rows = [_measure(data, originals, attack, asked) for attack in (cpl(**effort), dlg(**effort))]
+def _compare_attacks(data: Images, options: Options) -> list[dict[str, Any]]:
+    originals = make_single_cases(data, make_paper_client(data, options))
+    effort = {"restarts": 1, "steps": 10} if options.quick else {"restarts": MAX_STARTS}
+    rows = [_measure(data, originals, attack, options) for attack in (cpl(**effort), dlg(**effort))]
     if data.name == "cifar10":
         rows += [{"data": "cifar10", "attack": key, "source": "CPL table 2", **values} for key, values in PAPER_RESULTS.items()]
     return rows
 
 
-def _measure(data: Images, originals: Originals, attack: GradientMatching, asked: Options) -> dict[str, Any]:
-    answers, seconds = run_attack(attack, originals.cases, asked)
+def _measure(data: Images, originals: Originals, attack: GradientMatching, options: Options) -> dict[str, Any]:
+    answers, seconds = run_attack(attack, originals.cases, options)
     guesses, labels = (torch.cat(parts) for parts in zip(*map(match_examples, answers, originals.x), strict=True))
     success = is_recovered(guesses, data.x)
     taken = [until_tolerance(one) for one, ok in zip(answers, success.tolist(), strict=True) if ok]

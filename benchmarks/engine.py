@@ -92,11 +92,11 @@ ENGINE_SETTINGS = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=(*TABLES, *LIBRARY_TABLES), flags=("full",))
-    if asked.table in LIBRARY_TABLES:
-        print_results("engine", LIBRARY_TABLES[asked.table](asked), {}, asked)
+    options = parse_options(__doc__ or "", tables=(*TABLES, *LIBRARY_TABLES), flags=("full",))
+    if options.table in LIBRARY_TABLES:
+        print_results("engine", LIBRARY_TABLES[options.table](options), {}, options)
         return
-    wanted = (asked.table,) if asked.table else TABLES if "full" in asked.flags else TABLES[:2]
+    wanted = (options.table,) if options.table else TABLES if "full" in options.flags else TABLES[:2]
     has_breaching = find_spec("breaching") is not None
     if not has_breaching:
         print("breaching is not installed, and left out; benchmarks/engine.py says how to install it")
@@ -104,23 +104,23 @@ def main() -> None:
     summary: ResultRow = {}
     for setting in ENGINE_SETTINGS:
         if setting.key in wanted:
-            rows += _measure_side_by_side(setting, has_breaching, summary, asked)
+            rows += _measure_side_by_side(setting, has_breaching, summary, options)
     if "quality" in wanted:
-        found, compared = _measure_equal_settings(has_breaching, asked)
+        found, compared = _measure_equal_settings(has_breaching, options)
         rows, summary = rows + found, summary | compared
-    print_results("engine", rows, summary, asked)
+    print_results("engine", rows, summary, options)
 
 
-def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRow, asked: Options) -> list[ResultRow]:
+def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRow, options: Options) -> list[ResultRow]:
     """Return one row of times for each number of images, and add the ratios of other programs' times to ours to `summary`.
 
     If our search is compiled, the ratios to the time of our uncompiled search are added as well. The other programs are the plain
     loop and, with `has_breaching`, breaching.
     """
-    cases, rows = [case for case, _ in _make_cases(setting.network, max(setting.counts), asked)], []
+    cases, rows = [case for case, _ in _make_cases(setting.network, max(setting.counts), options)], []
     for count, (quick, whole) in setting.counts.items():
-        own = replace(setting, compiles=setting.compiles and (not asked.quick or count == min(setting.counts)))
-        row = _measure(own, cases[:count], quick if asked.quick else whole, 1 if asked.quick else 3, has_breaching, asked)
+        own = replace(setting, compiles=setting.compiles and (not options.quick or count == min(setting.counts)))
+        row = _measure(own, cases[:count], quick if options.quick else whole, 1 if options.quick else 3, has_breaching, options)
         rows.append(row)
         for other in ("breaching", "loop") if has_breaching else ("loop",):
             key = f"{setting.key}{count}_{'speedup' if other == 'breaching' else 'over_loop'}"
@@ -130,24 +130,24 @@ def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: 
     return rows
 
 
-def _make_cases(network: str, count: int, asked: Options) -> list[tuple[Case, Tensor]]:
+def _make_cases(network: str, count: int, options: Options) -> list[tuple[Case, Tensor]]:
     """Return `count` pairs: a case that holds the gradient of one image, and this image (C, H, W)."""
-    found = load_images(asked, "cifar10", count)
-    one = make_client(network, replace(found.data, num_classes=10), seed=asked.seed)
+    found = load_images(options, "cifar10", count)
+    one = make_client(network, replace(found.data, num_classes=10), seed=options.seed)
     return [(one.make_case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
 
 
 def _measure(
-    setting: EngineSetting, cases: Sequence[Case], iterations: int, turns: int, has_breaching: bool, asked: Options
+    setting: EngineSetting, cases: Sequence[Case], iterations: int, turns: int, has_breaching: bool, options: Options
 ) -> ResultRow:
     sides: dict[str, Callable[[int], None]] = {
-        "ours": lambda steps: _run_ours(setting, cases, steps, asked, compiled=setting.compiles),
+        "ours": lambda steps: _run_ours(setting, cases, steps, options, compiled=setting.compiles),
         "loop": lambda steps: _run_loop(setting, cases, steps),
     }
     if setting.compiles:
-        sides["eager"] = lambda steps: _run_ours(setting, cases, steps, asked)
+        sides["eager"] = lambda steps: _run_ours(setting, cases, steps, options)
     elif setting.cosine:
-        sides["bfloat16"] = lambda steps: _run_ours(setting, cases, steps, asked, coarse=0.999)
+        sides["bfloat16"] = lambda steps: _run_ours(setting, cases, steps, options, coarse=0.999)
     if has_breaching:
         sides["breaching"] = lambda steps: _run_breaching(setting, cases, steps)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -175,7 +175,7 @@ def _measure_time(run: Callable[[int], object], iterations: int) -> float:
 
 
 def _run_ours(
-    setting: EngineSetting, cases: Sequence[Case], steps: int, asked: Options, *, compiled: bool = False, coarse: float = 0.0
+    setting: EngineSetting, cases: Sequence[Case], steps: int, options: Options, *, compiled: bool = False, coarse: float = 0.0
 ) -> None:
     attack = GradientMatching(
         name="engine",
@@ -189,9 +189,9 @@ def _run_ours(
             compiled=compiled,
             coarse=coarse,
         ),
-        device=asked.device,
+        device=options.device,
     )
-    attack(cases, rng=Generator().manual_seed(asked.seed))
+    attack(cases, rng=Generator().manual_seed(options.seed))
 
 
 def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None:
@@ -278,22 +278,22 @@ def _read_label(case: Case) -> Tensor:
     return _compute_gradient(case.observations[0])[-1].argmin()[None]
 
 
-def _measure_equal_settings(has_breaching: bool, asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def _measure_equal_settings(has_breaching: bool, options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Reconstruct the same images by breaching and by our search with equal settings, and by our search also with layer weights.
 
     Returns one row each, with PSNR and CPU-seconds, and a summary. The summary holds the ratio of our CPU time to breaching's
     and, with intervals, two mean differences of PSNR: ours minus breaching's, and ours with layer weights minus ours without.
     If breaching is not installed, its row and the comparisons with it are left out.
     """
-    count, steps = (2, 2) if asked.quick else (QUALITY_IMAGES, QUALITY_STEPS)
-    pairs = _make_cases("resnet20_4", count, asked)
-    truth, start = torch.stack([x for _, x in pairs]), _draw_start(pairs[0][0].observations[0].data, asked.seed)
+    count, steps = (2, 2) if options.quick else (QUALITY_IMAGES, QUALITY_STEPS)
+    pairs = _make_cases("resnet20_4", count, options)
+    truth, start = torch.stack([x for _, x in pairs]), _draw_start(pairs[0][0].observations[0].data, options.seed)
     cases = [replace(case, known_labels=_read_label(case)) for case, _ in pairs]  # breaching is given the labels, too
     sides: dict[str, Callable[[], Tensor]] = {
         "breaching": lambda: torch.stack(_run_breaching(ENGINE_SETTINGS[1], cases, steps, tv=TV_WEIGHT, start=start)),
-        "ours": lambda: _reconstruct(_make_equal_attack(steps, asked.seed), cases, asked),
+        "ours": lambda: _reconstruct(_make_equal_attack(steps, options.seed), cases, options),
         "ours, layer weights": lambda: _reconstruct(
-            _make_equal_attack(steps, asked.seed).copy_with(layers=weigh_by_depth(50)), cases, asked
+            _make_equal_attack(steps, options.seed).copy_with(layers=weigh_by_depth(50)), cases, options
         ),
     }
     if not has_breaching:
@@ -340,8 +340,8 @@ def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
     )
 
 
-def _reconstruct(attack: GradientMatching, cases: Sequence[Case], asked: Options) -> Tensor:
-    found = replace(attack, device=asked.device)(cases, rng=Generator().manual_seed(asked.seed))
+def _reconstruct(attack: GradientMatching, cases: Sequence[Case], options: Options) -> Tensor:
+    found = replace(attack, device=options.device)(cases, rng=Generator().manual_seed(options.seed))
     return torch.cat([one.x for one in found])
 
 

@@ -59,14 +59,14 @@ LARGEST_NETWORK = "MnistNet"
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=(*NETWORK_TABLES, "quickstart", *NETWORKS))
-    if asked.table == "quickstart":
-        print_results("quickstart", *quickstart.measure_quickstart(asked), asked)
+    options = parse_options(__doc__ or "", tables=(*NETWORK_TABLES, "quickstart", *NETWORKS))
+    if options.table == "quickstart":
+        print_results("quickstart", *quickstart.measure_quickstart(options), options)
         return
     logging.getLogger("attacker").setLevel(logging.ERROR)  # the table states why plain PyTorch is used
     rows = []
-    for name in _list_networks(asked):
-        rows.append(_measure_network(name, *NETWORKS[name], asked))
+    for name in _list_networks(options):
+        rows.append(_measure_network(name, *NETWORKS[name], options))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     pairs = sum(row["attacks"] for row in rows)
     summary = {
@@ -75,36 +75,36 @@ def main() -> None:
         "networks": len(rows),
         "seconds": sum(row["seconds"] for row in rows),
     }
-    if asked.table is None:
-        summary["literal_quickstart"] = _measure_surplus(asked)
-    print_results("foreign", rows, summary, asked)
+    if options.table is None:
+        summary["literal_quickstart"] = _measure_surplus(options)
+    print_results("foreign", rows, summary, options)
 
 
-def _measure_surplus(asked: Options) -> float:
-    setting = quickstart.make_one_step(attacked=1, iterations=150 if asked.quick else 1200)
-    (row,) = quickstart.measure_settings([setting], quickstart.draw_images(asked), asked)
+def _measure_surplus(options: Options) -> float:
+    setting = quickstart.make_one_step(attacked=1, iterations=150 if options.quick else 1200)
+    (row,) = quickstart.measure_settings([setting], quickstart.draw_images(options), options)
     return float(row["surplus"])
 
 
-def _list_networks(asked: Options) -> list[str]:
+def _list_networks(options: Options) -> list[str]:
     """Return the names of the networks to measure: the one that was named, or those of the table that was named, or all.
 
     With --quick, `LARGEST_NETWORK` is left out of its table (`small`), and if nothing was named only `small` is measured.
     """
-    if asked.table in NETWORKS:
-        return [asked.table]
-    table = "small" if asked.quick and asked.table is None else asked.table
+    if options.table in NETWORKS:
+        return [options.table]
+    table = "small" if options.quick and options.table is None else options.table
     names = list(NETWORK_TABLES[table] if table else NETWORKS)
-    return [name for name in names if not (asked.quick and name == LARGEST_NETWORK)]
+    return [name for name in names if not (options.quick and name == LARGEST_NETWORK)]
 
 
-def _measure_network(name: str, shape: tuple[int, ...], classes: int, asked: Options) -> dict[str, Any]:
-    torch.manual_seed(asked.seed)
+def _measure_network(name: str, shape: tuple[int, ...], classes: int, options: Options) -> dict[str, Any]:
+    torch.manual_seed(options.seed)
     model, data = getattr(networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
-    error, route = _measure_gradient_error(model, data, asked.seed)
+    error, route = _measure_gradient_error(model, data, options.seed)
     attacks = IMAGE_ATTACKS if data.is_image else TABULAR_ATTACKS
     with tempfile.TemporaryDirectory() as folder, measure_cpu() as clock:
-        done, failure = attack_imported(name, model, data, attacks, Path(folder), asked.device)
+        done, failure = attack_imported(name, model, data, attacks, Path(folder), options.device)
     return {
         "network": name,
         "input": "x".join(map(str, shape)),

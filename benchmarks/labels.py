@@ -53,14 +53,14 @@ class Victim:
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "")
+    options = parse_options(__doc__ or "")
     rows = []
-    for victim in _make_victims(asked):
-        for size in (1, 4, 16) if asked.quick else BATCH_SIZES:
-            rows.append(_measure(victim, [size], asked))
-        for steps in (2,) if asked.quick else LOCAL_STEPS[1:]:
-            rows.append(_measure(victim, [EXAMPLES_PER_STEP] * steps, asked))
-    print_results("labels", rows, _summarise(rows), asked)
+    for victim in _make_victims(options):
+        for size in (1, 4, 16) if options.quick else BATCH_SIZES:
+            rows.append(_measure(victim, [size], options))
+        for steps in (2,) if options.quick else LOCAL_STEPS[1:]:
+            rows.append(_measure(victim, [EXAMPLES_PER_STEP] * steps, options))
+    print_results("labels", rows, _summarise(rows), options)
 
 
 def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -80,21 +80,21 @@ def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     return {key: average_overlap(*which) for key, which in keys.items()} | others
 
 
-def _make_victims(asked: Options) -> list[Victim]:
-    given = asked.data is not None and (asked.data / DATA_FILES["cifar10"]).exists()
+def _make_victims(options: Options) -> list[Victim]:
+    given = options.data is not None and (options.data / DATA_FILES["cifar10"]).exists()
     name, count = ("cifar10", 3000) if given else ("mnist", 700)
-    train = load_images(asked, name, count, part="tuning")
-    test = load_images(asked, name, count, skip=count if train.part == "embedded" else 0)
-    names = ("mlp",) if asked.quick else ("mlp", "lenet_dlg", "lenet_rog")
-    return [victim for name in names for victim in _train_victim(name, train, test, asked)]
+    train = load_images(options, name, count, part="tuning")
+    test = load_images(options, name, count, skip=count if train.part == "embedded" else 0)
+    names = ("mlp",) if options.quick else ("mlp", "lenet_dlg", "lenet_rog")
+    return [victim for name in names for victim in _train_victim(name, train, test, options)]
 
 
-def _train_victim(name: str, train: Images, test: Images, asked: Options) -> list[Victim]:
+def _train_victim(name: str, train: Images, test: Images, options: Options) -> list[Victim]:
     """Return one model twice: untrained, and after 300 steps of Adam on batches of 64 examples of `train`."""
     spec = ModelSpec(name=name)
     data = test.data
-    model = models.build(spec, data, seed=asked.seed)
-    found, rng = [], np.random.default_rng(asked.seed)
+    model = models.build(spec, data, seed=options.seed)
+    found, rng = [], np.random.default_rng(options.seed)
     for steps in (0, 300):
         optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
         for _ in range(steps):
@@ -110,9 +110,9 @@ def _train_victim(name: str, train: Images, test: Images, asked: Options) -> lis
     return found
 
 
-def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, Any]:
-    batches = 4 if asked.quick or sum(sizes) > 16 else 12
-    rng = np.random.default_rng(asked.seed + sum(sizes))
+def _measure(victim: Victim, sizes: Sequence[int], options: Options) -> dict[str, Any]:
+    batches = 4 if options.quick or sum(sizes) > 16 else 12
+    rng = np.random.default_rng(options.seed + sum(sizes))
     drawn = [_draw_labels(victim, sum(sizes), duplicates=index % 2 == 1, rng=rng) for index in range(batches)]
     scores: dict[str, list[float]] = {rule: [] for rule in LABEL_RULES}
     seconds = dict.fromkeys(LABEL_RULES, 0.0)
@@ -120,7 +120,7 @@ def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, 
         observation = _observe_client(victim, labels, sizes, index, rng)
         for name, rule in LABEL_RULES.items():
             with measure_cpu() as clock:
-                recovered = _read(rule, observation, asked.seed + index)
+                recovered = _read(rule, observation, options.seed + index)
             if recovered is not None:
                 scores[name].append(_measure_overlap(recovered, torch.from_numpy(labels)))
             seconds[name] += clock.seconds

@@ -27,16 +27,16 @@ MAX_EXACT_MSE = 1e-6
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "")
-    pairs, searched = (4, 1) if asked.quick else (200, 10)
-    sources = [load_images(replace(asked, data=None), "cifar10", pairs // 2), load_images(asked, "cifar10", pairs // 2)]
-    _attack_pairs(rgap(), [_make_pair(0, sources, asked)], asked)  # the first call loads code
+    options = parse_options(__doc__ or "")
+    pairs, searched = (4, 1) if options.quick else (200, 10)
+    sources = [load_images(replace(options, data=None), "cifar10", pairs // 2), load_images(options, "cifar10", pairs // 2)]
+    _attack_pairs(rgap(), [_make_pair(0, sources, options)], options)  # the first call loads code
     rows, ours, searches = [], [], []
     for network in range(len(NETWORK_NAMES)):
-        own = [_make_pair(i, sources, asked) for i in range(network, pairs, len(NETWORK_NAMES))]
-        found = [_attack_pairs(rgap(), [pair], asked) for pair in own]
+        own = [_make_pair(i, sources, options) for i in range(network, pairs, len(NETWORK_NAMES))]
+        found = [_attack_pairs(rgap(), [pair], options) for pair in own]
         every = len(own) // searched
-        search = _attack_pairs(cpl(restarts=1, steps=10 if asked.quick else 300), own[::every], asked)
+        search = _attack_pairs(cpl(restarts=1, steps=10 if options.quick else 300), own[::every], options)
         same = _join_results(found[::every])
         ours.append(_join_results(found))
         searches.append((same, search))
@@ -52,7 +52,7 @@ def main() -> None:
         "cpu_seconds_max": max(seconds),
         "over_lbfgs": _compute_ratio([one for one, _ in searches], [one for _, one in searches]),
     }
-    print_results("peel", rows, summary, asked)
+    print_results("peel", rows, summary, options)
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,17 @@ class PeelResult:
     seconds: list[float]
 
 
-def _make_pair(i: int, sources: Sequence[Images], asked: Options) -> PeelCase:
+def _make_pair(i: int, sources: Sequence[Images], options: Options) -> PeelCase:
     """Return pair i; networks alternate, and weights are drawn with the seed plus i. sources: two data sets."""
     found = sources[(i // 2) % 2]
     x, y = found.x[(i // 4) % len(found)], found.y[(i // 4) % len(found)] % 10
-    one = make_client(NETWORK_NAMES[i % 2], replace(found.data, num_classes=10), seed=asked.seed + i)
+    one = make_client(NETWORK_NAMES[i % 2], replace(found.data, num_classes=10), seed=options.seed + i)
     return PeelCase(x, one.make_case([(x[None], y[None])], f"{NETWORK_NAMES[i % 2]}-{i}"))
 
 
-def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], asked: Options) -> PeelResult:
+def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], options: Options) -> PeelResult:
     with measure_cpu() as clock:
-        found = replace(attack, device=asked.device)([p.case for p in pairs], rng=Generator().manual_seed(asked.seed))
+        found = replace(attack, device=options.device)([p.case for p in pairs], rng=Generator().manual_seed(options.seed))
     guesses, x = torch.cat([one.x for one in found]).nan_to_num(), torch.stack([p.x for p in pairs])
     mse = (guesses - x).double().square().flatten(1).mean(dim=1)
     return PeelResult(mse, is_recovered(guesses.clamp(0, 1), x), [clock.seconds])

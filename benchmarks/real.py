@@ -58,37 +58,37 @@ NUM_CLASSES = 10
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES)
-    network, pixels, *chosen = (asked.table or TABLES[0]).split("-")
-    batches = QUICK_BATCH_SIZES if asked.quick else [int(batch) for batch in chosen] or BATCH_SIZES
-    rows = [_measure(asked, network, int(pixels), batch) for batch in batches]
+    options = parse_options(__doc__ or "", tables=TABLES)
+    network, pixels, *chosen = (options.table or TABLES[0]).split("-")
+    batches = QUICK_BATCH_SIZES if options.quick else [int(batch) for batch in chosen] or BATCH_SIZES
+    rows = [_measure(options, network, int(pixels), batch) for batch in batches]
     last = rows[-1]
     print_results(
         f"real {network}-{pixels}",
         rows,
         {f"seconds_to_verdict_b{last['batch']}": last["cpu_seconds"], f"above_null_db_b{last['batch']}": last["above_null_db"]},
-        asked,
+        options,
     )
 
 
-def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str, Any]:
+def _measure(options: Options, network: str, pixels: int, batch: int) -> dict[str, Any]:
     """Attack the update of one client by Inverting Gradients and by its null, and return a row.
 
     The client's epoch has two batches of `batch` images, or one with --quick.
     """
-    steps = 2 if asked.quick else 300 if asked.device == "cpu" else 1000
-    count = batch if asked.quick else 2 * batch
-    found = _load_examples(asked, pixels, count)
-    case = _make_client(asked, network, found.data, batch).make_case(
+    steps = 2 if options.quick else 300 if options.device == "cpu" else 1000
+    count = batch if options.quick else 2 * batch
+    found = _load_examples(options, pixels, count)
+    case = _make_client(options, network, found.data, batch).make_case(
         list(zip(found.x.split(batch), found.y.split(batch), strict=True)), f"{network}-{pixels}-{batch}"
     )
     search = inverting_gradients(steps=steps)
     started, scores, made = perf_counter(), [], []
     with measure_cpu() as clock:
         for attack in (search, search.null()):
-            progress = _stop_after(SEARCH_SECONDS[asked.device])
-            (answer,) = replace(attack, device=asked.device)(
-                [case], rng=torch.Generator().manual_seed(asked.seed), progress=progress
+            progress = _stop_after(SEARCH_SECONDS[options.device])
+            (answer,) = replace(attack, device=options.device)(
+                [case], rng=torch.Generator().manual_seed(options.seed), progress=progress
             )
             made.append(answer)
     scores = [psnr(match_examples(answer, found.x)[0], found.x) for answer in made]
@@ -102,9 +102,9 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
         "data": found.name,
         "part": found.part,
         "iterations": made[0].iterations,
-        "ended": _describe_end(made[0], asked.device),
+        "ended": _describe_end(made[0], options.device),
         "most_iterations": steps,
-        "closed_form": _describe_closed_form(case, asked),
+        "closed_form": _describe_closed_form(case, options),
         "psnr": float(scores[0].mean()),
         "null_psnr": float(scores[1].mean()),
         "above_null_db": mean(gained),
@@ -131,29 +131,29 @@ def _describe_end(found: Reconstruction, device: str) -> str:
     return "given up" if any("was given up" in note for note in found.notes) else "all iterations"
 
 
-def _load_examples(asked: Options, pixels: int, count: int) -> Images:
-    if asked.data:
-        found = load_images(asked, "imagenet", count)
+def _load_examples(options: Options, pixels: int, count: int) -> Images:
+    if options.data:
+        found = load_images(options, "imagenet", count)
     else:
         loaded = datasets.load("photos", size=min(pixels, STORED_PIXELS))
-        order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(asked.seed))
+        order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(options.seed))
         chosen = order.repeat(-(-count // len(order)))[:count]
         x, y = loaded.train[chosen.numpy()]
         found = Images("photos", x, torch.as_tensor(y), loaded.spec)
-    side = QUICK_PIXELS if asked.quick else pixels
+    side = QUICK_PIXELS if options.quick else pixels
     x = interpolate(found.x, size=(side, side), mode="bilinear", antialias=True).clamp(0, 1)
     return replace(found, x=x, y=found.y % NUM_CLASSES, data=DataSpec(shape=(3, side, side), num_classes=NUM_CLASSES))
 
 
-def _make_client(asked: Options, network: str, data: DataSpec, batch: int) -> LocalClient:
-    made = make_client("torchvision", data, seed=asked.seed, arguments={"architecture": NETWORKS[network]})
+def _make_client(options: Options, network: str, data: DataSpec, batch: int) -> LocalClient:
+    made = make_client("torchvision", data, seed=options.seed, arguments={"architecture": NETWORKS[network]})
     return replace(made, training=Training(learning_rate=0.01, momentum=0.9, batch_size=batch, epochs=1))
 
 
-def _describe_closed_form(case: Case, asked: Options) -> str:
+def _describe_closed_form(case: Case, options: Options) -> str:
     """Return the name of the closed form that gives an answer, or the reason why none applies. No search is run."""
     try:
-        (found,), _ = run_attack(exact(fallback="none"), [case], asked)
+        (found,), _ = run_attack(exact(fallback="none"), [case], options)
     except ValueError as error:
         return str(error).split(";")[0].splitlines()[0][:100]
     return found.route

@@ -43,14 +43,14 @@ from fedsim.server import record
 NUM_CLIENTS, LOCAL_STEPS, BATCH_SIZE = 10, 2, 16
 
 
-def write_images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
+def write_images(options: Options, folder: Path, needed: int, held_out: int) -> str:
     """Write `needed` images for training and `held_out` images for tests to files in `folder`.
 
     All are different CIFAR-10 images or, without CIFAR-10 in --data, embedded photographs. Photographs repeat if there are too
     few, so that a photograph may be both in the training images and in the held-out images.
     Returns the name of these data for an experiment, "npz:TRAIN,TEST".
     """
-    drawn = splits.load_images(asked, "cifar10", needed + held_out)
+    drawn = splits.load_images(options, "cifar10", needed + held_out)
     pixels, labels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), drawn.y.numpy()
     np.savez(folder / "train.npz", images=pixels[:needed], labels=labels[:needed], class_names=np.arange(10).astype(str))
     np.savez(folder / "test.npz", images=pixels[needed:], labels=labels[needed:], class_names=np.arange(10).astype(str))
@@ -148,16 +148,16 @@ def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: A
     RUN_FUNCTIONS[way](data, rounds, seed, Path(out), send_turn)
 
 
-def measure_cost(asked: Options) -> None:
+def measure_cost(options: Options) -> None:
     """Measure plain Flower and our recording federation in processes that run a round each in turn, and print a table."""
-    rounds = 2 if asked.quick else 8
+    rounds = 2 if options.quick else 8
     with tempfile.TemporaryDirectory() as scratch:
-        data = write_images(asked, Path(scratch), NUM_CLIENTS * LOCAL_STEPS * BATCH_SIZE, BATCH_SIZE)
+        data = write_images(options, Path(scratch), NUM_CLIENTS * LOCAL_STEPS * BATCH_SIZE, BATCH_SIZE)
         context = multiprocessing.get_context("spawn")
         turns, processes = {}, []
         for way in RUN_FUNCTIONS:
             turns[way], theirs = context.Pipe()
-            arguments = (way, data, rounds, asked.seed, f"{scratch}/{way}", theirs)
+            arguments = (way, data, rounds, options.seed, f"{scratch}/{way}", theirs)
             processes.append(context.Process(target=_run_stepwise, args=arguments))
             processes[-1].start()
             theirs.close()  # so that a process that dies is noticed
@@ -183,7 +183,7 @@ def measure_cost(asked: Options) -> None:
         "extra_peak_mb": rows[-1]["recorded_peak_mb"] - rows[-1]["plain_peak_mb"],
         "update_mb": 4 * 11.17,
     }
-    print_results("recording", rows, summary, asked)
+    print_results("recording", rows, summary, options)
 
 
 # --- many clients, many rounds ---
@@ -266,20 +266,20 @@ def _measure_queries(recording: Recording) -> tuple[int, float]:
     return sum(own.complete + own.failed + own.late for own in counts), slowest
 
 
-def measure_scale(asked: Options) -> None:
+def measure_scale(options: Options) -> None:
     torch.set_num_threads(1)
-    clients, rounds, actors, exchanges = (200, 24, 20, 12) if asked.quick else (1000, 200, 100, 60)
+    clients, rounds, actors, exchanges = (200, 24, 20, 12) if options.quick else (1000, 200, 100, 60)
     with tempfile.TemporaryDirectory() as scratch:
-        rows = [_federate("local", clients, rounds, asked.seed, Path(scratch) / "local")]
+        rows = [_federate("local", clients, rounds, options.seed, Path(scratch) / "local")]
         observations, query = _measure_queries(_write_indexed(Path(scratch) / "index", 1000, 100))
-        rows.append(_federate("ray", actors, exchanges, asked.seed, Path(scratch) / "ray"))
+        rows.append(_federate("ray", actors, exchanges, options.seed, Path(scratch) / "ray"))
     summary = {
         "time_growth": max(row["time_growth"] for row in rows),
         "memory_growth": max(row["memory_growth"] for row in rows),
         "query_ms": query,
         "observations": observations,
     }
-    print_results("recording --scale", rows, summary, asked)
+    print_results("recording --scale", rows, summary, options)
 
 
 # --- the same training with and without ---
@@ -353,25 +353,25 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False)
     return found
 
 
-def measure_accuracy(asked: Options) -> None:
+def measure_accuracy(options: Options) -> None:
     torch.set_num_threads(1)
-    rounds, share = (2, 10) if asked.quick else (12, 1)
+    rounds, share = (2, 10) if options.quick else (12, 1)
     with tempfile.TemporaryDirectory() as scratch:
-        data = write_images(asked, Path(scratch), NUM_TRAINED // share, NUM_HELD_OUT // share)
-        e = make_learning_experiment(data, rounds, asked.seed)
+        data = write_images(options, Path(scratch), NUM_TRAINED // share, NUM_HELD_OUT // share)
+        e = make_learning_experiment(data, rounds, options.seed)
         ways = {"plain": _learn_plain, "recorded": partial(_learn_plain, recorded=True), "ours": _learn_recorded}
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-            running = {name: pool.submit(way, e, Path(scratch) / name, asked.seed) for name, way in ways.items()}
+            running = {name: pool.submit(way, e, Path(scratch) / name, options.seed) for name, way in ways.items()}
             found = {name: future.result() for name, future in running.items()}
     rows = [{"round": number, **{name: own[number] for name, own in found.items()}} for number in range(rounds + 1)]
     last = rows[-1]
     summary = {name: 100 * abs(last[name] - last["plain"]) for name in ("recorded", "ours")}
-    print_results("recording --accuracy", rows, summary, asked)
+    print_results("recording --accuracy", rows, summary, options)
 
 
 TABLES = {"scale": measure_scale, "accuracy": measure_accuracy, "codecs": measure_codecs}
 
 
 if __name__ == "__main__":
-    asked = parse_options(__doc__ or "", flags=tuple(TABLES))
-    next((measure for flag, measure in TABLES.items() if flag in asked.flags), measure_cost)(asked)
+    options = parse_options(__doc__ or "", flags=tuple(TABLES))
+    next((measure for flag, measure in TABLES.items() if flag in options.flags), measure_cost)(options)

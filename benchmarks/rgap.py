@@ -47,20 +47,20 @@ PAPER_RESULTS = {
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=("table1", "linear", "limits", "imprint", "many"))
+    options = parse_options(__doc__ or "", tables=("table1", "linear", "limits", "imprint", "many"))
     tables = {"linear": measure_linear, "limits": measure_limits, "imprint": measure_imprint, "many": measure_many}
-    if asked.table in tables:
-        print_results(f"rgap {asked.table}", *tables[asked.table](asked), asked)
+    if options.table in tables:
+        print_results(f"rgap {options.table}", *tables[options.table](options), options)
     else:
-        print_results("rgap", *measure_table1(asked), asked)
+        print_results("rgap", *measure_table1(options), options)
 
 
-def measure_table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_table1(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run R-GAP on CNN6, CNN6-d and FCN3, H-GAP on the first two, and `exact` on CNN6-d; return the rows and a summary.
 
     The published results of the R-GAP paper's table 1, also of DLG, are added as rows. DLG is not run here.
     """
-    rows = [row for name in (("cifar10",) if asked.quick else ("cifar10", "mnist")) for row in _measure_data(name, asked)]
+    rows = [row for name in (("cifar10",) if options.quick else ("cifar10", "mnist")) for row in _measure_data(name, options)]
     ours = {
         (row["network"], row["attack"]): row for row in rows if row["data"] == rows[0]["data"] and row["source"] == "measured"
     }
@@ -71,16 +71,16 @@ def measure_table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]
         "cnn6_cpu_seconds_max": ours["cnn6", "rgap"]["cpu_max"],
         "cnn6d_success": ours["cnn6_d", "exact"]["success"],
         "cnn6d_cpu_seconds": ours["cnn6_d", "exact"]["cpu_seconds"],
-        "peak_mb": measure_peak_memory(asked),
+        "peak_mb": measure_peak_memory(options),
         "rank_indices": indices,
-        "rank_right": measure_right_share(4 if asked.quick else 30),
+        "rank_right": measure_right_share(4 if options.quick else 30),
     }
     return rows, summary
 
 
-def _measure_data(name: str, asked: Options) -> list[dict[str, Any]]:
-    many, few = (2, 1) if asked.quick else (100 if name == "cifar10" else 50, 3)
-    found = load_images(asked, name, many).of_two_classes()
+def _measure_data(name: str, options: Options) -> list[dict[str, Any]]:
+    many, few = (2, 1) if options.quick else (100 if name == "cifar10" else 50, 3)
+    found = load_images(options, name, many).of_two_classes()
     jobs: list[tuple[str, str, Attack, int]] = [
         ("cnn6", "rgap", rgap(), many),
         ("cnn6", "rgap(paper_mode)", rgap(paper_mode=True), few),
@@ -94,9 +94,9 @@ def _measure_data(name: str, asked: Options) -> list[dict[str, Any]]:
     ]
     rows = []
     for network, attack, run, count in jobs:
-        if asked.quick and (attack == "hgap" or (network, attack) == ("cnn6_d", "rgap(paper_mode)")):
+        if options.quick and (attack == "hgap" or (network, attack) == ("cnn6_d", "rgap(paper_mode)")):
             continue  # these take as long as all others together
-        rows.append(_measure_attack(found.take_first(count), network, attack, run, asked))
+        rows.append(_measure_attack(found.take_first(count), network, attack, run, options))
         print(f"{name} {network} {attack}: {rows[-1]['mse']:.2g}", file=sys.stderr)
     for network in ("cnn6", "cnn6_d"):
         for attack, (mean, deviation) in PAPER_RESULTS[name, network].items():
@@ -106,18 +106,18 @@ def _measure_data(name: str, asked: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def _measure_attack(found: Images, network: str, name: str, attack: Attack, asked: Options) -> dict[str, Any]:
+def _measure_attack(found: Images, network: str, name: str, attack: Attack, options: Options) -> dict[str, Any]:
     """Run one attack on every image, one after the other, and return a row.
 
     name: of the attack in the row; if it contains "paper_mode", the attack is given the labels.
     """
-    one = make_client(network, found.data, loss="logistic", seed=asked.seed)
+    one = make_client(network, found.data, loss="logistic", seed=options.seed)
     errors, seconds = [], []
     for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
         case = one.make_case([(x[None], y[None])], f"{network}-{i}")
         if "paper_mode" in name:
             case = replace(case, known_labels=y[None])
-        error, took = _attack_case(attack, case, x, asked)
+        error, took = _attack_case(attack, case, x, options)
         errors.append(error)
         seconds.append(took)
     mse = torch.tensor(errors, dtype=torch.float64)
@@ -138,10 +138,10 @@ def _measure_attack(found: Images, network: str, name: str, attack: Attack, aske
     }
 
 
-def _attack_case(attack: Attack, case: Case, x: torch.Tensor, asked: Options) -> tuple[float, float]:
+def _attack_case(attack: Attack, case: Case, x: torch.Tensor, options: Options) -> tuple[float, float]:
     """Attack one case; return its MSE and CPU-seconds."""
     with measure_cpu() as clock:
-        found = replace(attack, device=asked.device)([case], rng=torch.Generator().manual_seed(asked.seed))  # type: ignore[type-var]
+        found = replace(attack, device=options.device)([case], rng=torch.Generator().manual_seed(options.seed))  # type: ignore[type-var]
     return float((found[0].x[0] - x).double().square().mean()), clock.seconds
 
 
@@ -157,55 +157,55 @@ print((peak() - before) / 1024)
 """
 
 
-def measure_peak_memory(asked: Options) -> float | None:
+def measure_peak_memory(options: Options) -> float | None:
     """Return the peak memory in MB of an attack on one image of CNN6, beyond that of importing torch; None outside of Linux.
 
     The import of this project counts.
     """
     if not Path("/proc/self/status").exists():
         return None
-    script = MEMORY_PROGRAM.format(folder=str(Path(__file__).parent), seed=asked.seed)
+    script = MEMORY_PROGRAM.format(folder=str(Path(__file__).parent), seed=options.seed)
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     return float(out.splitlines()[-1])
 
 
 def attack_one_image(seed: int) -> None:
     """Run R-GAP on one image and CNN6, for `measure_peak_memory`."""
-    asked = Options(quick=True, json=False, data=None, device="cpu", seed=seed, table=None)
-    _measure_attack(load_images(asked, "cifar10", 1).of_two_classes(), "cnn6", "rgap", rgap(), asked)
+    options = Options(quick=True, json=False, data=None, device="cpu", seed=seed, table=None)
+    _measure_attack(load_images(options, "cifar10", 1).of_two_classes(), "cnn6", "rgap", rgap(), options)
 
 
-def measure_many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_many(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run R-GAP on 10,000 images at once, enough to use a GPU fully; return one row and a summary.
 
     Without --device cuda, or without a CUDA device, nothing is run: the reason is printed and returned in the summary, without
     rows. With --quick, the images are four, and any device does.
     """
-    if not asked.quick and (asked.device == "cpu" or not torch.cuda.is_available()):
-        reason = "there is no CUDA device" if asked.device != "cpu" else "it was not asked for, with --device cuda"
+    if not options.quick and (options.device == "cpu" or not torch.cuda.is_available()):
+        reason = "there is no CUDA device" if options.device != "cpu" else "it was not asked for, with --device cuda"
         print(f"skipped: 10,000 images at once need a GPU, and {reason}")
         return [], {"many": f"skipped: {reason}"}
-    return measure_batch(asked, 4 if asked.quick else 10_000)
+    return measure_batch(options, 4 if options.quick else 10_000)
 
 
-def measure_batch(asked: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_batch(options: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run R-GAP on `count` images in one call; return one row and a summary.
 
     Each image is followed by itself mirrored, upside down and both, with the same label, so that a quarter as many images of the
     data set are needed: its report part has 3,194.
     """
-    quarter = load_images(asked, "cifar10", -(-count // 4)).of_two_classes()
+    quarter = load_images(options, "cifar10", -(-count // 4)).of_two_classes()
     turned = [quarter.x, quarter.x.flip(-1), quarter.x.flip(-2), quarter.x.flip(-1, -2)]
     x = torch.stack(turned, dim=1).flatten(0, 1)[:count]
     y = quarter.y.repeat_interleave(4)[:count]
-    one = make_client("cnn6", quarter.data, loss="logistic", seed=asked.seed)
+    one = make_client("cnn6", quarter.data, loss="logistic", seed=options.seed)
     cases = [one.make_case([(a[None], b[None])], f"cnn6-{i}") for i, (a, b) in enumerate(zip(x, y, strict=True))]
     print(f"{count} gradients are there", file=sys.stderr)
     with measure_cpu() as clock:
-        found = replace(rgap(), device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
+        found = replace(rgap(), device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
     mse = torch.stack([(one.x[0] - a).double().square().mean() for one, a in zip(found, x, strict=True)])
     wall = sum(one.seconds for one in found)
-    row = {"images": count, "device": asked.device, "wall_seconds": wall, "cpu_seconds": clock.seconds}
+    row = {"images": count, "device": options.device, "wall_seconds": wall, "cpu_seconds": clock.seconds}
     row |= {"mse": float(mse.mean()), "mse_max": float(mse.max()), "same": float((mse <= MAX_IDENTICAL_MSE).double().mean())}
     return [row], {"many_seconds": wall, "many_mse_max": row["mse_max"], "many_same": row["same"]}
 

@@ -93,7 +93,7 @@ TABLES = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("picture",), offers_workers=True)
+    options = parse_options(__doc__ or "", tables=TABLES, flags=("picture",), offers_workers=True)
     tables = {
         "spans": run_spans_table,
         "cohorts": run_cohorts_table,
@@ -110,18 +110,18 @@ def main() -> None:
         "growth": run_growth_table,
     }
     for name, table in tables.items():
-        if asked.table in (None, name):
-            print_results(f"rounds {name}", *table(asked), asked)
+        if options.table in (None, name):
+            print_results(f"rounds {name}", *table(options), options)
 
 
-def run_spans_table(asked: Options) -> TableAndSummary:
+def run_spans_table(options: Options) -> TableAndSummary:
     """Return the table `spans` and its summary.
 
     Over rows without a defense or dead neurons, the summary holds the smallest `overlap_exact`, the smallest share `with_relu`
     after three epochs, and for batches of 4, 8 and 16 the smallest `intersections` after two epochs, minus the expected share.
     `certain`, `certain_and_wrong` and `cpu_seconds` are sums over all rows, including those with a defense or dead neurons.
     """
-    rows = list(make_span_rows(asked))
+    rows = list(make_span_rows(options))
     plain = [row for row in rows if row["defense"] == "none" and "dead" not in row["network"]]
     summary: ResultRow = {"span_overlap_exact": min(row["overlap_exact"] for row in plain)}
     for batch in (4, 8, 16):
@@ -138,7 +138,7 @@ def run_spans_table(asked: Options) -> TableAndSummary:
     return rows, summary
 
 
-def run_cohorts_table(asked: Options) -> TableAndSummary:
+def run_cohorts_table(options: Options) -> TableAndSummary:
     """Return the table `cohorts`, of the attack `cohort_spans` on secure sums, and its summary.
 
     `secagg_isolated` and `secagg_examples` are the smallest values of the columns `isolated` and `exact_with_owner`, in the rows
@@ -147,7 +147,7 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
     exact examples divided by SRATTA's, on the same sums of 20 trainings. `sratta_grouped_ratio` is our value of the column
     `grouped` divided by SRATTA's: the number of answers that are put into a group of one client, as a share of all examples.
     """
-    rows = list(make_cohort_rows(asked))
+    rows = list(make_cohort_rows(options))
     random = [row for row in rows if row["federation"] == "random cohorts"]
     random = [row for row in random if row["rounds"] == max(one["rounds"] for one in random)]
     summary: ResultRow = {
@@ -163,13 +163,13 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
     return rows, summary
 
 
-def run_isolation_table(asked: Options) -> TableAndSummary:
+def run_isolation_table(options: Options) -> TableAndSummary:
     """Return the table of isolated clients, and its summary: after how many rounds half of the clients and all are isolated.
 
     A number of rounds is None if fewer clients are isolated after all rounds. With `--picture` the table is drawn as well.
     """
-    rows = make_isolation_rows(asked)
-    if "picture" in asked.flags:
+    rows = make_isolation_rows(options)
+    if "picture" in options.flags:
         draw_isolation(rows, Path(__file__).parents[1] / "docs" / "cohorts.png")
     after = sorted(row["isolated_after"] for row in rows if row["isolated_after"] is not None)
     return rows, {
@@ -178,19 +178,19 @@ def run_isolation_table(asked: Options) -> TableAndSummary:
     }
 
 
-def run_disaggregation_table(asked: Options) -> TableAndSummary:
+def run_disaggregation_table(options: Options) -> TableAndSummary:
     """Return the table of secure sums that are solved for single updates, and its summary: the best mean PSNR in dB."""
-    rows = make_disaggregation_rows(asked)
+    rows = make_disaggregation_rows(options)
     return rows, {"best_psnr": max(row["psnr"] for row in rows)}
 
 
-def run_anonymous_table(asked: Options) -> TableAndSummary:
+def run_anonymous_table(options: Options) -> TableAndSummary:
     """Return the table of updates without names, and its summary: columns of the row without noise, and the CPU time.
 
     grouped: share of pairs of updates of one client that are put into one group.
     wrong:   share of pairs of updates in one group that are of different clients.
     """
-    rows = make_anonymous_rows(asked)
+    rows = make_anonymous_rows(options)
     return rows, {
         "grouped": rows[0]["grouped"],
         "wrong": rows[0]["wrong"],
@@ -198,13 +198,13 @@ def run_anonymous_table(asked: Options) -> TableAndSummary:
     }
 
 
-def run_feedback_table(asked: Options) -> TableAndSummary:
+def run_feedback_table(options: Options) -> TableAndSummary:
     """Return the table of error feedback and DGC, and a summary of the gaps in dB.
 
     A gap is the PSNR of the reconstruction from one uncompressed round minus the PSNR of the reconstruction from the largest
     number of compressed rounds.
     """
-    rows = make_accumulated_rows(asked, FEEDBACK_ROWS)
+    rows = make_accumulated_rows(options, FEEDBACK_ROWS)
     last = {row["defense"]: row for row in rows}
     plain = rows[0]["psnr"]
     summary: ResultRow = {
@@ -217,26 +217,26 @@ def run_feedback_table(asked: Options) -> TableAndSummary:
     return rows, summary
 
 
-def run_stochastic_table(asked: Options) -> TableAndSummary:
+def run_stochastic_table(options: Options) -> TableAndSummary:
     """Return the table of stochastic signs and QSGD, and a summary with one gain in dB for each defense.
 
     A gain is the PSNR of the reconstruction from the largest number of rounds minus the PSNR from a single round.
     """
-    rows = make_accumulated_rows(asked, STOCHASTIC_ROWS)
+    rows = make_accumulated_rows(options, STOCHASTIC_ROWS)
     first = {row["defense"]: row["psnr"] for row in reversed(rows)}
     last = {row["defense"]: row["psnr"] for row in rows}
     gains = {f"{defense}_gain_db": last[defense] - first[defense] for defense in last}
     return rows, {**gains, "cpu_seconds": sum(row["cpu_seconds"] for row in rows)}
 
 
-def run_private_table(asked: Options) -> TableAndSummary:
+def run_private_table(options: Options) -> TableAndSummary:
     """Return the table of Gaussian noise and its summary.
 
     dp_never_above_bound: whether, in every row, the rate of rightly named images exceeds the accountant's bound by at most two
     standard errors.
     largest_share_of_bound: largest ratio, over rows, of the rate to its bound.
     """
-    rows = make_private_rows(asked)
+    rows = make_private_rows(options)
     summary: ResultRow = {
         "dp_never_above_bound": all(row["named_rightly"] - 2 * row["standard_error"] <= row["bound"] for row in rows),
         "largest_share_of_bound": max(row["named_rightly"] / row["bound"] for row in rows),
@@ -245,14 +245,14 @@ def run_private_table(asked: Options) -> TableAndSummary:
     return rows, summary
 
 
-def run_convolution_table(asked: Options) -> TableAndSummary:
+def run_convolution_table(options: Options) -> TableAndSummary:
     """Return the table of a convolutional network in batches of 4, and its summary.
 
     conv_gain_db: mean PSNR of an attack on all rounds minus the mean PSNR of each image's best single round, in dB.
     link_rate:    mean share, over many clients, of pairs (one image used in two rounds) that linking claims to be the same image.
     wrong_links:  mean share of links that join different images.
     """
-    rows = make_convolution_rows(asked)
+    rows = make_convolution_rows(options)
     best = next(row for row in rows if row["by"] == "best single round")
     joint = next(row for row in rows if row["by"].startswith("all rounds, linked"))
     summary: ResultRow = {
@@ -264,33 +264,33 @@ def run_convolution_table(asked: Options) -> TableAndSummary:
     return rows, summary
 
 
-def run_scale_table(asked: Options) -> TableAndSummary:
+def run_scale_table(options: Options) -> TableAndSummary:
     """Return the table of growing recordings, and its summary: the ratio of the last row's costs to the first row's.
 
     pairs_growth: ratio of the numbers of pairs of rounds of a client.
     spans_growth, linking_growth, spans_memory_growth, linking_memory_growth: ratios of CPU-seconds and of peak memory.
     """
-    rows = list(make_scale_rows(asked))
+    rows = list(make_scale_rows(options))
     ratios = {"pairs": "pairs", "spans": "spans_seconds", "linking": "linking_seconds"}
     ratios |= {"spans_memory": "spans_peak_mb", "linking_memory": "linking_peak_mb"}
     return rows, {f"{name}_growth": rows[-1][column] / rows[0][column] for name, column in ratios.items()}
 
 
-def run_pool_table(asked: Options) -> TableAndSummary:
+def run_pool_table(options: Options) -> TableAndSummary:
     """Return the table of re-identification among all images, and its summary: `rank_first` after the most rounds, by defense."""
-    rows = list(make_pool_rows(asked))
+    rows = list(make_pool_rows(options))
     return rows, {f"{row['defense']}_rank_first": row["rank_first"] for row in rows}
 
 
-def run_practical_table(asked: Options) -> TableAndSummary:
+def run_practical_table(options: Options) -> TableAndSummary:
     """Return the table of Flower's quickstart, and its summary; with `--picture`, draw it, too.
 
     The summary holds four minima: of the columns `named` and `first_of_100` (shares of examples), each for one round and for the
     largest number of rounds. They are minima over the rows without a defense whose clients have as many examples as those of the
     first row. `certain` and `certain_and_wrong` are sums over all rows.
     """
-    rows = make_practical_rows(asked)
-    if "picture" in asked.flags:
+    rows = make_practical_rows(options)
+    if "picture" in options.flags:
         draw_practical(rows, Path(__file__).parents[1] / "docs" / "membership.png")
     plain = [row for row in rows if row["defense"] == "none" and row["examples"] == rows[0]["examples"]]
     summary: ResultRow = {}
@@ -302,14 +302,14 @@ def run_practical_table(asked: Options) -> TableAndSummary:
     return rows, summary
 
 
-def run_growth_table(asked: Options) -> TableAndSummary:
+def run_growth_table(options: Options) -> TableAndSummary:
     """Return the table of leakage against the number of recorded rounds, and its summary; with `--picture`, draw it, too.
 
     worst_null: largest share of exact images that the attack's null, which does not see the gradient, reaches in any row.
     exact: NAME: for each federation, the share of exact images after its largest number of rounds.
     """
-    rows = make_growth_rows(asked)
-    if "picture" in asked.flags:
+    rows = make_growth_rows(options)
+    if "picture" in options.flags:
         draw_growth(rows, Path(__file__).parents[1] / "docs" / "rounds.png")
     last = {row["federation"]: row["exact"] for row in rows}
     return rows, {"worst_null": max(row["null"] for row in rows), **{f"exact: {words}": exact for words, exact in last.items()}}

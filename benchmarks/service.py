@@ -244,8 +244,8 @@ def measure_durability(service: ServiceProcess, count: int, seed: int) -> dict[s
 
 
 def main() -> None:
-    asked = parse_options(__doc__ or "")
-    seconds, requests, rounds, count = (4.0, 500, 4, 30) if asked.quick else (30.0, 10_000, 60, 1000)
+    options = parse_options(__doc__ or "")
+    seconds, requests, rounds, count = (4.0, 500, 4, 30) if options.quick else (30.0, 10_000, 60, 1000)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # SystemExit also ends the service
     with tempfile.TemporaryDirectory(prefix="service-", ignore_cleanup_errors=True) as folder:
         root = Path(folder) / "root"
@@ -265,7 +265,7 @@ def main() -> None:
             print("a live federation", file=sys.stderr)
             rows.append(measure_lag(service, root, rounds))
             print("jobs and kills", file=sys.stderr)
-            rows.append(measure_durability(service, count, asked.seed))
+            rows.append(measure_durability(service, count, options.seed))
         finally:
             service.kill()
     paced, fast, grown, lag, survived = rows
@@ -278,7 +278,7 @@ def main() -> None:
         "memory_growth": grown["growth"],
         "live_lag_rounds": lag["behind_at_end"],
     }
-    print_results("service", rows, summary, asked)
+    print_results("service", rows, summary, options)
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ WORKER_COUNT, KILL_COUNT = 2, 3
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "")
+    options = parse_options(__doc__ or "")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_grid(asked, folder)
+        write_grid(options, folder)
         whole = run_sweep(folder, folder / "whole", kill_after=None)
         killed = run_interrupted(folder, whole["seconds"] / (KILL_COUNT + 1))
         rows = [{"sweep": "not interrupted", "kills": 0, **whole}, {"sweep": "killed and continued", **killed}]
@@ -72,14 +72,14 @@ def main() -> None:
             "lines": len(tables[0]),
             "refused": sum(bool(row["refused"]) for row in tables[0]),
         }
-    print_results("sweep", rows, summary, asked)
+    print_results("sweep", rows, summary, options)
 
 
-def write_grid(asked: Options, folder: Path) -> None:
+def write_grid(options: Options, folder: Path) -> None:
     """Write the sweep's grid (grid.toml) and the experiment that it varies (base.toml) into `folder`."""
-    defenses = list(DEFENSE_STRENGTHS.items())[: 3 if asked.quick else None]
-    attacks = list(ATTACK_ARGUMENTS.items())[: 2 if asked.quick else None]
-    lines = ['experiment = "base.toml"', f"seeds = [{asked.seed}]", "attacked = { clients = 2 }", "[defenses]"]
+    defenses = list(DEFENSE_STRENGTHS.items())[: 3 if options.quick else None]
+    attacks = list(ATTACK_ARGUMENTS.items())[: 2 if options.quick else None]
+    lines = ['experiment = "base.toml"', f"seeds = [{options.seed}]", "attacked = { clients = 2 }", "[defenses]"]
     lines += [f"{name} = {strengths}" for name, strengths in defenses]
     lines += ["[attacks]", *(f"{name} = {{ {arguments} }}" for name, arguments in attacks), ""]
     (folder / "base.toml").write_text(EXPERIMENT_TOML)

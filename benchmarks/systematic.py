@@ -46,41 +46,41 @@ TABLES = ("features", "none", "clip", "dropout", "noise", "prune", "local")
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("full",))
-    if asked.table == "features":
-        rows = make_feature_rows(asked)
-        print_results("systematic features", rows, {"feature_error_flat": rows[0]["flat"]}, asked)
+    options = parse_options(__doc__ or "", tables=TABLES, flags=("full",))
+    if options.table == "features":
+        rows = make_feature_rows(options)
+        print_results("systematic features", rows, {"feature_error_flat": rows[0]["flat"]}, options)
         return
-    rows = make_grid_rows(asked)
+    rows = make_grid_rows(options)
     summary = summarise(rows)
-    if asked.table is None:
-        features = make_feature_rows(asked)
-        print_results("systematic features", features, {}, Options(**{**vars(asked), "json": False}))
+    if options.table is None:
+        features = make_feature_rows(options)
+        print_results("systematic features", features, {}, Options(**{**vars(options), "json": False}))
         summary["feature_error_flat"] = features[0]["flat"]
-    print_results("systematic", rows, summary, asked)
+    print_results("systematic", rows, summary, options)
 
 
-def make_feature_rows(asked: Options) -> list[ResultRow]:
+def make_feature_rows(options: Options) -> list[ResultRow]:
     """Return the rows of the table of features: one for each defense on batches whose labels all differ.
 
     The last row is without a defense, on batches that may repeat labels. With --quick, only the first defense and this last row
     remain.
     """
-    chosen = FEATURE_DEFENSES[:1] if asked.quick else (*FEATURE_DEFENSES, *PER_TENSOR)
-    return [make_feature_row(asked, defense) for defense in chosen] + [make_feature_row(asked, "none", distinct=False)]
+    chosen = FEATURE_DEFENSES[:1] if options.quick else (*FEATURE_DEFENSES, *PER_TENSOR)
+    return [make_feature_row(options, defense) for defense in chosen] + [make_feature_row(options, "none", distinct=False)]
 
 
-def make_grid_rows(asked: Options) -> list[ResultRow]:
+def make_grid_rows(options: Options) -> list[ResultRow]:
     """Return the rows of the grid for the selected family of defenses, or for all; with --quick, a single row.
 
     Without --full, only the defenses in `SMALL` are taken. Each row is also printed on stderr at once.
     """
-    families = FAMILIES.values() if asked.table is None else (FAMILIES[asked.table],)
-    chosen = [defense for family in families for defense in family if "full" in asked.flags or defense in SMALL]
+    families = FAMILIES.values() if options.table is None else (FAMILIES[options.table],)
+    chosen = [defense for family in families for defense in family if "full" in options.flags or defense in SMALL]
     rows: list[ResultRow] = []
-    for defense in chosen[:1] if asked.quick else chosen:
-        for batch in BATCHES[: 1 if asked.quick else None]:
-            rows.append(make_grid_row(asked, defense, batch))
+    for defense in chosen[:1] if options.quick else chosen:
+        for batch in BATCHES[: 1 if options.quick else None]:
+            rows.append(make_grid_row(options, defense, batch))
             print(rows[-1], file=sys.stderr, flush=True)
     return rows
 

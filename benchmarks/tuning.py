@@ -54,13 +54,13 @@ NUM_SKIPPED_IMAGES = 200
 
 def main() -> None:
     """Run one grid."""
-    asked = parse_options(__doc__ or "", tables=tuple(TABLES))
-    table = asked.table or "inverting_gradients"
-    rows, summary = TABLES[table](asked)
-    print_results(f"tuning {table}", rows, summary, asked)
+    options = parse_options(__doc__ or "", tables=tuple(TABLES))
+    table = options.table or "inverting_gradients"
+    rows, summary = TABLES[table](options)
+    print_results(f"tuning {table}", rows, summary, options)
 
 
-def measure_signs(asked: Options) -> TableAndSummary:
+def measure_signs(options: Options) -> TableAndSummary:
     """Measure Inverting Gradients on updates of one example, for each network, data set and setting of `SIGN_SETTINGS`.
 
     A setting says whether the search steps along the sign of the gradient, and the weight of total variation. Returns one row for
@@ -68,45 +68,45 @@ def measure_signs(asked: Options) -> TableAndSummary:
     """
     rows = []
     for name, (count, steps) in NETWORK_EFFORT.items():
-        for data in draw_images(asked, ("cifar10", "lfw"), 1 if asked.quick else count):
-            seen = make_client(name, data.data, seed=asked.seed)
+        for data in draw_images(options, ("cifar10", "lfw"), 1 if options.quick else count):
+            seen = make_client(name, data.data, seed=options.seed)
             originals = make_batch_cases(data, seen, 1)
-            for setting in SIGN_SETTINGS[:1] if asked.quick else SIGN_SETTINGS:
-                used = 20 if asked.quick else steps
+            for setting in SIGN_SETTINGS[:1] if options.quick else SIGN_SETTINGS:
+                used = 20 if options.quick else steps
                 attack = inverting_gradients(steps=used, **setting)
                 rows.append(
-                    {"network": name, "data": data.name, **setting, "steps": used, **summarise_attack(attack, originals, asked)}
+                    {"network": name, "data": data.name, **setting, "steps": used, **summarise_attack(attack, originals, options)}
                 )
     return rows, {}
 
 
-def measure_families(asked: Options) -> TableAndSummary:
+def measure_families(options: Options) -> TableAndSummary:
     """Measure settings of five attacks on four kinds of network, with four images of each data set.
 
     The kinds are those of the table `presets`: networks with ReLU, residual paths, batch norm, or dense layers only. Returns one
     row for each setting and kind, and an empty summary.
     """
-    return measure_presets(asked, draw_images(asked, ("cifar10", "lfw"), 4))
+    return measure_presets(options, draw_images(options, ("cifar10", "lfw"), 4))
 
 
-def measure_searches(asked: Options) -> TableAndSummary:
+def measure_searches(options: Options) -> TableAndSummary:
     """Measure CPL's search with a smooth decoder on batches of 8: plain, with total variation, and with a start from features.
 
     The features are the inputs of the last layer, computed for each example from the gradient of that layer. Returns one row for
     each of the three settings, and an empty summary.
     """
     rows = []
-    for data in draw_images(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else NUM_SKIPPED_IMAGES):
-        originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=asked.seed), min(8, len(data)))
-        for setting in SEARCH_SETTINGS[:1] if asked.quick else SEARCH_SETTINGS:
-            search = cpl(optimiser="wolfe", steps=2 if asked.quick else 50, **setting)
+    for data in draw_images(options, ("cifar10",), 2 if options.quick else 16, skip=0 if options.quick else NUM_SKIPPED_IMAGES):
+        originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=options.seed), min(8, len(data)))
+        for setting in SEARCH_SETTINGS[:1] if options.quick else SEARCH_SETTINGS:
+            search = cpl(optimiser="wolfe", steps=2 if options.quick else 50, **setting)
             rows.append(
-                {"data": data.name, **setting, "steps": search.search.steps, **summarise_attack(search, originals, asked)}
+                {"data": data.name, **setting, "steps": search.search.steps, **summarise_attack(search, originals, options)}
             )
     return rows, {}
 
 
-def measure_beliefs(asked: Options) -> TableAndSummary:
+def measure_beliefs(options: Options) -> TableAndSummary:
     """Measure an attack that computes images from the features, for several values of two parameters of its prior on images.
 
     The features are the inputs of the last layer, computed for each example from the gradient of that layer. The parameters are
@@ -115,25 +115,25 @@ def measure_beliefs(asked: Options) -> TableAndSummary:
     """
     rows = []
     own = smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE
-    for data in draw_images(asked, ("lfw", "cifar10"), 2 if asked.quick else 4):
-        originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=asked.seed), len(data))
-        for fall in (1.5,) if asked.quick else (1.0, 1.5, 2.0):
-            for colour in (0.1,) if asked.quick else (0.3, 0.1, 0.03):
+    for data in draw_images(options, ("lfw", "cifar10"), 2 if options.quick else 4):
+        originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=options.seed), len(data))
+        for fall in (1.5,) if options.quick else (1.0, 1.5, 2.0):
+            for colour in (0.1,) if options.quick else (0.3, 0.1, 0.03):
                 smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE = fall, colour
-                row = summarise_attack(exact(route="features", fallback="none"), originals, asked)
+                row = summarise_attack(exact(route="features", fallback="none"), originals, options)
                 rows.append({"data": data.name, "fall": fall, "colour": colour, **row})
     smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE = own
     return rows, {}
 
 
-def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int = 0) -> list[Images]:
+def draw_images(options: Options, names: Sequence[str], count: int, *, skip: int = 0) -> list[Images]:
     """Return, for each data set in `names`, `count` images of its tuning part, after the first `skip` of the part.
 
     A data set without a file in the folder --data is replaced by an embedded data set. Images that are not embedded are added to
     `tuned.json`, except with --quick.
     """
-    chosen = [load_images(asked, name, count, part="tuning", skip=skip) for name in names]
-    if not asked.quick:
+    chosen = [load_images(options, name, count, part="tuning", skip=skip) for name in names]
+    if not options.quick:
         for data in chosen:
             if data.part == "tuning":
                 stored = (data.x * 255).round().byte().numpy()
@@ -141,13 +141,13 @@ def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int =
     return chosen
 
 
-def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
+def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals, options: Options) -> dict[str, Any]:
     """Run an attack on the cases of `originals`, and return columns of a table as a dict.
 
     The columns are the numbers of images and of batches, the share of images recovered, the median over all images of the mean
-    squared error, and the CPU-seconds per image. An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
+    squared error, and the CPU-seconds per image. An image is recovered if its mean squared error is at most `MAX_RECOVERED_MSE`.
     """
-    answers, seconds = run_attack(attack, originals.cases, asked)
+    answers, seconds = run_attack(attack, originals.cases, options)
     guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])
     x = torch.cat(originals.x)
     return {

@@ -21,11 +21,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="a random one by default")
     parser.add_argument("--docstrings", type=int, default=40)
     parser.add_argument("--messages", type=int, default=20)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     docstrings, messages = read_texts(Path(__file__).parents[1])
-    rng = random.Random(asked.seed)
-    print(f"seed {asked.seed}: of {len(docstrings)} docstrings and {len(messages)} messages\n")
-    for title, texts, count in (("docstring", docstrings, asked.docstrings), ("message", messages, asked.messages)):
+    rng = random.Random(options.seed)
+    print(f"seed {options.seed}: of {len(docstrings)} docstrings and {len(messages)} messages\n")
+    for title, texts, count in (("docstring", docstrings, options.docstrings), ("message", messages, options.messages)):
         for number, (where, text) in enumerate(rng.sample(texts, min(count, len(texts))), start=1):
             print(f"{title} {number}, {where}\n    " + text.replace("\n", "\n    ").rstrip() + "\n")
 

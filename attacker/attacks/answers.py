@@ -1,26 +1,53 @@
-"""Checks that an object has the members of an attack, and that what an attack returned is usable."""
+"""What an attack returns: building a reconstruction with default values, and checks that the answers for cases are usable."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from attacker.attacks.base import Case
-from attacker.reconstruction import Reconstruction
+from attacker.attacks.cases import Case
+from attacker.attacks.simulation.client import find_schedule
+from attacker.reconstruction import Reconstruction, list_slots
 
 
-def check_members(name: str, attack: Any) -> None:
-    """Raise ValueError unless `attack` has the members `needs`, `null` and `__call__`, and `needs` is a set.
+def build_reconstruction(
+    case: Case, x: Tensor, y: Tensor, *, attack: str, rng: Generator, route: str, loss: Tensor | None = None, **fields: Any
+) -> Reconstruction:
+    """Return a `Reconstruction` of a case from examples x (N, *shape) and labels y (N,), with default values for other fields.
 
-    name: the attack's registered name, for the message.
+    A slot is the place of one example in a batch of an observation. An observation of n examples gets the next n rows of x, in
+    this order in its slots, and again in each further epoch. After the last row of x, assignment starts again at the first.
+    rng: its initial seed is stored. route: name of the method that found the examples. loss: the attack's own loss after each
+    iteration (T,); None for a single 0.
+    fields: further fields of `Reconstruction` by name, which replace the defaults: confidence NaN (undecided), restarts 1, no
+    oracles, 0 for iterations, evaluations and seconds. All other fields have the defaults of `Reconstruction`.
     """
-    missing = [member for member in ("needs", "null", "__call__") if not hasattr(attack, member)]
-    if missing:
-        members = "needs, device, null and __call__"
-        raise ValueError(f"{name}: an attack has the members {members}, and this {type(attack).__name__} has no {missing[0]}")
-    if not isinstance(attack.needs, frozenset | set):
-        raise ValueError(f"{name}: needs must be a frozenset of attacker.attacks.Need, got {attack.needs!r}")
+    slots, start = [], 0
+    for observation in case.observations:
+        own = list_slots(observation.round, observation.client, find_schedule(observation)[0], observation.num_examples or len(x))
+        slots += [replace(slot, example=(start + slot.example) % len(x)) for slot in own]
+        start += observation.num_examples or len(x)
+    defaults: dict[str, Any] = {
+        "confidence": torch.full((len(x),), float("nan")),
+        "slots": tuple(slots),
+        "iterations": 0,
+        "evaluations": 0,
+        "restarts": 1,
+        "seconds": 0.0,
+        "oracles": (),
+    }
+    return Reconstruction(
+        case=case.key,
+        x=x.detach().float().cpu(),
+        y=y.cpu(),
+        loss=torch.zeros(1) if loss is None else loss,
+        route=route,
+        attack=attack,
+        seed=rng.initial_seed(),
+        **{**defaults, **fields},
+    )
 
 
 def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str, str]:

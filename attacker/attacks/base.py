@@ -1,180 +1,38 @@
-"""The attack protocol and its types: cases (observations that are attacked together), needs (conditions on a case), callbacks."""
+"""The protocol of an attack and of the callbacks that it is passed, and checks whether an attack can work on a case.
 
-import hashlib
+This module also exports what the code of an attack uses besides, so that one import suffices.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.linking import Links
-from attacker.attacks.networks.discrete_inputs import is_differentiable
-from attacker.attacks.networks.gaussian_layer import find_gaussian_layer
-from attacker.attacks.networks.input_layer import find_input_layer
-from attacker.attacks.simulation.client import find_schedule
-from attacker.reconstruction import Reconstruction, Slot, list_slots
-from fedsim import models
-from fedsim.models.imprint_layers import find_imprint
-from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.observation import Observation
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.needs import Need
+from attacker.reconstruction import Reconstruction, Slot
 
-UNNAMED_CLIENT = "anonymous"
-"""Client of observations whose senders are hidden from the attack."""
-MAX_EXAMPLES = 100_000
-"""Largest number of examples per update that is attacked. An attack allocates as many examples as the client reports, and a
-client could report any number."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """The observations that an attack uses together: one or more rounds of one client, ordered by round.
-
-    For an attack with `Need.UNNAMED` they are the observations of all clients, each under the name `UNNAMED_CLIENT`, in an order
-    within a round that says nothing about the clients.
-
-    known_labels: the true labels, (N,); the labels of several observations are concatenated in their order. No server knows them:
-                  they are set only if the user asked for the labels.
-    known_logits: the logits (N, K) of the true examples of the first observation under the weights that were sent; set only if
-                  the user asked for the logits.
-    links:        which batch positions of the observations hold the same example; None if this is not known.
-    """
-
-    observations: tuple[Observation, ...]
-    known_labels: Tensor | None = None
-    known_logits: Tensor | None = None
-    links: Links | None = None
-
-    @property
-    def key(self) -> str:
-        """The name of the case, see `build_case_key`; its files are named after it."""
-        return build_case_key([observation.round for observation in self.observations], self.observations[0].client)
-
-
-def build_case_key(rounds: Sequence[int], client: str) -> str:
-    """Return the name of the case that consists of these rounds of one client.
-
-    One round: "00003-CLIENT", the name of the observation. Several: "00003-00007-CLIENT-1a2b3c", with the first round, the last
-    round, and a hash of all round numbers.
-    """
-    if len(rounds) == 1:
-        return f"{rounds[0]:05d}-{client}"
-    digest = hashlib.sha256(",".join(map(str, rounds)).encode()).hexdigest()[:6]
-    return f"{rounds[0]:05d}-{rounds[-1]:05d}-{client}-{digest}"
-
-
-class Need(Enum):
-    """A condition for an attack to work on a case. The value of each member is the reason shown if the condition is not met."""
-
-    ONE_OBSERVATION = "it attacks one round of one client at a time"
-    SAME_CLIENT = "it attacks rounds of one client together"
-    UNNAMED = "it attacks the updates of single clients whose names are hidden, and this is a secure sum"
-    NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
-    FEW_EXAMPLES = f"it reconstructs every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
-    SINGLE_EXAMPLE = "it works for one example only"
-    LINEAR_HEAD = (
-        "it reads labels off the last linear layer, whose outputs are the logits, and this model has none, or clients do not "
-        "train it"
-    )
-    IMPRINT_LAYER = "it reads an imprint layer, which only a malicious server puts into a model, and this model has none"
-    GAUSSIAN_LAYER = (
-        "it recovers features behind a wide linear layer with random Gaussian weights and no bias, followed by ReLU and the last "
-        "layer, which a server must have added to the network, and this model has none"
-    )
-    SECURE_SUM = "it splits secure sums, and this is the update of a single client"
-    INPUT_LAYER = (
-        "it reads examples off the update of a linear layer with a bias that sees them directly, and this model has none"
-    )
-    IMAGES = "it works on images, and these data are table rows"
-    IMAGE_PRIOR = "its prior is for images, and these data are table rows"
-    IMAGE_CRITERION = "its criterion is for images, and these data are table rows"
-    CONTINUOUS_INPUTS = (
-        "it searches among real-valued inputs, and this network reads whole numbers, such as tokens or codes of categories; the "
-        "check tokens-readable of `attacker audit` finds which of them occur"
-    )
-    OWN_IMAGES = "it starts from images of the same class, which no server has"
-    CANDIDATES = "it chooses among candidate images, which the threat model does not give to the server"
-    PUBLIC_IMAGES = "it trains on public images, which the user supplies"
-
-    def is_met(self, case: Case) -> bool:
-        """Return whether `case` meets this condition.
-
-        OWN_IMAGES, CANDIDATES and PUBLIC_IMAGES concern images that the user passes to the attack, and not the case: the result
-        is then True.
-        """
-        first = case.observations[0]
-        if self is Need.ONE_OBSERVATION:
-            return len(case.observations) == 1
-        if self is Need.SAME_CLIENT:
-            return len({observation.client for observation in case.observations}) == 1
-        if self is Need.UNNAMED:
-            return all(one.client == UNNAMED_CLIENT and not one.cohort for one in case.observations)
-        if self is Need.NUM_EXAMPLES:
-            return bool(first.num_examples)
-        if self is Need.FEW_EXAMPLES:
-            return (first.num_examples or 0) <= MAX_EXAMPLES
-        if self is Need.SINGLE_EXAMPLE:
-            return first.num_examples == 1
-        if self in (Need.IMAGES, Need.IMAGE_PRIOR, Need.IMAGE_CRITERION):
-            return first.data.is_image
-        if self in (Need.OWN_IMAGES, *NEEDS_OF_FILES):
-            return True
-        if self is Need.IMPRINT_LAYER:
-            return find_imprint(first.weights, first.data.size) is not None
-        if self is Need.GAUSSIAN_LAYER:
-            return find_gaussian_layer(models.build_layout(first.model, first.data), first.weights) is not None
-        if self is Need.SECURE_SUM:
-            return first.client == SUM_CLIENT
-        if self is Need.CONTINUOUS_INPUTS:
-            return is_differentiable(first.model, first.data)
-        if self is Need.INPUT_LAYER:
-            return find_input_layer(first.model, first.data) is not None
-        return _has_trained_head(first)
-
-    @property
-    def mend(self) -> str:
-        """A hint on which argument of the attack removes the need, such as "--set tv=0 leaves it out"; "" if there is none."""
-        return _MENDS.get(self, "")
-
-
-def _has_trained_head(observation: Observation) -> bool:
-    """Return whether the network's last layer is linear, see `models.find_head`, and clients train it."""
-    model = models.build_layout(observation.model, observation.data)
-    if not models.has_head(model, observation.data):
-        return False
-    weight, _ = models.find_head(model, observation.data)
-    return model.get_parameter(weight).requires_grad and not observation.training.is_frozen(weight)
-
-
-NEEDS_OF_FILES = frozenset({Need.CANDIDATES, Need.PUBLIC_IMAGES})
-"""Needs for images in a file of the user's."""
-_MENDS = {
-    Need.LINEAR_HEAD: "`dlg` and `cpl --set label_rule=joint` search for labels instead",
-    Need.IMAGE_PRIOR: "--set tv=0 leaves it out",
-    Need.GAUSSIAN_LAYER: "--set matched=head uses the last layer of any network",
-    Need.IMAGE_CRITERION: "--set criterion=gradient needs no images",
-}
-MALICIOUS_SERVER = "malicious server"
-"""Oracle of attacks that only a server that has changed the model can run."""
-GAUSSIAN_LAYER_ADDED = "wide Gaussian layer"
-"""Condition of attacks that need a wide layer with random weights, which the server has added to the network."""
-_ORACLES = {
-    Need.OWN_IMAGES: "images of the same class",
-    Need.CANDIDATES: "candidate images",
-    Need.IMPRINT_LAYER: MALICIOUS_SERVER,
-    Need.GAUSSIAN_LAYER: GAUSSIAN_LAYER_ADDED,
-}
-
-
-def list_oracles(needs: frozenset[Need]) -> tuple[str, ...]:
-    """Return names of those `needs` that go beyond the threat model (a curious, honest server), such as "malicious server"."""
-    return tuple(_ORACLES[need] for need in _ORACLES if need in needs)
-
-
-def list_withheld(needs: frozenset[Need]) -> tuple[str, ...]:
-    """Return names of what a server sees and an attack with these `needs` does not, such as "client names"."""
-    return ("client names",) if Need.UNNAMED in needs else ()
+__all__ = [
+    "Attack",
+    "Case",
+    "Effort",
+    "IntermediateResult",
+    "Look",
+    "Memory",
+    "Need",
+    "PlansRoutes",
+    "Progress",
+    "ReportsEffort",
+    "RoutePlan",
+    "build_reconstruction",
+    "check_members",
+    "estimate_effort",
+    "explain_refusal",
+    "find_unmet",
+    "seed_generator",
+]
 
 
 Progress = Callable[[int, int, str], None]
@@ -266,6 +124,19 @@ class Attack(Protocol):
         ...
 
 
+def check_members(name: str, attack: Any) -> None:
+    """Raise ValueError unless `attack` has the members `needs`, `null` and `__call__`, and `needs` is a set.
+
+    name: the attack's registered name, for the message.
+    """
+    missing = [member for member in ("needs", "null", "__call__") if not hasattr(attack, member)]
+    if missing:
+        members = "needs, device, null and __call__"
+        raise ValueError(f"{name}: an attack has the members {members}, and this {type(attack).__name__} has no {missing[0]}")
+    if not isinstance(attack.needs, frozenset | set):
+        raise ValueError(f"{name}: needs must be a frozenset of attacker.attacks.Need, got {attack.needs!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """The cost of an attack per case, from which a replay chooses the number of workers and the batch size.
@@ -320,44 +191,6 @@ def estimate_effort(attack: object) -> Effort:
     return attack.effort if isinstance(attack, ReportsEffort) else Effort()
 
 
-def build_reconstruction(
-    case: Case, x: Tensor, y: Tensor, *, attack: str, rng: Generator, route: str, loss: Tensor | None = None, **said: Any
-) -> Reconstruction:
-    """Return a `Reconstruction` of a case from examples x (N, *shape) and labels y (N,), with default values for other fields.
-
-    A slot is the place of one example in a batch of an observation. An observation of n examples gets the next n rows of x, in
-    this order in its slots, and again in each further epoch. After the last row of x, assignment starts again at the first.
-    rng: its initial seed is stored. route: name of the method that found the examples. loss: the attack's own loss after each
-    iteration (T,); None for a single 0.
-    said: further fields of `Reconstruction` by name, which replace the defaults: confidence NaN (undecided), restarts 1, no
-    oracles, 0 for iterations, evaluations and seconds. All other fields have the defaults of `Reconstruction`.
-    """
-    slots, start = [], 0
-    for observation in case.observations:
-        own = list_slots(observation.round, observation.client, find_schedule(observation)[0], observation.num_examples or len(x))
-        slots += [replace(slot, example=(start + slot.example) % len(x)) for slot in own]
-        start += observation.num_examples or len(x)
-    least: dict[str, Any] = {
-        "confidence": torch.full((len(x),), float("nan")),
-        "slots": tuple(slots),
-        "iterations": 0,
-        "evaluations": 0,
-        "restarts": 1,
-        "seconds": 0.0,
-        "oracles": (),
-    }
-    return Reconstruction(
-        case=case.key,
-        x=x.detach().float().cpu(),
-        y=y.cpu(),
-        loss=torch.zeros(1) if loss is None else loss,
-        route=route,
-        attack=attack,
-        seed=rng.initial_seed(),
-        **{**least, **said},
-    )
-
-
 def find_unmet(attack: Attack, case: Case) -> list[str]:
     """Return the reasons why `attack` cannot work on `case`; empty if it can.
 
@@ -385,12 +218,3 @@ def _explain(need: Need, case: Case) -> str:
     words = str(need.value)
     zero = need is Need.NUM_EXAMPLES and case.observations[0].num_examples == 0
     return words.replace("no number", "0") if zero else words
-
-
-def seed_generator(rng: Generator, case: Case, purpose: str) -> Generator:
-    """Return a random generator seeded by the attack's seed, the case's key and `purpose`, and by nothing else.
-
-    The numbers drawn for a case thus do not depend on the other cases of the batch, nor on draws for other purposes.
-    """
-    digest = hashlib.sha256(f"{rng.initial_seed()}/{case.key}/{purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

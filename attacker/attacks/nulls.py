@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator
 
-from attacker.attacks.base import Attack, Case, Effort, Memory, Need, Progress, estimate_effort
+from attacker.attacks.base import Attack, Effort, Memory, Progress, estimate_effort
+from attacker.attacks.cases import Case
 from attacker.attacks.linking import Links
+from attacker.attacks.needs import Need
 from attacker.attacks.timing import Measurable
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.codec import encode

@@ -6,8 +6,7 @@ from inspect import signature
 from math import isfinite
 from typing import Any
 
-from attacker.attacks.answers import check_members
-from attacker.attacks.base import Attack
+from attacker.attacks.base import Attack, check_members
 from attacker.attacks.learned.inversion import learning_to_invert
 from attacker.attacks.membership.attack import membership
 from attacker.attacks.multi_round.accumulate import accumulate

@@ -6,7 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from attacker.attacks.base import Attack, Case
+from attacker.attacks.base import Attack
+from attacker.attacks.cases import Case
 
 MAX_WARM_UP_SECONDS = 0.5
 """Largest time in seconds of a first evaluation after which a second one is measured. The first one also fills caches, which

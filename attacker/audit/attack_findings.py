@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attacker.attacks.confidence import is_far_outside
+from attacker.attacks.confidence import MIN_LIKELY, is_far_outside
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked
 from attacker.audit.plan import ATTACK_RULE, JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
@@ -24,8 +24,6 @@ MAX_REASON = 200
 """Number of characters after which the reason why an attack failed is cut; "..." is then added."""
 MIN_CONFIDENCE = 0.95
 """Smallest confidence with which a reconstruction counts as recovered if the true examples are not given."""
-MIN_LIKELY = 0.5
-"""Smallest confidence of a reconstruction that is more probably right than wrong."""
 MIN_EXPLAINED = 0.99
 """Smallest share of the gradient's power that a reconstruction with values outside [0, 1] must explain to be reported."""
 MIN_FITTING = 0.5

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, Case
-from attacker.attacks.base import UNNAMED_CLIENT, Need, build_case_key, explain_refusal
+from attacker.attacks.base import explain_refusal
+from attacker.attacks.cases import UNNAMED_CLIENT, build_case_key
+from attacker.attacks.needs import Need
 from attacker.attacks.nulls import BlindedNull
 from attacker.replay.example_counts import add_estimate
 from fedsim.recording import Observation, Recording, Row

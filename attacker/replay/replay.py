@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec
-from attacker.attacks.base import MAX_EXAMPLES, Look, Need, RoutePlan, estimate_effort, list_oracles, list_withheld
+from attacker.attacks.base import Look, RoutePlan, estimate_effort
+from attacker.attacks.needs import MAX_EXAMPLES, Need, list_oracles, list_withheld
 from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, PlannedCase, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of

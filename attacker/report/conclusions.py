@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from attacker.attacks.confidence import MIN_LIKELY
 from attacker.report.contents import AttackOnRun, ReportedRun, describe_protection, list_changes
 from attacker.report.formats import NO_BREAK_SPACE, format_attack_name, format_count, format_percent_interval, format_rate
-from attacker.report.unscored import LIKELY
 from attacker.scoring import Estimate, Summary
 from attacker.scoring.states import FINISHED_STATES, UNFINISHED_STATES, count_unfinished, format_counts
 from fedsim.recording import Manifest
@@ -42,7 +42,7 @@ def _rank_strength(summary: Summary) -> tuple[bool, bool, float, bool, float, bo
     lower end of the interval of the share of examples, mean PSNR or 0.
     """
     success, labels = _of(summary.success), _of(summary.label_success)
-    told = (
+    order = (
         not summary.has_failed,
         not _is_gone(summary),
         success.value,
@@ -51,7 +51,7 @@ def _rank_strength(summary: Summary) -> tuple[bool, bool, float, bool, float, bo
         summary.null is not None,
         success.low,
     )
-    return *told, summary.psnr.value if summary.psnr else 0.0
+    return *order, summary.psnr.value if summary.psnr else 0.0
 
 
 def _is_leak(summary: Summary) -> bool:
@@ -123,8 +123,8 @@ def _describe_unscored(run: ReportedRun) -> str:
     if shown and not run.truth:
         noun, likely = "example was" if shown == 1 else "examples were", sum(attack.unscored.likely for attack in run.attacks)
         text = (
-            f"{_describe_protection(run)}{shown:,} {noun} reconstructed, {likely:,} with a confidence of at least {LIKELY}, and "
-            "nothing could be scored, because no truth was given"
+            f"{_describe_protection(run)}{shown:,} {noun} reconstructed, {likely:,} with a confidence of at least {MIN_LIKELY}, "
+            "and nothing could be scored, because no truth was given"
         )
         return f"{text[0].upper()}{text[1:]}: only the owners of the data can compare them with the originals."
     if run.attacks and not is_finished(run):
@@ -225,11 +225,11 @@ def _describe_oracle_attack(summaries: Sequence[Summary], top: Summary, manifest
     `top` has an oracle itself, all scored attacks have one, and the result is "".
     """
     scored = [one for one in summaries if one.oracles and one.success]
-    told = [one for one in scored if _of(one.success).value > _of(top.success).value]
-    if not told or top.oracles:
+    better = [one for one in scored if _of(one.success).value > _of(top.success).value]
+    if not better or top.oracles:
         return ""
-    more = max(told, key=_rank_strength)
-    return f" {_name_attack(more, manifest)} recovered {format_rate(_of(more.success))}."
+    best = max(better, key=_rank_strength)
+    return f" {_name_attack(best, manifest)} recovered {format_rate(_of(best.success))}."
 
 
 def list_differences(runs: Sequence[ReportedRun]) -> list[str]:

@@ -53,7 +53,7 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     Raises ValueError if `folder` is neither a run nor a recording, if its manifest is damaged, or if it holds links or other
     files that `check_run` rejects. Other damaged files are named in `ReportedRun.hints`.
     """
-    at, asked, folder = find_recording(folder), folder, find_run(folder)
+    at, requested, folder = find_recording(folder), folder, find_run(folder)
     check_run(folder)
     check_run(at)
     recording = Recording(at)
@@ -66,12 +66,12 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     if not (metrics := _read_metrics(folder / "metrics.jsonl", hints)):
         hints.append(Hint("metrics.jsonl holds no rounds: the utility of the trained model is not known."))
     scores = _read_scores(folder / "scores.jsonl", hints) if scored else []
-    metadata = _read_all_metadata(folder, recording.manifest, hints)
-    states = {source: _read_states(folder / "reconstructions" / source, told) for source, told in metadata.items()}
-    attacks = _collect_attacks(folder, recording.manifest, metadata, states, scores, hints)
+    all_metadata = _read_all_metadata(folder, recording.manifest, hints)
+    states = {source: _read_states(folder / "reconstructions" / source, metadata) for source, metadata in all_metadata.items()}
+    attacks = _collect_attacks(folder, recording.manifest, all_metadata, states, scores, hints)
     growth = gather_growth(folder, recording, attacks, hints) if scored else ()
     truth = scored and (folder / "truth").is_dir()
-    hints += _list_hints(folder, asked, metadata, states, scores, attacks, truth=truth)
+    hints += _list_hints(folder, requested, all_metadata, states, scores, attacks, truth=truth)
     return ReportedRun(
         folder=folder,
         manifest=recording.manifest,
@@ -130,21 +130,22 @@ def _read_all_metadata(folder: Path, manifest: Manifest, hints: list[Hint]) -> d
     found = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
         try:
-            told = read_metadata(path)
+            metadata = read_metadata(path)
         except ValueError as error:
             hints.append(Hint(f"{path.relative_to(folder)} cannot be read: {error}"))
             continue
         if all(
-            told.get("run", {}).get(key, mine) == mine for key, mine in (("name", manifest.name), ("created", manifest.created))
+            metadata.get("run", {}).get(key, mine) == mine
+            for key, mine in (("name", manifest.name), ("created", manifest.created))
         ):
-            found[path.parent.name] = told
+            found[path.parent.name] = metadata
     return found
 
 
 def _collect_attacks(
     folder: Path,
     manifest: Manifest,
-    facts: Mapping[str, Record],
+    all_metadata: Mapping[str, Record],
     states: Mapping[str, Mapping[str, CaseState]],
     scores: Sequence[ScoreRow],
     hints: list[Hint],
@@ -154,21 +155,21 @@ def _collect_attacks(
     A null, which is the attack without the update, has no entry of its own. It becomes the field `null` of its attack's entry, if
     both have scores.
 
-    facts: dict from the name of an attack's folder to the content of its attack.json. states: dict from that name to a dict from
-    the key of each case (one round of a client, or several attacked together) to its state. scores: rows of all attacks. hints:
-    list to which problems are added.
+    all_metadata: dict from the name of an attack's folder to the content of its attack.json. states: dict from that name to a
+    dict from the key of each case (one round of a client, or several attacked together) to its state. scores: rows of all
+    attacks. hints: list to which problems are added.
     """
     rows: dict[str, list[ScoreRow]] = {}
     for row in sorted(scores, key=_get_sort_key):
         rows.setdefault(row.source, []).append(row)
     pairs = _read_pairs(folder, manifest, rows)
     found = {
-        source: _attack(folder, source, facts.get(source), states.get(source), rows.get(source, []), pairs, hints)
-        for source in sorted({*facts, *rows})
+        source: _read_attack(folder, source, all_metadata.get(source), states.get(source), rows.get(source, []), pairs, hints)
+        for source in sorted({*all_metadata, *rows})
     }
     for source, attack in found.items():
-        if source in facts and not attack.is_null:
-            found[source] = replace(attack, unscored=_collect_unscored(folder, manifest, source, facts, attack, hints))
+        if source in all_metadata and not attack.is_null:
+            found[source] = replace(attack, unscored=_collect_unscored(folder, manifest, source, all_metadata, attack, hints))
     summaries = {summary.source: summary for summary in summarise(scores)}
 
     def add_null(attack: AttackOnRun) -> AttackOnRun:
@@ -182,17 +183,17 @@ def _collect_attacks(
     return tuple(sorted(attacks, key=lambda a: (a.attack, a.oracles, not a.knows_defense, a.spec, a.seed)))
 
 
-def _attack(
+def _read_attack(
     folder: Path,
     source: str,
-    facts: Record | None,
+    metadata: Record | None,
     states: Mapping[str, CaseState] | None,
     rows: Sequence[ScoreRow],
     pairs: Mapping[tuple[str, PlaceKey], ExamplePair],
     hints: list[Hint],
 ) -> AttackOnRun:
-    settings = facts or rows[0].to_dict()
-    linked_cases = read_linked_cases(folder / "reconstructions" / source, facts) if facts else ()
+    settings = metadata or rows[0].to_dict()
+    linked_cases = read_linked_cases(folder / "reconstructions" / source, metadata) if metadata else ()
     other_cases = {row.case for row in rows} - {one.case for one in linked_cases}
     return AttackOnRun(
         **{key: settings[key] for key in ("attack", "spec", "knows_defense", "seed")},
@@ -210,40 +211,40 @@ def _attack(
     )
 
 
-def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
+def _read_states(folder: Path, metadata: Record) -> dict[str, CaseState]:
     """Return a dict from the key of each case with an update to its state, from the files that are in the attack's folder now.
 
     A case of several rounds is left out if all its rounds are scored in other cases, see `find_superseded`. folder: the attack's
-    folder. told: content of its attack.json.
+    folder. metadata: content of its attack.json.
     """
-    whole = {key for key, other in find_superseded(folder, told["cases"]).items() if not other.rest}
-    keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in whole]
+    whole = {key for key, other in find_superseded(folder, metadata["cases"]).items() if not other.rest}
+    keys = [case["key"] for case in metadata["cases"] if case["status"] == "complete" and case["key"] not in whole]
     return {key: read_case(folder, key)[1] for key in keys}
 
 
 def _collect_unscored(
-    folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, hints: list[Hint]
+    folder: Path, manifest: Manifest, source: str, all_metadata: Mapping[str, Record], attack: AttackOnRun, hints: list[Hint]
 ) -> UnscoredResults:
     """Return the reconstructions of an attack's cases without scores, each beside the null's reconstruction of the same case.
 
     The null is the attack without the update. A case is left out if it shares at least one round with a case of higher priority,
     see `find_superseded`.
-    source: name of the attack's folder. facts: dict from the names of all attacks' folders to the content of attack.json. attack:
-    the attack with its scored examples. hints: list to which hints on files that cannot be shown are added.
+    source: name of the attack's folder. all_metadata: dict from the names of all attacks' folders to the content of attack.json.
+    attack: the attack with its scored examples. hints: list to which hints on files that cannot be shown are added.
     """
-    told, reconstructions = facts[source], folder / "reconstructions"
+    metadata, reconstructions = all_metadata[source], folder / "reconstructions"
     nulls = [
         reconstructions / name
-        for name, other in facts.items()
+        for name, other in all_metadata.items()
         if other["null"]
-        and other["spec"] == f"{told['spec']} without gradient"
-        and other["seed"] == told["seed"]
-        and other["knows_defense"] == told["knows_defense"]
-        and all(other.get(key, "") == told.get(key, "") for key in ("network_code", "attack_code"))
+        and other["spec"] == f"{metadata['spec']} without gradient"
+        and other["seed"] == metadata["seed"]
+        and other["knows_defense"] == metadata["knows_defense"]
+        and all(other.get(key, "") == metadata.get(key, "") for key in ("network_code", "attack_code"))
     ]
-    scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, told["cases"]))
+    scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, metadata["cases"]))
     null = nulls[0] if nulls else None
-    result = collect_unscored(reconstructions / source, told, scored, manifest.data, null=null, most=MAX_PAIRS)
+    result = collect_unscored(reconstructions / source, metadata, scored, manifest.data, null=null, most=MAX_PAIRS)
     hints += map(Hint, result.problems)
     return result
 
@@ -313,7 +314,7 @@ def _read_losses(folder: Path, hints: list[Hint]) -> tuple[NDArray[np.float64], 
 def _list_hints(
     folder: Path,
     recording: Path,
-    facts: Mapping[str, Record],
+    all_metadata: Mapping[str, Record],
     states: Mapping[str, Mapping[str, CaseState]],
     scores: Sequence[ScoreRow],
     attacks: Sequence[AttackOnRun],
@@ -322,31 +323,31 @@ def _list_hints(
 ) -> list[Hint]:
     """Return hints on what is left to replay and to score, each with the command for it.
 
-    folder: folder of the run. recording: folder that the replay commands name. facts: dict from the name of an attack's folder to
-    the content of its attack.json. states: dict from that name to a dict from the key of each case to its state. truth: whether
-    the run's truth (the clients' examples) is at hand, so that reconstructions can be scored.
+    folder: folder of the run. recording: folder that the replay commands name. all_metadata: dict from the name of an attack's
+    folder to the content of its attack.json. states: dict from that name to a dict from the key of each case to its state. truth:
+    whether the run's truth (the clients' examples) is at hand, so that reconstructions can be scored.
     """
-    if not facts and not scores:
+    if not all_metadata and not scores:
         return [describe_unreplayed(recording)]
     scored = {(row.source, row.case): row.state for row in scores}
     undone = [
         one
-        for source, told in facts.items()
+        for source, metadata in all_metadata.items()
         for one in list_unfinished(
-            told,
+            metadata,
             states[source],
             {case: state for (of, case), state in scored.items() if of == source},
-            replay=make_replay_command(recording, told),
+            replay=make_replay_command(recording, metadata),
             score=make_score_command(folder) if truth or scores else "",
         )
     ]
     if not truth and not scores:
         undone.append(describe_missing_truth(folder))
     for attack in attacks:
-        told = facts.get(
+        metadata = all_metadata.get(
             attack.source, {"attack": attack.attack, "spec": attack.spec, "seed": attack.seed, "oracles": attack.oracles}
         )
         null = bool(attack.null) or not attack.summary
         if not null:
-            undone.append(describe_missing_null(recording, told))
+            undone.append(describe_missing_null(recording, metadata))
     return undone

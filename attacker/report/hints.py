@@ -32,17 +32,17 @@ def describe_unreplayed(recording: Path) -> Hint:
 
 
 def list_unfinished(
-    told: Record, states: Mapping[str, CaseState], scored: Mapping[str, CaseState], *, replay: str, score: str
+    metadata: Record, states: Mapping[str, CaseState], scored: Mapping[str, CaseState], *, replay: str, score: str
 ) -> list[Hint]:
     """Return the hints on one attack: how many cases are not attacked yet, interrupted, and not scored yet.
 
     A case counts as not scored if it is finished now (done or failed), and was not finished at the last scoring or never scored.
 
-    told: content of its attack.json. states: dict from the key of each of its cases to the case's state now. scored: dict from
-    the key of each case with score rows to the case's state at the last scoring. replay, score: the commands to name in the
+    metadata: content of its attack.json. states: dict from the key of each of its cases to the case's state now. scored: dict
+    from the key of each case with score rows to the case's state at the last scoring. replay, score: the commands to name in the
     hints; if `score` is "", the hint on scoring is left out.
     """
-    spec, count = told["spec"], len(states)
+    spec, count = metadata["spec"], len(states)
     waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))
     unscored = sum(state in FINISHED_STATES and scored.get(key) not in FINISHED_STATES for key, state in states.items())
     hints = []
@@ -71,13 +71,13 @@ def describe_missing_truth(run: Path) -> Hint:
     )
 
 
-def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Hint:
+def describe_missing_null(recording: Path, metadata: Mapping[str, Any]) -> Hint:
     """Return the hint that the null of an attack (the attack without the update) has no scores, with the command that runs both.
 
-    Without the null's scores, the scores of the attack have nothing to be compared with. told: content of the attack's
+    Without the null's scores, the scores of the attack have nothing to be compared with. metadata: content of the attack's
     attack.json.
     """
-    return Hint(f"{told['spec']} has no scored null.", make_replay_command(recording, told))
+    return Hint(f"{metadata['spec']} has no scored null.", make_replay_command(recording, metadata))
 
 
 def make_score_command(folder: Path) -> str:
@@ -85,28 +85,31 @@ def make_score_command(folder: Path) -> str:
     return join(["attacker", "score", str(folder)])
 
 
-def make_replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
+def make_replay_command(folder: Path, metadata: Mapping[str, Any] | None = None) -> str:
     """Return the command that replays an attack and its null, skipping cases that have a complete reconstruction.
 
     It repeats the attack's arguments, its seed, the oracles of labels and logits, and a model from outside this project, but no
     other options.
 
-    folder: folder of the recording. told: content of the attack's attack.json; None for the attack named `cpl` with its defaults.
+    folder: folder of the recording. metadata: content of the attack's attack.json; None for the attack named `cpl` with its
+    defaults.
     """
     words = ["attacker", "replay", str(folder), "--attack"]
-    if told is None:
+    if metadata is None:
         return join(words) + " cpl"
-    words.append(str(told["attack"]))
-    for key, value in _parse_arguments(str(told["spec"])).items():
+    words.append(str(metadata["attack"]))
+    for key, value in _parse_arguments(str(metadata["spec"])).items():
         words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    if told["seed"]:
-        words += ["--seed", str(told["seed"])]
-    asked = told.get("asked_oracles", told["oracles"])  # a null is told none, but its folder is that of a replay with oracles
+    if metadata["seed"]:
+        words += ["--seed", str(metadata["seed"])]
+    oracles = metadata.get(
+        "asked_oracles", metadata["oracles"]
+    )  # a null gets none, but its folder is that of a replay with oracles
     for oracle in ("labels", "logits"):  # others belong to the attack itself
-        if oracle in asked:
+        if oracle in oracles:
             words += ["--oracle", oracle]
     # code outside this project is imported only if the command names it
-    if ":" in (model := str(told.get("run", {}).get("model", ""))):
+    if ":" in (model := str(metadata.get("run", {}).get("model", ""))):
         words += ["--model", model]
     return join(words)
 

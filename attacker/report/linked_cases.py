@@ -42,13 +42,13 @@ class LinkedCase:
         return str(Rounds.of(self.rounds)).replace("-", " to ").replace(",", ", ")
 
 
-def read_linked_cases(folder: Path, told: Mapping[str, Any]) -> tuple[LinkedCase, ...]:
+def read_linked_cases(folder: Path, metadata: Mapping[str, Any]) -> tuple[LinkedCase, ...]:
     """Return the cases of an attack that uses the rounds of a client together, in the order of its attack.json.
 
-    The result is () for an attack on single rounds. folder: folder of its reconstructions. told: content of its attack.json.
+    The result is () for an attack on single rounds. folder: folder of its reconstructions. metadata: content of its attack.json.
     """
-    others = find_superseded(folder, told["cases"])
-    return tuple(_read_linked_case(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)
+    others = find_superseded(folder, metadata["cases"])
+    return tuple(_read_linked_case(folder, case, others.get(case["key"])) for case in metadata["cases"] if "rounds" in case)
 
 
 def _read_linked_case(folder: Path, case: Record, other: SupersededCase | None) -> LinkedCase:

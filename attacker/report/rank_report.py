@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from attacker.attacks.closed_form.rank.analysis import MAX_PROVED_UNKNOWNS, RankReport, analyse_rank
-from attacker.attacks.networks.chain import Chain, Layer, read_chain
+from attacker.attacks.networks.chain import Chain, read_chain
+from attacker.attacks.networks.layers import Layer
 from attacker.attacks.networks.traced import NotAChain
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec

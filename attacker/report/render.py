@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
+from attacker.reconstruction import MAX_RECOVERED_MSE
 from attacker.report import conclusions, figures, formats
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.gather import MAX_PAIRS, gather_run
@@ -16,7 +17,7 @@ from attacker.report.pairs import Picture
 from attacker.report.templates import make_environment
 from attacker.report.unscored import UnscoredExample
 from attacker.scoring import GrowthPoint
-from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
+from attacker.scoring.metrics import TABLE_TOLERANCE
 from fedsim.recording import find_run
 from fedsim.recording.files import make_private, write_bytes
 
@@ -61,7 +62,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
         runs=[_make_context(i, run) for i, run in enumerate(runs, start=1)],
         differences=conclusions.list_differences(runs),
         names=", ".join(run.name for run in runs),
-        max_mse=MAX_MSE,
+        max_mse=MAX_RECOVERED_MSE,
         tolerance=TABLE_TOLERANCE,
         most=MAX_PAIRS,
         originals=any(attack.examples for run in runs for attack in run.attacks),

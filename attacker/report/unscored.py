@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
+from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
 from attacker.report.hints import Record
 from attacker.report.linked_cases import list_rounds
 from attacker.report.pairs import ExamplePair, show_alone
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
-
-LIKELY = 0.5
-"""Confidence from which on an attack takes an example for recovered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class UnscoredResults:
     """The reconstructed examples of one attack in cases without scores.
 
     found:    the first of these examples, in the order of attack.json. total: number of all of them. likely: number of those
-              whose confidence is at least `LIKELY`.
+              whose confidence is at least `MIN_LIKELY`.
     failures: pairs of a reason why cases have no reconstruction and the number of cases, most frequent first.
     problems: sentences on files that cannot be shown.
     """
@@ -68,18 +66,19 @@ class UnscoredResults:
 
 
 def collect_unscored(
-    folder: Path, told: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int
+    folder: Path, metadata: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int
 ) -> UnscoredResults:
     """Return the reconstructions of an attack for its cases without scores.
 
-    folder: folder of its reconstructions. told: content of its attack.json. scored: keys of the cases to leave out, such as those
-    with scores. null: folder of its null's reconstructions, or None. most: maximum number of examples in `UnscoredResults.found`.
+    folder: folder of its reconstructions. metadata: content of its attack.json. scored: keys of the cases to leave out, such as
+    those with scores. null: folder of its null's reconstructions, or None. most: maximum number of examples in
+    `UnscoredResults.found`.
     """
     found: list[UnscoredExample] = []
     problems: list[str] = []
     failures: Counter[str] = Counter()
     total, likely = 0, 0
-    for case in told["cases"]:
+    for case in metadata["cases"]:
         path = folder / f"{case['key']}.safetensors"
         if case["key"] in scored:
             continue
@@ -92,7 +91,7 @@ def collect_unscored(
             problems.append(f"{error}; it is not shown.")
             continue
         total += len(answer.x)
-        likely += int((answer.confidence >= LIKELY).sum())
+        likely += int((answer.confidence >= MIN_LIKELY).sum())
         if len(found) < most:
             beside = _read_null_examples(null, case, data)
             found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), most - len(found)))]

@@ -10,18 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
+from attacker.reconstruction import MAX_RECOVERED_MSE
 from fedsim.recording import Column, DataSpec
 
 PSNR_CAP = 120.0
 """PSNR of an exact reconstruction, in dB."""
-MAX_MSE = 0.009
-"""Largest mean squared error of a success on images. It is consistent with all success rates in tables 7 and 8 of the paper of
-the attack CPL (Wei et al. 2020).
-
-One constant image for the whole data set passes this threshold on 0.1 % of CIFAR-10 and 0.4 % of CIFAR-100. A constant image of
-each original's own mean colour passes on 3.1 % of both, 0.3 % of LFW and none of MNIST (1,500, 1,500, 400 and 1,500 images of the
-tuning parts of benchmarks/support/splits.py). Such originals are nearly flat, see `is_flat`, and verdicts count them separately.
-"""
 TABLE_TOLERANCE = 0.05
 """Largest error of any continuous column in a recovered table row, as a fraction of the column's range."""
 C1, C2 = 0.01**2, 0.03**2
@@ -96,22 +89,22 @@ def _convert_to_ycrcb(x: Tensor) -> Tensor:
 
 
 def is_flat(truth: Tensor) -> Tensor:
-    """Return whether the image of each original's mean colour has an MSE of at most `MAX_MSE`, so that success proves little.
+    """Return whether the image of each original's mean colour counts as recovered, so that success proves little.
 
-    truth: (N, C, H, W).
+    The threshold is `MAX_RECOVERED_MSE`. truth: (N, C, H, W).
     """
-    return mse(truth.mean(dim=(2, 3), keepdim=True).expand_as(truth), truth) <= MAX_MSE
+    return mse(truth.mean(dim=(2, 3), keepdim=True).expand_as(truth), truth) <= MAX_RECOVERED_MSE
 
 
 def is_recovered(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tensor:
     """Return whether each example is recovered.
 
-    An image is recovered if its MSE is at most `MAX_MSE`. A table row is recovered if every categorical variable is right and
-    every continuous column is within `TABLE_TOLERANCE`. A categorical variable whose true category was not seen in training (all
-    zeros in truth) is ignored. x: without NaN. spec: kinds of the columns; without it all are continuous.
+    An image is recovered if its MSE is at most `MAX_RECOVERED_MSE`. A table row is recovered if every categorical variable is
+    right and every continuous column is within `TABLE_TOLERANCE`. A categorical variable whose true category was not seen in
+    training (all zeros in truth) is ignored. x: without NaN. spec: kinds of the columns; without it all are continuous.
     """
     if x.ndim == 4:
-        return mse(x, truth) <= MAX_MSE
+        return mse(x, truth) <= MAX_RECOVERED_MSE
     columns = spec.columns if spec else ()
     return ~(measure_continuous_error(x, truth, columns) > TABLE_TOLERANCE) & ~(measure_categorical_share(x, truth, columns) < 1)
 

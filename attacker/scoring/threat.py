@@ -10,9 +10,9 @@ import ast
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
-from attacker.attacks.base import GAUSSIAN_LAYER_ADDED, MALICIOUS_SERVER
 from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
+from attacker.attacks.needs import GAUSSIAN_LAYER_ADDED, MALICIOUS_SERVER
 
 ThreatClass = Literal["C", "D", "E", "F"]
 """Classes that attacks of this project can have. These attacks know the settings of local training, which the server prescribes,

@@ -27,11 +27,11 @@ PAPER_TOLERANCE = 1e-4
 
 
 def run_attack(
-    attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked: Options
+    attack: GradientMatching | ClosedForm, cases: Sequence[Case], options: Options
 ) -> tuple[list[Reconstruction], float]:
     """Run an attack on one thread; return its reconstructions and the CPU-seconds."""
     with measure_cpu() as clock:
-        found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
+        found = replace(attack, device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
     return found, clock.seconds
 
 

@@ -64,25 +64,25 @@ def list_batch_settings(*, quick: bool) -> list[LargeBatch]:
     ]
 
 
-def make_batch_row(asked: Options, setting: LargeBatch, part: Part = "report") -> ResultRow:
+def make_batch_row(options: Options, setting: LargeBatch, part: Part = "report") -> ResultRow:
     """Return one row. Its column `exact` is the share of images recovered with a PSNR above `EXACT_DB`.
 
     null: this share for the attack's null, which answers with grey images. certified: number of answers with a confidence above
     `CERTAIN`. false_certificates: number of certified answers whose PSNR to every image is at most `EXACT_DB`. part: split of the
     data that the images are from.
     """
-    count, seed = setting.batch * setting.steps, asked.seed + setting.draw
-    images = load_images(asked, "cifar10", count, part=part, skip=setting.draw * count)
+    count, seed = setting.batch * setting.steps, options.seed + setting.draw
+    images = load_images(options, "cifar10", count, part=part, skip=setting.draw * count)
     training = Training(learning_rate=setting.rate, batch_size=setting.batch, steps=setting.steps)
     network = make_network(images.data, training, hidden=setting.width, seed=seed)
     if setting.state == "trained":
-        others = load_images(asked, "cifar10", TRAINING_IMAGES, part="tuning")
+        others = load_images(options, "cifar10", TRAINING_IMAGES, part="tuning")
         network = train_network(network, others, steps=TRAINING_STEPS, seed=seed)
     x = images.x.split(setting.batch)
     case = _make_case(network, list(zip(x, images.y.split(setting.batch), strict=True)), setting, count)
     with measure_cpu() as clock:
-        found = _attack(case, asked, null=False)
-    null = _attack(case, asked, null=True)
+        found = _attack(case, options, null=False)
+    null = _attack(case, options, null=True)
     best = _measure_best(found, images.x)
     sure = torch.zeros(0, dtype=torch.bool) if found is None else found.confidence > CERTAIN
     return {
@@ -113,16 +113,16 @@ def _make_case(network: RecordedNetwork, batches: list[tuple[Tensor, Tensor]], s
     return Case(tuple(seen))
 
 
-def _attack(case: Case, asked: Options, *, null: bool) -> Reconstruction | None:
+def _attack(case: Case, options: Options, *, null: bool) -> Reconstruction | None:
     """Return the answer of an attack, or of its null; None if the attack does not apply.
 
     One round is attacked by `exact` with its closed form for a first linear layer, several rounds are attacked by `spans`.
     """
     name = "exact" if len(case.observations) == 1 else "spans"
     arguments = {"fallback": "none", "route": "linear"} if name == "exact" else {}
-    attack = AttackSpec(name=name, arguments=arguments, null=null).build(device=asked.device)
+    attack = AttackSpec(name=name, arguments=arguments, null=null).build(device=options.device)
     try:
-        return attack([case], rng=Generator().manual_seed(asked.seed))[0]
+        return attack([case], rng=Generator().manual_seed(options.seed))[0]
     except ValueError:
         return None
 

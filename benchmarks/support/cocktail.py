@@ -53,26 +53,26 @@ def list_separated(*, quick: bool) -> list[SeparatedBatch]:
     return [*rows, SeparatedBatch(batch=32, criterion="published", refine=False)]
 
 
-def make_separated_row(asked: Options, setting: SeparatedBatch, part: Part = "report") -> ResultRow:
+def make_separated_row(options: Options, setting: SeparatedBatch, part: Part = "report") -> ResultRow:
     """Attack one batch, and return a row on the PSNR of its images, each compared with the one answer assigned to it.
 
     Columns psnr and median_psnr: mean and median over the images. null: mean PSNR of the null, the same attack without the
     update. above_null, above_20, exact: shares of images with a PSNR above the null's PSNR for the same image, above 20 dB, and
     above `EXACT_DB`. part: part of the data set that the batch is from.
     """
-    images = load_images(asked, "cifar10", setting.batch, part=part, skip=setting.skip)
+    images = load_images(options, "cifar10", setting.batch, part=part, skip=setting.skip)
     training = Training(learning_rate=RATE, batch_size=setting.batch, steps=1)
-    network = make_network(images.data, training, hidden=setting.width, seed=asked.seed)
+    network = make_network(images.data, training, hidden=setting.width, seed=options.seed)
     if setting.state == "trained":
-        others = load_images(asked, "cifar10", TRAINING_IMAGES, part="tuning")
-        network = train_network(network, others, steps=TRAINING_STEPS, seed=asked.seed)
+        others = load_images(options, "cifar10", TRAINING_IMAGES, part="tuning")
+        network = train_network(network, others, steps=TRAINING_STEPS, seed=options.seed)
     update = make_update(network, network.weights, [(images.x, images.y)])
     case = Case((observe(network, network.weights, update, 1, "c0", ("c0",), setting.batch, ""),))
     arguments: dict[str, Any] = {"criterion": setting.criterion, "refine": setting.refine, "steps": setting.steps}
     answers = {}
     with measure_cpu() as clock:
-        answers["attack"] = _attack(case, arguments, asked, null=False)
-    answers["null"] = _attack(case, arguments, asked, null=True)
+        answers["attack"] = _attack(case, arguments, options, null=False)
+    answers["null"] = _attack(case, arguments, options, null=True)
     best = {name: measure_assigned(x, images.x) for name, x in answers.items()}
     return {
         "batch": setting.batch,
@@ -91,9 +91,9 @@ def make_separated_row(asked: Options, setting: SeparatedBatch, part: Part = "re
     }
 
 
-def _attack(case: Case, arguments: dict[str, Any], asked: Options, *, null: bool) -> Tensor:
-    attack = AttackSpec(name="cocktail_party", arguments=arguments, null=null).build(device=asked.device)
-    return attack([case], rng=Generator().manual_seed(asked.seed))[0].x.clamp(0, 1)
+def _attack(case: Case, arguments: dict[str, Any], options: Options, *, null: bool) -> Tensor:
+    attack = AttackSpec(name="cocktail_party", arguments=arguments, null=null).build(device=options.device)
+    return attack([case], rng=Generator().manual_seed(options.seed))[0].x.clamp(0, 1)
 
 
 def measure_assigned(found: Tensor, x: Tensor) -> Tensor:

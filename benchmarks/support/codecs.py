@@ -44,17 +44,17 @@ The value of the key is the largest ratio of packed to dense bytes among these d
 """
 
 
-def measure_codecs(asked: Options) -> None:
+def measure_codecs(options: Options) -> None:
     """Print bytes and CPU-seconds for each of `DEFENSE_SPECS` with its codec, and for each of `CODEC_NAMES` without a defense.
 
     Raises RuntimeError if a codec changes a bit of an update.
     """
-    weights, update = _step(asked)
+    weights, update = _step(options)
     dense = records.to_arrays(update).count_bytes()
-    turns = 1 if asked.quick else 5
+    turns = 1 if options.quick else 5
     rows = []
     for text in DEFENSE_SPECS:
-        spec, rng = DefenseSpec.parse(text), torch.Generator().manual_seed(asked.seed)
+        spec, rng = DefenseSpec.parse(text), torch.Generator().manual_seed(options.seed)
         built = spec.build()
         sent, _ = built.apply(update, built.init(update), rng)
         # without a defense, every codec is measured: each must be lossless on any update
@@ -62,14 +62,14 @@ def measure_codecs(asked: Options) -> None:
         shown = text.replace(" |", ", then")
         rows += [{"defense": shown, **_measure(codec, sent, weights, dense, turns=turns)} for codec in codecs]
     summary = {key: max(row["ratio"] for row in rows if row["defense"].startswith(start)) for key, start in SUMMARY_KEYS.items()}
-    print_results("recording --codecs", rows, {**summary, "worst_seconds": max(row["seconds"] for row in rows)}, asked)
+    print_results("recording --codecs", rows, {**summary, "worst_seconds": max(row["seconds"] for row in rows)}, options)
 
 
-def _step(asked: Options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _step(options: Options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return random weights of ResNet-18 and the update of one step from them, both as dicts from parameter to tensor."""
-    size = 2 if asked.quick else 16
-    drawn = load_images(asked, "cifar10", size)
-    model = models.build(ModelSpec(name="resnet18"), drawn.data, seed=asked.seed)
+    size = 2 if options.quick else 16
+    drawn = load_images(options, "cifar10", size)
+    model = models.build(ModelSpec(name="resnet18"), drawn.data, seed=options.seed)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     training = Training(learning_rate=0.05, batch_size=size, steps=1, mode="train", buffers="local")
     torch.set_num_threads(1)

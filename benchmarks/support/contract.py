@@ -132,19 +132,19 @@ def describe_machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores{gpu}"
 
 
-def print_results(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], asked: Options) -> None:
+def print_results(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], options: Options) -> None:
     """Print machine and versions, the rows as a table, and the summary; with --json also all of it as JSON on the last line.
 
     name: title of the results.
     """
     versions = {package: version(package) for package in VERSIONED_PACKAGES} | {"python": platform.python_version()}
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    print(f"{name}: {describe_machine()}; {', '.join(f'{k} {v}' for k, v in versions.items())}; seed {asked.seed}\n")
+    print(f"{name}: {describe_machine()}; {', '.join(f'{k} {v}' for k, v in versions.items())}; seed {options.seed}\n")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for row in rows:
         print(f"| {' | '.join(_format_value(row.get(column)) for column in columns)} |")
     print("\n" + "\n".join(f"{key}: {_format_value(value)}" for key, value in summary.items()))
-    if asked.json:
+    if options.json:
         result = {"benchmark": name, "machine": describe_machine(), "versions": versions, "rows": list(rows), "summary": summary}
         print(json.dumps(result, allow_nan=False))
     sys.stdout.flush()

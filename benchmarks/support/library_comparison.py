@@ -31,13 +31,13 @@ from support.contract import Options, ResultRow
 RESNET18_PARAMETERS = 11_173_962
 
 
-def measure_positions(asked: Options) -> list[ResultRow]:
+def measure_positions(options: Options) -> list[ResultRow]:
     """Measure the size of packed positions relative to our codec, and the CPU-seconds to pack and unpack them.
 
     Returns a row for each codec and each share of values that are sent: 0.1, 1 and 10 %, at random positions.
     """
-    size = RESNET18_PARAMETERS // 10 if asked.quick else RESNET18_PARAMETERS
-    rng = np.random.default_rng(asked.seed)
+    size = RESNET18_PARAMETERS // 10 if options.quick else RESNET18_PARAMETERS
+    rng = np.random.default_rng(options.seed)
     rows = []
     for share in (0.001, 0.01, 0.1):
         found = np.sort(rng.choice(size, round(share * size), replace=False)).astype(np.int64)
@@ -149,7 +149,7 @@ def work(number):
 """
 
 
-def measure_queues(asked: Options) -> list[ResultRow]:
+def measure_queues(options: Options) -> list[ResultRow]:
     """Count jobs that are lost, and jobs that are done twice, after a process was killed during a job and another continued.
 
     Returns a row for each queue. Column late_ends: a slow worker is taken for dead, and its job is given to a second worker; the
@@ -267,7 +267,7 @@ serve(prepare)
 """
 
 
-def measure_pools(asked: Options) -> list[ResultRow]:
+def measure_pools(options: Options) -> list[ResultRow]:
     """Count how many of `NUM_TASKS` tasks return their result if a worker process is killed once, during one task.
 
     Returns a row for each pool. Column answered: this number. If the pool's program did not print it, `answered` is the last word

@@ -53,7 +53,7 @@ SINGLE_EXAMPLE_ATTACKS = ("idlg",)
 """Attacks that refuse batches, and are measured on single examples only."""
 
 
-def measure_presets(asked: Options, sets: list[Images]) -> TableAndSummary:
+def measure_presets(options: Options, sets: list[Images]) -> TableAndSummary:
     """Measure every setting of every attack on every family of networks.
 
     Returns one row for each attack, setting and family, and an empty summary. A row is over the images of all data sets together,
@@ -62,34 +62,34 @@ def measure_presets(asked: Options, sets: list[Images]) -> TableAndSummary:
     """
     rows = []
     for family, network in NETWORKS_OF_FAMILIES.items():
-        originals = [_make_originals(network, data, size, asked) for data in sets for size in BATCH_SIZES]
+        originals = [_make_originals(network, data, size, options) for data in sets for size in BATCH_SIZES]
         for attack, settings in SETTINGS_OF_ATTACKS.items():
             own = originals[:: len(BATCH_SIZES)] if attack in SINGLE_EXAMPLE_ATTACKS else originals
-            for setting in settings[:1] if asked.quick else settings:
+            for setting in settings[:1] if options.quick else settings:
                 row = {"family": family, "attack": attack, **setting}
-                rows.append(row | _measure_setting(attack, setting, own, asked))
+                rows.append(row | _measure_setting(attack, setting, own, options))
                 print(rows[-1], flush=True)
     return rows, {}
 
 
-def _make_originals(network: str, data: Images, size: int, asked: Options) -> Originals:
+def _make_originals(network: str, data: Images, size: int, options: Options) -> Originals:
     if ":" in network:
         models.admit(network)
-    client = make_client(network, data.data, seed=asked.seed, batch=size)
+    client = make_client(network, data.data, seed=options.seed, batch=size)
     return make_batch_cases(data, client, size)
 
 
-def _measure_setting(attack: str, setting: dict[str, Any], originals: list[Originals], asked: Options) -> dict[str, Any]:
+def _measure_setting(attack: str, setting: dict[str, Any], originals: list[Originals], options: Options) -> dict[str, Any]:
     """Return a row with the share of recovered examples and the median MSE over all examples, both for each batch size.
 
     The row also has the number of examples and the CPU-seconds, both summed over all batch sizes.
     attack: its name. setting: its arguments; `steps` is STEPS if it is not among them, and always 2 with --quick.
     """
-    built = ATTACKS[attack](**{"steps": STEPS, **setting, **({"steps": 2} if asked.quick else {})})
+    built = ATTACKS[attack](**{"steps": STEPS, **setting, **({"steps": 2} if options.quick else {})})
     found: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     seconds = 0.0
     for one in originals:
-        answers, spent = run_attack(built, one.cases, asked)
+        answers, spent = run_attack(built, one.cases, options)
         seconds += spent
         found[len(one.x[0])] += [(match_examples(answer, x)[0], x) for answer, x in zip(answers, one.x, strict=True)]
     rows: dict[str, Any] = {}

@@ -82,7 +82,7 @@ class Images:
         return replace(self, x=self.x[list(rows)], y=self.y[list(rows)])
 
 
-def load_images(asked: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
+def load_images(options: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
     """Return `count` examples of one part of the data set `name`, in the order of their hashes.
 
     skip: number of examples at the beginning of this order to leave out, such as those of another draw.
@@ -90,7 +90,7 @@ def load_images(asked: Options, name: str, count: int, *, part: Part = "report",
     fixed random order: the result's part is "embedded", and examples repeat if there are too few. With a file, raises ValueError
     if the part has too few examples.
     """
-    path = asked.data / DATA_FILES[name] if asked.data and name in DATA_FILES else None
+    path = options.data / DATA_FILES[name] if options.data and name in DATA_FILES else None
     if path is None or not path.exists():
         return _load_embedded(name, count, skip, missing=path)
     loaded = _load(path)
@@ -101,14 +101,14 @@ def load_images(asked: Options, name: str, count: int, *, part: Part = "report",
     return Images(name, x, y, loaded.spec, part)
 
 
-def count_part(asked: Options, name: str, part: Part) -> int:
+def count_part(options: Options, name: str, part: Part) -> int:
     """Return the number of different examples in one part of the data set `name`.
 
     Raises ValueError if there is no file of this data set in the folder --data.
     """
-    if asked.data is None or not (asked.data / DATA_FILES[name]).exists():
-        raise ValueError(f"--data must name a folder with {DATA_FILES[name]}, got {asked.data}")
-    values = _load(asked.data / DATA_FILES[name]).examples.values
+    if options.data is None or not (options.data / DATA_FILES[name]).exists():
+        raise ValueError(f"--data must name a folder with {DATA_FILES[name]}, got {options.data}")
+    values = _load(options.data / DATA_FILES[name]).examples.values
     return sum(find_part(key) == part for key in {hash_example(value) for value in values})
 
 

@@ -154,12 +154,12 @@ class _Rounds:
 
     def __init__(self, out: Path, on_round: OnRound | None) -> None:
         self.run, self.on_round = out, on_round
-        self.told = max((row["round"] for row in read_metrics(self.run)), default=-1)
+        self.last_reported = max((row["round"] for row in read_metrics(self.run)), default=-1)
 
     def report_rounds(self) -> None:
         if self.on_round is None:
             return
         for row in read_metrics(self.run):
-            if row["round"] > self.told:
-                self.told = row["round"]
+            if row["round"] > self.last_reported:
+                self.last_reported = row["round"]
                 self.on_round({key: nan if value is None else value for key, value in row.items()})

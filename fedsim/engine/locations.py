@@ -52,5 +52,5 @@ class PartyLocations:
         return datasets.describe(own, name, arguments)
 
 
-SIMULATION_PLACES = PartyLocations()
-"""Folders of a simulation: all data are available to everybody, and everything is written to the run's folder."""
+SIMULATION_LOCATIONS = PartyLocations()
+"""Locations of a simulation: all data are available to everybody, and everything is written to the run's folder."""

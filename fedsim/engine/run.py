@@ -25,7 +25,7 @@ from fedsim.config.experiment import Experiment, read, validate
 from fedsim.data import client_parts as parts
 from fedsim.data import partition
 from fedsim.data.public_pool import load_public_images
-from fedsim.engine.locations import SIMULATION_PLACES, PartyLocations
+from fedsim.engine.locations import SIMULATION_LOCATIONS, PartyLocations
 from fedsim.recording.files import make_private, write_bytes, write_json
 from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.masked_vectors import MASKED_CODEC
@@ -67,7 +67,7 @@ class FederationRun:
     client_seed: int | None = None
     threads: int | None = 1
     resume: bool = False
-    places: PartyLocations = SIMULATION_PLACES
+    places: PartyLocations = SIMULATION_LOCATIONS
     code: tuple[str, ...] = field(default_factory=references.list_admitted)
 
     def admit_code(self) -> None:

@@ -22,7 +22,7 @@ def test_no_script_loads_images_without_splits(script: Path) -> None:
 
 
 def test_pattern_finds_direct_loading() -> None:
-    assert LOADS_BY_ITSELF.search('cifar = asked.data / "cifar10" / "test.npz"')
+    assert LOADS_BY_ITSELF.search('cifar = options.data / "cifar10" / "test.npz"')
     assert LOADS_BY_ITSELF.search('datasets.load(f"npz:{path}")')
     assert LOADS_BY_ITSELF.search("with np.load(source) as archive:")
 

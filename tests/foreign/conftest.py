@@ -63,6 +63,12 @@ class App:
     def recording(self) -> Recording:
         return Recording(self.folder / "recording")
 
+    def observations(self, **selection: Any) -> list[Observation]:
+        """Return the recorded observations; fail if there are none, so that no loop over them passes without a check."""
+        found = list(self.recording.read_observations(**selection))
+        assert found
+        return found
+
     def example(self, client: int, clients: int = 3, limit: int = 1) -> tuple[Tensor, Tensor]:
         """Return the examples that a client trains on: x in [0, 1], and y."""
         images, labels = self.task.load_data(client, clients, limit, limit)[0].dataset.tensors

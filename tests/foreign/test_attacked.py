@@ -41,7 +41,7 @@ def simulated(o: Observation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def test_at_the_true_example_the_simulated_gradient_is_the_observed_one(app: Any, wire: str) -> None:
     """The two differ by rounding of float32 weights only, whereas the gradient at an inverted image is far off."""
     app.run(app.record(), rounds=1, mods=MODS[wire])
-    for o in app.recording.read_observations():
+    for o in app.observations():
         x, y = app.example(app.matched(o)[0])
         guessed, observed = simulated(o, x, y)
         assert (guessed - observed).norm() < 1e-4 * observed.norm()
@@ -54,7 +54,7 @@ def test_a_network_with_batch_norm_is_simulated_in_either_mode(app: Any, mode: s
     """The recorded training mode decides between statistics of the batch and those that the server sent."""
     training = Training(learning_rate=0.05, batch_size=1, steps=1, mode=mode, buffers="shared")
     app.run(app.record(net="NormedNet", training=training), net="NormedNet", mode=mode == "train")
-    for o in app.recording.read_observations(rounds=[2] if mode == "train" else [1]):
+    for o in app.observations(rounds=[2] if mode == "train" else [1]):
         client, _ = app.matched(o, net="NormedNet", mode=mode == "train")
         guessed, observed = simulated(o, *app.example(client))
         assert (guessed - observed).norm() < 1e-3 * observed.norm()
@@ -66,7 +66,7 @@ def test_a_network_with_batch_norm_is_simulated_in_either_mode(app: Any, mode: s
 )
 def test_a_few_steps_lower_the_loss_and_find_the_label(app: Any, wire: str, attack: AttackSpec) -> None:
     app.run(app.record(), rounds=1, mods=MODS[wire])
-    cases = [Case((o,)) for o in app.recording.read_observations()]
+    cases = [Case((o,)) for o in app.observations()]
     found = attack.build()(cases, rng=torch.Generator().manual_seed(0))
     for case, one in zip(cases, found, strict=True):
         _, y = app.example(app.matched(case.observations[0])[0])

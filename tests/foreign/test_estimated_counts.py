@@ -38,7 +38,7 @@ def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, traini
     told = Training(learning_rate=RATE, mode="train", **training)
     client = {"batch_size": told.batch_size, "limit": count, "momentum": told.momentum, "mods": [report_nothing]}
     app.run(app.record(training=told), rounds=1, **client)
-    for observation in app.recording.read_observations():
+    for observation in app.observations():
         assert observation.num_examples is None
         found = estimate_examples(observation)
         assert (found.examples, "by the rank of fc1" in found.words) == (count, True), found.words
@@ -46,7 +46,7 @@ def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, traini
 
 def test_one_step_on_one_example_needs_no_estimate(app: Any) -> None:
     app.run(app.record(), rounds=1, mods=[report_nothing])
-    (observation, *_) = app.recording.read_observations()
+    (observation, *_) = app.observations()
     assert add_estimate(observation)[0].num_examples == 1
     assert "is prescribed" in add_estimate(observation)[1]
 

@@ -32,7 +32,7 @@ def spy(contents: list[tuple[str, RecordDict]], states: list[Any]) -> Callable[.
 def by_round(app: Any) -> dict[str, list[Observation]]:
     """Return each client's observations in the order of rounds."""
     found: dict[str, list[Observation]] = {}
-    for o in app.recording.read_observations():
+    for o in app.observations():
         found.setdefault(o.client, []).append(o)
     return found
 
@@ -82,7 +82,7 @@ def test_noise_does_not_depend_on_the_round_number_of_the_server(app: Any) -> No
 
 def test_the_defense_acts_on_the_update_and_the_server_averages_what_it_got(app: Any) -> None:
     result = app.run(app.record(defense="clip(0.01)"), mods=[update_mod("clip(0.01)")], rounds=1)
-    seen = list(app.recording.read_observations())
+    seen = app.observations()
     for o in seen:
         true = app.true_update(o)
         assert norm(true) > 0.02
@@ -130,12 +130,12 @@ def test_evaluation_passes_untouched(app: Any, strategy: str) -> None:
 def test_flowers_clipping_mod_after_it_is_part_of_the_update(app: Any) -> None:
     strategy = flower.DifferentialPrivacyClientSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 0.01, 3)
     app.run(app.record(strategy), mods=[update_mod(), fixedclipping_mod], rounds=1)
-    assert [norm(o.update) for o in app.recording.read_observations()] == [pytest.approx(0.01, rel=1e-3)] * 3
+    assert [norm(o.update) for o in app.observations()] == [pytest.approx(0.01, rel=1e-3)] * 3
 
 
 def test_noise_of_flowers_privacy_mod_after_it_is_recorded(app: Any) -> None:
     app.run(app.record(), mods=[update_mod(), LocalDpMod(0.01, 1.0, 100.0, 1e-5)], rounds=1)
-    for o in app.recording.read_observations():
+    for o in app.observations():
         assert norm(o.update) > 0.015  # noise in 62006 coordinates exceeds the clipping norm of 0.01
 
 
@@ -147,7 +147,7 @@ def test_an_app_that_consumes_the_message_is_supported(app: Any) -> None:
         return reply
 
     app.run(app.record(), mods=[update_mod(), greedy], rounds=1)
-    assert all(norm(o.update) > 0.02 for o in app.recording.read_observations())
+    assert all(norm(o.update) > 0.02 for o in app.observations())
 
 
 def rename(message: Message, context: Any, call_next: Any) -> Message:
@@ -181,6 +181,7 @@ def test_if_weights_are_not_found_nothing_is_sent_undefended(app: Any, inner: An
 def test_a_buffer_sent_as_part_of_the_update_is_a_failed_row_with_the_reason(app: Any) -> None:
     app.run(app.record(net="NormedNet"), net="NormedNet", mods=[update_mod(buffers=("num_batches_tracked",))], rounds=1)
     rows = app.recording.read_rows()
+    assert len(rows) == 3
     assert all(
         row.status == "failed" and "is a buffer, but the client sent it as part of the update" in row.reason for row in rows
     )

@@ -26,10 +26,6 @@ CLIPPED: dict[str, Callable[[], Strategy]] = {
 }
 
 
-def observations(app: Any) -> list[Observation]:
-    return list(app.recording.read_observations())
-
-
 def norm(update: Any) -> float:
     return float(torch.cat([u.flatten() for u in update.values()]).norm())
 
@@ -45,7 +41,7 @@ def gradient(app: Any, observation: Observation, client: int) -> dict[str, Tenso
 
 def test_returned_weights_are_recorded_bit_for_bit(app: Any) -> None:
     app.run(app.record())
-    seen = observations(app)
+    seen = app.observations()
     assert [o.round for o in seen] == [1, 1, 1, 2, 2, 2]
     for o in seen:
         assert (o.payload.codec, o.num_examples, len(o.cohort), o.buffers, o.buffers_after) == ("weights", 1, 3, {}, {})
@@ -60,7 +56,7 @@ def test_an_update_derived_from_weights_is_the_clients_step_within_its_rounding(
     """One step of SGD is -lr * gradient. The client rounds weight plus step, and `rounding` bounds the error of that."""
     app.run(app.record(), rounds=1)
     lost = []
-    for o in observations(app):
+    for o in app.observations():
         step = {name: -0.05 * g.double() for name, g in gradient(app, o, app.matched(o)[0]).items()}
         assert set(o.rounding) == set(o.update) == set(step)
         for name, change in step.items():
@@ -73,7 +69,7 @@ def test_an_update_derived_from_weights_is_the_clients_step_within_its_rounding(
 
 def test_with_the_mod_the_update_is_recorded_as_the_client_subtracted_it(app: Any) -> None:
     app.run(app.record(), mods=[update_mod()])
-    seen = observations(app)
+    seen = app.observations()
     assert len(seen) == 6
     for o in seen:
         assert (o.payload.codec, o.rounding) == ("dense", {})
@@ -87,7 +83,7 @@ def test_with_the_mod_the_update_is_recorded_as_the_client_subtracted_it(app: An
 def test_updates_are_recorded_before_the_server_clips_them(app: Any, name: str, mods: Any) -> None:
     strategy = CLIPPED[name]()
     result = app.run(app.record(strategy), rounds=1, mods=mods)
-    seen = observations(app)
+    seen = app.observations()
     for o in seen:
         _, after = app.matched(o)
         true = {key: tensor - o.weights[key] for key, tensor in after.items()}
@@ -103,7 +99,7 @@ def test_a_strategy_that_sends_float64_is_recorded_as_clients_load_it(app: Any) 
     for mods in ((), (update_mod(),)):
         result = app.run(app.record(flower.FedAdam(eta=0.01, fraction_evaluate=0.0)), mods=mods)
         assert {array.dtype for array in result.arrays.values()} == {"float64"}
-        for o in app.recording.read_observations(rounds=[2]):
+        for o in app.observations(rounds=[2]):
             assert {w.dtype for w in o.weights.values()} == {torch.float32}
             _, after = app.matched(o)
             for name, tensor in after.items():
@@ -114,7 +110,7 @@ def test_a_strategy_that_sends_float64_is_recorded_as_clients_load_it(app: Any) 
 @pytest.mark.parametrize("mods", [(), (update_mod("clip(1)"),)], ids=["weights", "mod"])
 def test_batch_norm_statistics_are_kept_apart_and_counters_stay_whole_numbers(app: Any, mods: Any) -> None:
     app.run(app.record(net="NormedNet"), net="NormedNet", mods=mods, rounds=1)
-    for o in observations(app):
+    for o in app.observations():
         assert set(o.buffers) == {
             f"bn{i}.{part}" for i in (1, 2) for part in ("running_mean", "running_var", "num_batches_tracked")
         }
@@ -136,7 +132,7 @@ def test_counters_that_flower_averages_are_recorded_in_every_round(app: Any, mod
     assert [(row.round, row.status) for row in app.recording.read_rows()] == [
         (n, "complete") for n in (1, 2, 3) for _ in range(3)
     ]
-    for o in observations(app):
+    for o in app.observations():
         assert {int(b["bn1.num_batches_tracked"]) for b in (o.buffers,)} == {o.round - 1}
         assert o.buffers_after["bn1.num_batches_tracked"].dtype == torch.int64
 

@@ -10,11 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from fedsim.recording import Observation, Training
-
-
-def observations(app: Any) -> list[Observation]:
-    return list(app.recording.read_observations())
+from fedsim.recording import Training
 
 
 def test_records_of_a_reply_may_have_any_name(app: Any, tmp_path: Path) -> None:
@@ -27,7 +23,7 @@ def test_records_of_a_reply_may_have_any_name(app: Any, tmp_path: Path) -> None:
         return reply
 
     app.run(app.record(), mods=[rename], rounds=1)
-    for o in observations(app):
+    for o in app.observations():
         assert (o.num_examples, o.metrics["num-examples"]) == (None, 0.5)
         assert o.payload.codec == "weights"
 
@@ -77,7 +73,7 @@ def test_replies_without_metrics_or_with_further_records_are_recorded(
     app: Any, change: Callable[[RecordDict], None], count: int | None, metrics: set[str]
 ) -> None:
     app.run(app.record(KeepFirst(fraction_evaluate=0.0)), mods=[rewrite(change)], rounds=1)
-    seen = observations(app)
+    seen = app.observations()
     assert [(o.num_examples, set(o.metrics)) for o in seen] == [(count, metrics)] * 3
     for o in seen:
         _, after = app.matched(o)
@@ -119,9 +115,9 @@ def test_a_reported_number_of_examples_is_limited_by_the_prescribed_steps(app: A
 
     app.run(app.record(), mods=[report_all], rounds=1)
     assert {(row.num_examples, row.reported) for row in app.recording.read_rows()} == {(1, 20)}
-    assert {o.num_examples for o in observations(app)} == {1}
+    assert {o.num_examples for o in app.observations()} == {1}
 
 
 def test_a_server_can_state_the_number_of_examples(app: Any) -> None:
     app.run(app.record(training=Training(learning_rate=0.05, batch_size=1, epochs=1, examples=1)), rounds=1)
-    assert {o.num_examples for o in observations(app)} == {1}
+    assert {o.num_examples for o in app.observations()} == {1}

@@ -11,18 +11,9 @@ from time import perf_counter
 import torch
 from torch import Generator
 
-from attacker.attacks.base import (
-    Case,
-    Effort,
-    Memory,
-    Need,
-    Progress,
-    RoutePlan,
-    build_reconstruction,
-    estimate_effort,
-    find_unmet,
-    seed_generator,
-)
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.base import Effort, Memory, Progress, RoutePlan, estimate_effort, find_unmet
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, WalkSettings
@@ -31,6 +22,7 @@ from attacker.attacks.closed_form.routing import EXACT_DISTANCE, RoutedCase, Rou
 from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form, judge_prior
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.needs import Need
 from attacker.attacks.networks.discrete_inputs import is_differentiable
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.simulation.client import find_schedule

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import jacrev
 
-from attacker.attacks.base import seed_generator
+from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import WalkSettings

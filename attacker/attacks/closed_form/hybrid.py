@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Effort, Memory, Need, Progress, estimate_effort
+from attacker.attacks.base import Effort, Memory, Progress, estimate_effort
+from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.observations import StackedObservations, observe
 from attacker.attacks.closed_form.plausibility import CRITERIA
 from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.needs import Need
 from attacker.reconstruction import Reconstruction
 
 Judge = Callable[[Reconstruction, int, StackedObservations], float]

@@ -17,10 +17,13 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.base import Memory, Progress
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.observations import StackedObservations, observe
+from attacker.attacks.needs import Need
 from attacker.attacks.nulls import blind_cases
-from attacker.reconstruction import Reconstruction
+from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
 from fedsim import models
 from fedsim.models.imprint_layers import ImprintLayer, find_imprint
 
@@ -36,8 +39,6 @@ CERTIFIED_ERROR = 1e-3
 CERTIFIED_CONFIDENCE = 0.99
 """Confidence in an example that explains its bin alone. A mixture of several examples explains a bin by coincidence only, once
 in about a thousand cases."""
-RECOVERED_MSE = 0.009
-"""Mean squared error up to which scoring counts an image as recovered."""
 SAME_MSE = 1e-6
 """Mean squared difference up to which the contents of two bins count as the same example."""
 MARGIN = 0.05
@@ -289,14 +290,14 @@ def _judge(error: Tensor, plausible: Tensor, count: int | None, noise: Tensor) -
     `count` examples each, so that at most L = count - 2 I examples are left for the P plausible bins, of which at least 2 P - L
     then hold a single one. If C of the P plausible bins are certified, the bound is (2 P - L - C) / (P - C), clamped to [0, 1].
     count: None if the bins do not show how many examples are below each threshold; the lower bound is then 0.
-    noise: (M,) standard deviation of the noise in a pixel of x. If its square exceeds RECOVERED_MSE, the probability is 0, even
-           where a single example explains the bias difference.
+    noise: (M,) standard deviation of the noise in a pixel of x. If its square exceeds MAX_RECOVERED_MSE, the probability is 0,
+           even where a single example explains the bias difference.
     """
     certified = plausible & (error <= CERTIFIED_ERROR)
     if count is None:
-        return CERTIFIED_CONFIDENCE * certified * (noise**2 <= RECOVERED_MSE)
+        return CERTIFIED_CONFIDENCE * certified * (noise**2 <= MAX_RECOVERED_MSE)
     bins, mixed = int(plausible.sum()), int((~plausible).sum())
     alone = min(1.0, max(0.0, (2 * bins - (count - 2 * mixed)) / max(1, bins)))
     open_share = max(0.0, (alone * bins - int(certified.sum())) / max(1, bins - int(certified.sum())))
     found = torch.where(certified, CERTIFIED_CONFIDENCE, open_share) * plausible
-    return found * (noise**2 <= RECOVERED_MSE)
+    return found * (noise**2 <= MAX_RECOVERED_MSE)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks.base import seed_generator
+from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import WalkSettings

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.input_scaling import InputScaling, measure_scaling
 from attacker.attacks.networks.chain import Chain, read_chain
 from attacker.attacks.networks.input_layer import is_input_random

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import seed_generator
+from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.direct_layer import DirectLayer, divide, find_direct_layer
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
@@ -32,8 +32,9 @@ from attacker.attacks.closed_form.rgap.inversion import (
 )
 from attacker.attacks.closed_form.rgap.walk import WalkSettings, solve_layers
 from attacker.attacks.confidence.eight_bit import is_eight_bit
-from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.input_layer import is_input_random
+from attacker.attacks.networks.layers import Layer
 
 log = logging.getLogger(__name__)
 

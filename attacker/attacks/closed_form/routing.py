@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator
 
-from attacker.attacks.base import Case, Progress, seed_generator
+from attacker.attacks.base import Progress
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.observations import StackedObservations, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import WalkSettings

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Generator
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.closed_form.routing import Routing

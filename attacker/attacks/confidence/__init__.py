@@ -4,11 +4,10 @@ Recovered means close enough to the original, as `attacker.scoring.metrics.is_re
 """
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
-from attacker.attacks.confidence.evidence import (
+from attacker.attacks.confidence.estimates import (
     MIN_CERTIFIED_STAYS,
+    MIN_LIKELY,
     ConfidenceEstimates,
-    SearchAnswer,
-    SimulatedObservation,
     build_undecided,
     doubt_likely,
     is_far_outside,
@@ -16,9 +15,11 @@ from attacker.attacks.confidence.evidence import (
     judge_prior,
     judge_search,
 )
+from attacker.attacks.confidence.evidence import SearchAnswer, SimulatedObservation
 
 __all__ = [
     "MIN_CERTIFIED_STAYS",
+    "MIN_LIKELY",
     "ConfidenceEstimates",
     "SearchAnswer",
     "SimulatedObservation",

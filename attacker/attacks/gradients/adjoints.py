@@ -27,7 +27,8 @@ from torch.nn import functional
 from attacker.attacks.gradients import convolutions
 from attacker.attacks.gradients.convolutions import Geometry
 from attacker.attacks.gradients.layer_gradients import compute_linear_bias_gradients, compute_linear_weight_gradients
-from attacker.attacks.networks.chain import Chain, Layer, read_chain
+from attacker.attacks.networks.chain import Chain, read_chain
+from attacker.attacks.networks.layers import Layer
 from attacker.attacks.networks.traced import NotAChain, are_reshapes
 from attacker.attacks.simulation.gradients import build_gradient, draw_test_problems, evaluate_test_problems, is_close
 from defenses.rules import Gradient, Weights

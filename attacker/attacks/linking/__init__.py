@@ -5,8 +5,8 @@ epoch over the client's examples.
 """
 
 from attacker.attacks.linking.features import HeadFeatures, solve_head_features
-from attacker.attacks.linking.likeness import RoundDescription
 from attacker.attacks.linking.links import Links, build_unlinked, describe_gaps, link, repeat_links
+from attacker.attacks.linking.pair_costs import RoundDescription
 
 __all__ = [
     "HeadFeatures",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacker.attacks.linking.likeness import Likeness
+from attacker.attacks.linking.pair_costs import PairCosts
 
 FALSE_MATCH_RATE = 0.05
 """Accepted rate of false matches: how often the nearest different example may count as the same."""
@@ -22,8 +22,8 @@ NEAR_BEST_SHARE = 0.9
 """Ends of a pass whose score is above this share of the best score count as equally good, and an early end is chosen. If the best
 score alone decided, two passes could be taken for one, since the next two passes repeat both."""
 MATCH_SHARE = 0.5
-"""Likeness is limited to this share of the median likeness of an example to its most similar earlier place. Without a limit, the
-latest occurrence, whose weights are the nearest, would count most, and several passes would be taken for one."""
+"""Similarity is limited to this share of the median similarity of an example to its most similar earlier place. Without a limit,
+the latest occurrence, whose weights are the nearest, would count most, and several passes would be taken for one."""
 CLEAR_SHARE = 0.7
 """An end of a pass of N examples that comes before the end with the best score also counts as good if its score is at least this
 share of N, so that most of the N examples that follow clearly repeat the pass."""
@@ -41,22 +41,22 @@ class Passes(NamedTuple):
     examples: int | None
 
 
-def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
+def find_passes(costs: PairCosts, ends: Sequence[bool]) -> Passes:
     """Estimate where passes begin: divide observations, sorted by round, into passes in which no example occurs twice.
 
-    seen: costs between all places. ends: for each observation, whether its size shows that it ends a pass (a short last batch).
+    costs: costs between all places. ends: for each observation, whether its size shows that it ends a pass (a short last batch).
 
     A pass is taken to end where the following examples resemble those of the pass. The number of examples need not be constant,
     since rounds may be missing and batch sizes may change. The observations after the last end that was found are one pass,
     unless the two passes before that end have the same number N of examples. Then a further pass begins after every N of the
     remaining examples, until a pass would have to begin within an observation.
     """
-    alike = _measure_likeness(seen)
+    alike = _measure_similarity(costs)
     if len(clear := alike.amax(dim=1)[alike.any(dim=1)]):
         alike = (alike / (MATCH_SHARE * clear.median())).clamp(max=1)
-    sizes = torch.bincount(seen.owner, minlength=len(ends))
+    sizes = torch.bincount(costs.owner, minlength=len(ends))
     starts = [0]
-    while (start := _find_next_pass(alike, seen.owner, sizes, starts[-1], ends)) is not None:
+    while (start := _find_next_pass(alike, costs.owner, sizes, starts[-1], ends)) is not None:
         starts.append(start)
     closed = [int(sizes[a:b].sum()) for a, b in pairwise(starts)]
     if len(closed) > 1 and closed[-1] == closed[-2]:
@@ -64,7 +64,7 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
     return Passes(tuple(starts), max(closed, default=None))
 
 
-def _measure_likeness(seen: Likeness) -> Tensor:
+def _measure_similarity(costs: PairCosts) -> Tensor:
     """Return how clearly the example at each of P places also occurs in each of R observations, (P, R).
 
     The entry is a threshold minus the cost of the most similar place in the observation. It is 0 if this difference is negative,
@@ -72,16 +72,16 @@ def _measure_likeness(seen: Likeness) -> Tensor:
     that for an example that occurs in no earlier observation, the lowest cost to an earlier place is below the threshold with a
     probability of about FALSE_MATCH_RATE.
     """
-    count = int(seen.owner[-1]) + 1 if len(seen.owner) else 0
-    nearest = torch.full((len(seen.owner), count), float("inf"))
-    nearest = nearest.scatter_reduce(1, seen.owner.expand(len(seen.owner), -1), seen.cost, "amin")
-    earlier = torch.arange(count)[None] < seen.owner[:, None]
+    count = int(costs.owner[-1]) + 1 if len(costs.owner) else 0
+    nearest = torch.full((len(costs.owner), count), float("inf"))
+    nearest = nearest.scatter_reduce(1, costs.owner.expand(len(costs.owner), -1), costs.cost, "amin")
+    earlier = torch.arange(count)[None] < costs.owner[:, None]
     nearest = nearest.where(earlier, float("inf"))
-    candidates = (seen.cost.isfinite() & (seen.owner[None] < seen.owner[:, None])).sum(dim=1).clamp(min=1)
-    if not len(seen.usual):
+    candidates = (costs.cost.isfinite() & (costs.owner[None] < costs.owner[:, None])).sum(dim=1).clamp(min=1)
+    if not len(costs.different):
         return torch.zeros_like(nearest)
-    at = (FALSE_MATCH_RATE / candidates * len(seen.usual)).long().clamp(max=len(seen.usual) - 1)
-    return (seen.usual[at][:, None] - nearest).clamp(min=0)
+    at = (FALSE_MATCH_RATE / candidates * len(costs.different)).long().clamp(max=len(costs.different) - 1)
+    return (costs.different[at][:, None] - nearest).clamp(min=0)
 
 
 def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
@@ -104,8 +104,8 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
     if start + 1 >= count:
         return None
     position = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    since = alike.flip(1).cummax(dim=1).values.flip(1)  # since[t, i]: largest likeness to observation i or a later one
-    before = alike[:, start:].cummax(dim=1).values  # before[t, i]: largest likeness to observations start to start + i
+    since = alike.flip(1).cummax(dim=1).values.flip(1)  # since[t, i]: largest similarity to observation i or a later one
+    before = alike[:, start:].cummax(dim=1).values  # before[t, i]: largest similarity to observations start to start + i
     usual = alike[alike > 0].mean().nan_to_num() if bool((alike > 0).any()) else torch.zeros(())
     scores, holds, is_clear = torch.full((count,), -1.0), *torch.zeros(2, count, dtype=torch.bool)
     for i in range(start + 1, count):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.linking.epochs import FALSE_MATCH_RATE, Passes, find_passes
-from attacker.attacks.linking.likeness import Likeness, RoundDescription, measure_likeness
 from attacker.attacks.linking.matching import IMPOSSIBLE_COST, Filter, compute_certainty, match_greedily, match_optimally
+from attacker.attacks.linking.pair_costs import PairCosts, RoundDescription, compute_pair_costs
 
 Matching = Literal["assignment", "greedy"]
 
@@ -101,16 +101,16 @@ def link(
     least:        pairs with smaller certainty are not linked; 0 links all matched pairs.
     whole_passes: whether every round is a pass, because training is prescribed in epochs.
     No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.
-    Raises ValueError without rounds, for an unknown `matching`, and as `measure_likeness` does.
+    Raises ValueError without rounds, for an unknown `matching`, and as `compute_pair_costs` does.
     """
     if not rounds:
         raise ValueError("linking needs at least one observation, got none")
     if matching not in ("assignment", "greedy"):
         raise ValueError(f"matching must be 'assignment' or 'greedy', got {matching!r}")
-    seen = measure_likeness(rounds, rule=rule)
+    costs = compute_pair_costs(rounds, rule=rule)
     ends = [len(one.labels) % batch_size != 0 for one in rounds]
-    found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(seen, ends)
-    example, sure, doubtful = _number_examples(seen, found, len(rounds), matching, least)
+    found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(costs, ends)
+    example, sure, doubtful = _number_examples(costs, found, len(rounds), matching, least)
     numbers, example = torch.unique(example, return_inverse=True)
     confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
     places = tuple(example.split([len(one.labels) for one in rounds]))
@@ -119,7 +119,7 @@ def link(
     return Links(places, confidence.float(), labels, epochs, write_notes(rounds, found, batch_size, places, doubtful))
 
 
-def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
+def _number_examples(costs: PairCosts, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
     """Return the number (P,) of the example at each of P places, the certainty (P,) of its link, and a count of doubtful pairs.
 
     A place is a position in an observation. The certainty is 1 for places without a link to an earlier one. Doubtful pairs were
@@ -128,17 +128,20 @@ def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matchi
     twice, so that only places of different passes are linked. count: number of observations.
     matching: "greedy" links a pass only to the previous one, "assignment" to all earlier ones.
     """
-    example = torch.arange(len(seen.owner))
-    sure = torch.ones(len(seen.owner), dtype=torch.float64)
-    usual, doubtful = float(seen.usual[int(FALSE_MATCH_RATE * len(seen.usual))]) if len(seen.usual) else IMPOSSIBLE_COST, 0
+    example = torch.arange(len(costs.owner))
+    sure = torch.ones(len(costs.owner), dtype=torch.float64)
+    usual, doubtful = (
+        float(costs.different[int(FALSE_MATCH_RATE * len(costs.different))]) if len(costs.different) else IMPOSSIBLE_COST,
+        0,
+    )
     bounds = [*found.starts, count]
     for number, (start, stop) in enumerate(pairwise(bounds)):
         if not number:
             continue
-        here = ((seen.owner >= start) & (seen.owner < stop)).nonzero().flatten()
+        here = ((costs.owner >= start) & (costs.owner < stop)).nonzero().flatten()
         first = bounds[number - 1] if matching == "greedy" else 0
-        earlier = ((seen.owner >= first) & (seen.owner < start)).nonzero().flatten()
-        cost, known = _reduce_to_examples(seen.cost[here][:, earlier], example[earlier])
+        earlier = ((costs.owner >= first) & (costs.owner < start)).nonzero().flatten()
+        cost, known = _reduce_to_examples(costs.cost[here][:, earlier], example[earlier])
         pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
         how_sure = compute_certainty(cost, pairs, usual)
         for (row, column), certain in zip(pairs, how_sure.tolist(), strict=True):

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, list_oracles, seed_generator
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.confidence import (
     ConfidenceEstimates,
     SearchAnswer,
@@ -23,6 +23,7 @@ from attacker.attacks.matching.decoders import pixels
 from attacker.attacks.matching.loss.problems import ProblemRow
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.saved_state import BestResult
+from attacker.attacks.needs import list_oracles
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.linking import Links, build_unlinked, repeat_links

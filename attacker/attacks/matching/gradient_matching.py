@@ -20,7 +20,8 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Effort, IntermediateResult, Look, Memory, Progress, seed_generator
+from attacker.attacks.base import Effort, IntermediateResult, Look, Memory, Progress
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.answers import build_answer, list_case_slots
 from attacker.attacks.matching.case_batch import CaseBatch

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from attacker.attacks.base import Need
 from attacker.attacks.labels.rules import LabelRule, infer_labels
 from attacker.attacks.learned.enhancer import Enhancer
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.simulation import Simulation
-from attacker.attacks.matching.warm_starts import First, HeldExamples
+from attacker.attacks.matching.warm_starts import HeldExamples, WarmStartRule
+from attacker.attacks.needs import Need
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
@@ -110,7 +110,7 @@ class MatchingSettings:
     prior: Prior = field(default_factory=Prior)
     labels: Labels = field(default_factory=Labels)
     search: Search = field(default_factory=Search)
-    warm_start: First | None = None
+    warm_start: WarmStartRule | None = None
     held: Mapping[str, HeldExamples] = field(default_factory=dict)
     enhancer: Enhancer | None = None
     sees_gradient: bool = True

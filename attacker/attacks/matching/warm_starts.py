@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 
 
 class WarmStart(NamedTuple):
@@ -32,7 +32,7 @@ class HeldExamples(NamedTuple):
     mask: Tensor
 
 
-First = Callable[[Sequence[Case], Generator], Sequence[WarmStart | None]]
+WarmStartRule = Callable[[Sequence[Case], Generator], Sequence[WarmStart | None]]
 """Maps the cases and a random generator to a warm start for each case, or None."""
 
 

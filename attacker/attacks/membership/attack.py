@@ -8,13 +8,16 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
+from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.arguments import FilePath
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.base import Memory, Progress
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.membership.confidence import estimate_membership
 from attacker.attacks.membership.pool import Pool, read_pool
 from attacker.attacks.membership.regression import Coefficients, Regression, combine, join_blocks
 from attacker.attacks.membership.residuals import fit_residuals, keeps_values
 from attacker.attacks.membership.values import compute_gradients, flatten, group_by_model, group_by_values
+from attacker.attacks.needs import Need
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.masked_vectors import SUM_CLIENT

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.func import vmap
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 from attacker.attacks.membership.pool import Pool
 from attacker.attacks.membership.regression import Coefficients, Regression
 from attacker.attacks.membership.values import Chosen, choose_values, compute_gradients, flatten

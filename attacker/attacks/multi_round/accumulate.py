@@ -6,7 +6,6 @@ The search simulates the state that the client's defense keeps between rounds, s
 from typing import Annotated, Literal, get_args
 
 from attacker.attacks.arguments import OneOf
-from attacker.attacks.base import Need
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import get_start, normal_after_normalisation
@@ -16,6 +15,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.settings import Search
 from attacker.attacks.multi_round.agic import Agic, ComparedBy, agic
+from attacker.attacks.needs import Need
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 

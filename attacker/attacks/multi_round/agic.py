@@ -9,7 +9,8 @@ import torch
 from torch import Generator
 
 from attacker.attacks.arguments import OneOf
-from attacker.attacks.base import Case, Effort, Memory, Need, Progress, estimate_effort, seed_generator
+from attacker.attacks.base import Effort, Memory, Progress, estimate_effort
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.linking import Links, RoundDescription, build_unlinked, describe_gaps, link
@@ -38,6 +39,7 @@ from attacker.attacks.multi_round.reduced_search import (
 from attacker.attacks.multi_round.refinement import refine
 from attacker.attacks.multi_round.same_examples import link_same, read_shared_labels
 from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_null
+from attacker.attacks.needs import Need
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam

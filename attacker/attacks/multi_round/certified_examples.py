@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Progress
+from attacker.attacks.base import Progress
+from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.reconstruction import Reconstruction, Slot
 

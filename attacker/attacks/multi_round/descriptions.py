@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Progress
+from attacker.attacks.base import Memory, Progress
+from attacker.attacks.cases import Case
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.base import Case, Memory
+from attacker.attacks.base import Memory
+from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.attack import MAX_NOISE_RATIO
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from attacker.attacks.base import Case, Progress
+from attacker.attacks.base import Progress
+from attacker.attacks.cases import Case
 from attacker.attacks.confidence.eight_bit import is_eight_bit
-from attacker.attacks.confidence.evidence import CERTIFIED_CONFIDENCE
+from attacker.attacks.confidence.estimates import CERTIFIED_CONFIDENCE
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.matching.rounds_in_order import MAX_STACKED_WEIGHTS
 from attacker.attacks.optimisers.gauss_newton import (

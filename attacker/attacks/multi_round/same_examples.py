@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, seed_generator
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import LabelRule

@@ -10,7 +10,9 @@ from time import perf_counter
 import torch
 from torch import Generator
 
-from attacker.attacks.base import Case, Progress, build_reconstruction, find_unmet
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.base import Progress, find_unmet
+from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.multi_round.certified_examples import DIRECT_ROUTES
 from attacker.attacks.multi_round.disaggregation import disaggregate

@@ -5,7 +5,7 @@ Links state which batch positions of different rounds hold the same example. A n
 
 import torch
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 from attacker.attacks.multi_round.same_examples import link_same
 from attacker.attacks.nulls import link_by_sizes
 from fedsim.recording.observation import Observation

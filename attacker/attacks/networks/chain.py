@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional
 
 from attacker.attacks.networks.activations import IDENTITY, Activation
+from attacker.attacks.networks.layers import Layer, read_convolution
 from attacker.attacks.networks.traced import (
     Linear,
     NotAChain,
@@ -31,50 +31,11 @@ from attacker.attacks.networks.traced import (
 JOINING_OPERATIONS = ("add", "add_", "iadd", "cat", "concat")
 """Operations that join several paths. They are looked for first, so that the error for a residual network names them."""
 
-Sides = tuple[int, int]
-
 BATCH_SIZE = 1_000_003
 """Batch size for shape inference: a prime that equals no other size in a network, so that the batch axis is recognised."""
 
 OTHER_BATCH_SIZES = (1, 2)
 """Further batch sizes for which a network is read if its code used a size as a number; all must give the same chain."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """One layer with weights. Shapes are those of one example, without batch axis.
-
-    name:         of the module, "" if it is the model itself. weight, bias: parameter names; bias is None if there is none.
-    inputs:       shape of the layer's input, the output of the layer before.
-    product_inputs: shape of the input of the product, after the maps `before` were applied.
-    product_outputs: shape of the output of the product. outputs: shape after the maps `after` were applied.
-    shape:        of the weight.
-    kernel, stride, padding, dilation: of a convolution, (vertical, horizontal); kernel is None for a matrix product.
-    before, after: linear maps without weights, applied before and after the product.
-    activation:   applied last.
-    """
-
-    name: str
-    weight: str
-    bias: str | None
-    inputs: tuple[int, ...]
-    product_inputs: tuple[int, ...]
-    product_outputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    shape: tuple[int, ...]
-    kernel: Sides | None = None
-    stride: Sides = (1, 1)
-    padding: Sides = (0, 0)
-    dilation: Sides = (1, 1)
-    before: tuple[Linear, ...] = ()
-    after: tuple[Linear, ...] = ()
-    activation: Activation = IDENTITY
-
-    def apply_weight(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the convolution or matrix product of inputs x (N, *self.product_inputs) with the weight, without the bias."""
-        if self.kernel is None:
-            return functional.linear(x, weight)
-        return functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
 
 
 @dataclass(frozen=True)
@@ -130,7 +91,15 @@ def _explain_join(node: fx.Node) -> str:
 
 
 class _ChainBuilder:
-    """The builder of a chain, which is passed the nodes of a traced network in order, also while it is being traced."""
+    """The builder of a chain, which is passed the nodes of a traced network in order, also while it is being traced.
+
+    last:    node of the path from the inputs that was taken last. shape: shape of its value, without batch axis.
+    inputs:  shape of the input of the next layer. layers: found so far.
+    pending: linear maps before the next layer. open: whether the last layer has no activation yet.
+    shapes:  shapes of the values of nodes, with batch axis. sizes: values of nodes that read sizes.
+    constants: for each node computed from tensors of the model alone, the name of such a tensor.
+    taken:   number of nodes that were taken. assumed: whether the code used a size as a number.
+    """
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...], batch: int, one_dtype: bool) -> None:
         self.modules, self.parameters = dict[str, nn.Module](), dict(model.named_parameters())
@@ -251,7 +220,7 @@ class _ChainBuilder:
 
     def _add_weighted(self, name: str, module: nn.Conv2d | nn.Linear) -> None:
         prefix, shown = f"{name}." if name else "", name or "the model"
-        convolution: dict[str, Any] = _read_convolution(shown, module) if isinstance(module, nn.Conv2d) else {}
+        convolution: dict[str, Any] = read_convolution(shown, module) if isinstance(module, nn.Conv2d) else {}
         if isinstance(module, nn.Linear) and len(self.shape) != 1:
             raise NotAChain(f"{shown} takes inputs of shape {self.shape}, and linear layers are inverted only for vectors")
         if any(layer.weight == f"{prefix}weight" for layer in self.layers):
@@ -381,30 +350,3 @@ def _is_size(node: fx.Node) -> bool:
     return node.target is len or (
         getattr(node.target, "__module__", None) in ("_operator", "math") and bool(inputs) and all(map(_is_size, inputs))
     )
-
-
-def _read_convolution(name: str, module: nn.Conv2d) -> dict[str, Sides]:
-    if module.groups != 1:
-        raise NotAChain(f"{name} is a convolution with {module.groups} groups, and only convolutions with 1 group are inverted")
-    if module.padding_mode != "zeros":
-        raise NotAChain(f"{name} has padding_mode {module.padding_mode!r}, and only 'zeros' is supported")
-    if isinstance(module.padding, str):
-        whole = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        if module.padding == "same" and any(side % 2 for side in whole):
-            raise NotAChain(
-                f"{name} pads more on one side than on the other, because its kernel has an even size, and only equal padding "
-                "is supported"
-            )
-        padding = (0, 0) if module.padding == "valid" else (whole[0] // 2, whole[1] // 2)
-    else:
-        padding = _to_pair(module.padding)
-    return {
-        "kernel": _to_pair(module.kernel_size),
-        "stride": _to_pair(module.stride),
-        "padding": padding,
-        "dilation": _to_pair(module.dilation),
-    }
-
-
-def _to_pair(sides: tuple[int, ...]) -> Sides:
-    return int(sides[0]), int(sides[1])

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Annotated
 
 from attacker.attacks.arguments import OneOf
-from attacker.attacks.base import Need
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.cocktail.attack import CocktailParty
 from attacker.attacks.closed_form.hybrid import Hybrid, get_criterion
@@ -15,6 +14,7 @@ from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.multi_round.agic import agic_of_one_round
+from attacker.attacks.needs import Need
 from attacker.attacks.papers.matching import cpl, dlg, inverting_gradients
 
 SINGLE_EXAMPLE_NEEDS = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE})

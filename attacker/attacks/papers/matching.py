@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Annotated
 
 from attacker.attacks.arguments import FilePath, OneOf
-from attacker.attacks.base import Need
 from attacker.attacks.closed_form.warm_start import add_closed_form_start, add_feature_start
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.labels.rules import infer_from_rows, infer_labels
@@ -19,6 +18,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
+from attacker.attacks.needs import Need
 from attacker.attacks.optimisers.descent import EARLY_LIMITS, GIVE_UP_SHARE, PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam, Optimiser
 from attacker.attacks.optimisers.gradient_penalty import GradientPenalty

@@ -19,15 +19,15 @@ MIN_POOL_SECONDS = 20.0
 """Seconds of work from which on workers are started, each of which takes some seconds to import PyTorch."""
 
 
-def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Generator[tuple[int, TaskOutcome]]:
+def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, on_progress: OnProgress) -> Generator[tuple[int, TaskOutcome]]:
     """Run tasks on at most `count` worker processes, and yield each task's index in `tasks` and its outcome when it finishes.
 
-    told: callback that receives the progress of each task.
+    on_progress: callback that receives the progress of each task.
     After Ctrl-C, the workers have `INTERRUPT_SECONDS` to write their best results so far. If Ctrl-C came while this generator
     waited for a worker, the outcomes of tasks that end in this time are yielded, and then KeyboardInterrupt is raised. If Ctrl-C
     came while the caller handled an outcome, no more outcomes are yielded.
     """
-    pool = _Pool(job, tasks, min(count, len(tasks)), told)
+    pool = _Pool(job, tasks, min(count, len(tasks)), on_progress)
     try:
         yield from pool.iterate_outcomes()
     except KeyboardInterrupt:
@@ -54,8 +54,8 @@ class _Worker(WorkerProcess[dict[str, Any]]):
 
 
 class _Pool:
-    def __init__(self, job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> None:
-        self.job, self.tasks, self.told = job, tasks, told
+    def __init__(self, job: ReplayJob, tasks: Sequence[Task], count: int, on_progress: OnProgress) -> None:
+        self.job, self.tasks, self.on_progress = job, tasks, on_progress
         self.waiting = deque(range(len(tasks)))
         self.died: dict[int, list[str]] = {}
         self.heard: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
@@ -72,7 +72,7 @@ class _Pool:
                 yield self._finish_task(worker, message)
             elif "progress" in message and worker.at is not None:
                 done, most, words = message["progress"]
-                self.told(worker.at, compute_share(done, most), format_progress(done, most, words))
+                self.on_progress(worker.at, compute_share(done, most), format_progress(done, most, words))
 
     def _assign_tasks(self) -> None:
         """Give waiting tasks to idle workers, and start workers up to `count`, also in place of workers that died."""
@@ -107,7 +107,7 @@ class _Pool:
         died.append(reason)
         if len(died) <= MAX_RETRIES:
             self.waiting.appendleft(number)
-            self.told(number, 0.0, f"a worker died: {reason}; its task is repeated")
+            self.on_progress(number, 0.0, f"a worker died: {reason}; its task is repeated")
             return
         words = f"its worker died {len(died)} times, the last time because: {reason}"
         yield number, write_failures(self.job, self.tasks[number], words)

@@ -198,17 +198,17 @@ def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None
     fingerprint: fingerprint of the caller's recording, to recognise the same recording on this machine.
     parcel:      the files of the recording that the task needs, a dict from name to content; None for a first try without them.
     """
-    told, mine = ReplayJob.from_json(job), Task.from_json(task)
+    own_job, own_task = ReplayJob.from_json(job), Task.from_json(task)
     if parcel is None:
-        if not _can_see_files(told, fingerprint):
+        if not _can_see_files(own_job, fingerprint):
             return None
-        return asdict(TaskRunner(told).run(mine)), {}
+        return asdict(TaskRunner(own_job).run(own_task)), {}
     with tempfile.TemporaryDirectory(prefix="fedleak-") as temporary:
         recording, folder = Path(temporary) / "recording", make_private(Path(temporary) / "reconstructions")
         for name, content in parcel.items():
             make_private((recording / name).parent)
             (recording / name).write_bytes(content)
-        outcome = TaskRunner(replace(told, recording=str(recording), folder=str(folder))).run(mine)
+        outcome = TaskRunner(replace(own_job, recording=str(recording), folder=str(folder))).run(own_task)
         made = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".json")]
         return asdict(outcome), {path.name: path.read_bytes() for path in made}
 

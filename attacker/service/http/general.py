@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import list_settable
-from attacker.attacks.base import NEEDS_OF_FILES
+from attacker.attacks.needs import NEEDS_OF_FILES
 from attacker.attacks.registry import explain_unusable
 from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import RequestError

@@ -57,7 +57,7 @@ class JobSpec(BaseModel):
     def _check_attack(cls, name: str) -> str:
         from attacker.attacks import ATTACKS
         from attacker.attacks.arguments import list_files
-        from attacker.attacks.base import NEEDS_OF_FILES
+        from attacker.attacks.needs import NEEDS_OF_FILES
         from attacker.attacks.registry import explain_unusable
 
         _ = ATTACKS[name]

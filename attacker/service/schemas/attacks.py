@@ -113,7 +113,7 @@ class KnownAttack(TypedDict):
 
     arguments: dict from an argument's name to its default, for the arguments that a job may set.
     needs: names of conditions that a case must meet, in lower case, such as "single_example" for an update of one example, see
-    `attacker.attacks.base.Need`.
+    `attacker.attacks.needs.Need`.
     """
 
     name: str

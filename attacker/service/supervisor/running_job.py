@@ -26,14 +26,14 @@ class RunningJob:
     """A job that a worker is running.
 
     seconds, megabytes: limits of the job; None for none.
-    asked: why the supervisor interrupted the worker or killed it, "cancelled" after a user's request; None if it did neither.
-    end:   function that writes into the queue how the job ended, or that it waits again; None until this is known.
+    stop_reason: why the supervisor interrupted or killed the worker, "cancelled" after a user's request; None if it did neither.
+    end: function that writes into the queue how the job ended, or that it waits again; None until this is known.
     """
 
     def __init__(self, queue: Queue, claim: Claim, worker: JobWorker, *, seconds: float | None, megabytes: float | None) -> None:
         self.queue, self.claim, self.worker = queue, claim, worker
         self.seconds, self.megabytes = seconds, megabytes
-        self.asked: str | None = None
+        self.stop_reason: str | None = None
         self.end: Callable[[], object] | None = None
         self._began = time.monotonic() if worker.ready else None
         self._before = self._seen = worker.measure_usage()
@@ -58,15 +58,15 @@ class RunningJob:
         """Choose from the outcome that the worker reports how the job ends, and set `end`, which `settle` calls later.
 
         The first rule that applies decides. A job that the worker reports as done is done, even if its interruption was
-        requested. If `end` is set already, it stays. A job that the supervisor interrupted (`asked`) is cancelled or failed. A
-        job that the worker reports as failed is failed. A job that something else interrupted goes back into the queue.
+        requested. If `end` is set already, it stays. A job that the supervisor interrupted (`stop_reason`) is cancelled or
+        failed. A job that the worker reports as failed is failed. A job that something else interrupted goes back into the queue.
         """
         self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
         elif self.end is not None:  # the job has already been returned to the queue
             return
-        elif self.asked is not None:
+        elif self.stop_reason is not None:
             self.end = self._choose_end(result)
         elif answer.state == "failed":
             self.end = partial(self.queue.end_failed, self.claim, answer.error or "", result, cpu=self._cpu)
@@ -76,12 +76,11 @@ class RunningJob:
     def record_death(self, words: str) -> None:
         """Choose how the job ends after its worker died, and set `end`, which `settle` calls later.
 
-        If the supervisor had interrupted or killed the worker (`asked`), the job is cancelled or failed. Otherwise the death is
-        counted (`Queue.end_crashed`): the job is cancelled if its cancellation was requested, else set aside if there were too
-        many deaths, and else it waits again.
-        words: what is known about the reason of the death.
+        If the supervisor had interrupted or killed the worker (`stop_reason`), the job is cancelled or failed. Otherwise the
+        death is counted (`Queue.end_crashed`): the job is cancelled if its cancellation was requested, else set aside if there
+        were too many deaths, and else it waits again. words: what is known about the reason of the death.
         """
-        if self.asked is not None:
+        if self.stop_reason is not None:
             self.end = self._choose_end()
         else:
             log.warning("the worker of job %s died: %s", self.claim.id, words.splitlines()[0])
@@ -92,9 +91,9 @@ class RunningJob:
         self.end = partial(self.queue.release, self.claim, cpu=self._cpu)
 
     def _choose_end(self, result: Result | None = None) -> Callable[[], object]:
-        if self.asked == CANCELLED:
+        if self.stop_reason == CANCELLED:
             return partial(self.queue.end_cancelled, self.claim, result, cpu=self._cpu)
-        return partial(self.queue.end_failed, self.claim, self.asked or "", result, cpu=self._cpu)
+        return partial(self.queue.end_failed, self.claim, self.stop_reason or "", result, cpu=self._cpu)
 
     @property
     def _cpu(self) -> float:
@@ -129,9 +128,9 @@ class RunningJob:
             self._measured, self._seen = now, self.worker.measure_usage()
             if self.megabytes is not None and self._seen.megabytes > self.megabytes:
                 self._kill_too_large(self.megabytes)
-        if self.asked is None and cancelled:
+        if self.stop_reason is None and cancelled:
             self._ask(CANCELLED, now)
-        elif self.asked is None and self.seconds and self._began and now - self._began > self.seconds:
+        elif self.stop_reason is None and self.seconds and self._began and now - self._began > self.seconds:
             self._ask(f"it ran longer than {self.seconds:.0f} seconds; its best result so far is kept", now)
         if now > self._until:
             self.worker.kill()
@@ -142,19 +141,19 @@ class RunningJob:
         If the worker has run other jobs before, their leftovers may be the reason; the job is then repeated in a new worker
         instead. A job that was already interrupted keeps the reason of that interruption.
         """
-        if self.asked is None:
-            self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"
+        if self.stop_reason is None:
+            self.stop_reason = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"
             if self.worker.tasks > 1:
                 log.info(
                     ("job %s is repeated in a new worker, because the old one also holds memory of earlier jobs: %s"),
                     self.claim.id,
-                    self.asked,
+                    self.stop_reason,
                 )
                 self.record_release()
         self.worker.kill()
 
     def _ask(self, reason: str, now: float) -> None:
-        self.asked, self._until = reason, now + SAVE_SECONDS
+        self.stop_reason, self._until = reason, now + SAVE_SECONDS
         if self.worker.ready:
             self.worker.interrupt()
         else:

@@ -193,7 +193,7 @@ class Supervisor:
         preview = make_preview_path(self.settings.state_folder, claim.id)
         for path in (preview, preview.with_suffix(PARTIAL_SUFFIX), self._lock(claim)):
             path.unlink(missing_ok=True)
-        if running.asked is None:
+        if running.stop_reason is None:
             self._idle.keep(worker)
         else:  # the worker may still receive a signal that was sent for this job
             worker.end()

@@ -34,31 +34,31 @@ LOCAL_STEP_SETTINGS: dict[str, ResultRow] = {
 }
 
 
-def measure_beyond(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_beyond(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the three options as additions to the attack `cpl`, on CPL's LeNet.
 
     Returns the rows, and the gains of `surrogate` and `robust` in dB.
     """
-    local, gain = _measure_local_epochs(asked)
-    wrong, mended = _measure_wrong_link(asked)
+    local, gain = _measure_local_epochs(options)
+    wrong, mended = _measure_wrong_link(options)
     return [*local, *wrong], gain | mended
 
 
-def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def _measure_local_epochs(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack clients with several local epochs on one image, or on two images in a new order in each epoch.
 
     Each client is attacked with each of `LOCAL_STEP_SETTINGS`. Returns the rows, and the gain of `surrogate` in dB for the first
     combination of images per client, epochs and learning rate.
     """
-    steps, rows = (2 if asked.quick else 300), []
-    for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
-        count = 1 if asked.quick else 4
-        found = load_images(asked, "cifar10", passing * count)
-        cases = _make_trained_cases(found, passing, epochs, rate, asked.seed)
-        for way, options in LOCAL_STEP_SETTINGS.items():
-            attack = cpl(tv=TV_WEIGHT, steps=steps).copy_with(**options)
+    steps, rows = (2 if options.quick else 300), []
+    for passing, epochs, rate in [(1, 2, 0.003)] if options.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
+        count = 1 if options.quick else 4
+        found = load_images(options, "cifar10", passing * count)
+        cases = _make_trained_cases(found, passing, epochs, rate, options.seed)
+        for way, settings in LOCAL_STEP_SETTINGS.items():
+            attack = cpl(tv=TV_WEIGHT, steps=steps).copy_with(**settings)
             said = {"examples": passing, "local epochs": epochs, "learning rate": rate, "by": way}
-            rows.append(said | _make_row(attack, cases, found, passing, asked))
+            rows.append(said | _make_row(attack, cases, found, passing, options))
     return rows, {"surrogate_gain_db": rows[1]["psnr"] - rows[0]["psnr"]}
 
 
@@ -78,34 +78,34 @@ def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, s
     return cases
 
 
-def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def _measure_wrong_link(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack rounds as rounds with the same image, with several values of `robust`; return rows and a gain in dB.
 
     There are two rounds that have the same image, or three of which the second has another image. The gain is the PSNR
     with robust=0.001 minus the PSNR with robust=0, for three rounds.
     """
-    count, steps = (1, 2) if asked.quick else (4, 300)
-    pool = load_images(asked, "cifar10", count + 1)
-    federation, rounds = ResNetFederation(asked, pool.data, name="lenet_cpl"), []
+    count, steps = (1, 2) if options.quick else (4, 300)
+    pool = load_images(options, "cifar10", count + 1)
+    federation, rounds = ResNetFederation(options, pool.data, name="lenet_cpl"), []
     for number, shift in ((1, 0), (2, 1), (3, 0)):
         rounds.append([federation.observe_client(pool, [i + shift], round=number) for i in range(count)])
-        federation.train(asked, 2 if asked.quick else 30, pool)
+        federation.train(options, 2 if options.quick else 30, pool)
     found, rows = pool.take_first(count), []
     for said, chosen in (("two rounds, right", (0, 2)), ("three rounds, one wrong", (0, 1, 2))):
         links = Links((torch.tensor([0]),) * len(chosen), torch.ones(1), epochs=tuple(range(1, len(chosen) + 1)))
         cases = [Case(tuple(rounds[r][i] for r in chosen), links=links) for i in range(count)]
         for robust in (0.0, 0.1, 0.001):
             attack = cpl(steps=steps).copy_with(later=1.0, robust=robust)
-            rows.append({"examples": 1, "links": said, "robust": robust} | _make_row(attack, cases, found, 1, asked))
+            rows.append({"examples": 1, "links": said, "robust": robust} | _make_row(attack, cases, found, 1, options))
     return rows, {"robust_gain_db": rows[5]["psnr"] - rows[3]["psnr"]}
 
 
-def _make_row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> ResultRow:
+def _make_row(attack: Any, cases: Sequence[Case], found: Images, passing: int, options: Options) -> ResultRow:
     """Attack the cases; return mean PSNR, PSNR of each image, share of recovered images, and CPU-seconds per image.
 
     passing: number of images in each case. found: the original images of all cases.
     """
-    answers, seconds = run_attack(attack, cases, asked)
+    answers, seconds = run_attack(attack, cases, options)
     guesses = torch.cat([match_examples(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
     values = psnr(guesses, found.x).tolist()
     each = " ".join(f"{value:.1f}" for value in values)

@@ -9,9 +9,9 @@ from support.splits import Images, load_images
 
 from attacker.attacks import Case
 from attacker.attacks.linking import RoundDescription
-from attacker.attacks.linking.likeness import measure_likeness
 from attacker.attacks.linking.links import Matching
 from attacker.attacks.linking.matching import Filter, match_greedily, match_optimally
+from attacker.attacks.linking.pair_costs import compute_pair_costs
 from attacker.attacks.multi_round.agic import ComparedBy, agic
 from attacker.attacks.multi_round.descriptions import Describer
 
@@ -22,29 +22,29 @@ The paper uses 1,000 CIFAR-100 images, 2,000 iterations each.
 """
 
 
-def measure_linking(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_linking(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Link the examples of two shuffled epochs of one client by several methods; return the shares of right links.
 
     The learning rate is 1e-4. After each round, which is one step on one batch, the client's update is added to the global
     weights.
     """
-    large = asked.device != "cpu"
+    large = options.device != "cpu"
     rows: list[ResultRow] = []
     summary: ResultRow = {}
     for batch in (1, 4):
         count, few, pre_steps = (
-            (batch, batch, 1) if asked.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 30)
+            (batch, batch, 1) if options.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 30)
         )
-        found = load_images(asked, "cifar100", count)
-        by_features, seconds = _describe_rounds(asked, found, batch, "features", 1)
+        found = load_images(options, "cifar100", count)
+        by_features, seconds = _describe_rounds(options, found, batch, "features", 1)
         for matching in ("assignment", "greedy"):
-            rate = _measure_rate(found, by_features, _draw_order(asked, count, batch), matching, "own")
+            rate = _measure_rate(found, by_features, _draw_order(options, count, batch), matching, "own")
             rows.append(_make_row(found, batch, f"features, {matching}", rate, seconds))
         summary |= {f"matching_b{batch}": rows[-2]["matched"]}
-        found = load_images(asked, "cifar100", few)
-        by_images, seconds = _describe_rounds(asked, found, batch, "images", pre_steps)
+        found = load_images(options, "cifar100", few)
+        by_images, seconds = _describe_rounds(options, found, batch, "images", pre_steps)
         for matching, rule in (("greedy", "lists"), ("assignment", "own")):
-            rate = _measure_rate(found, by_images, _draw_order(asked, few, batch), matching, rule)
+            rate = _measure_rate(found, by_images, _draw_order(options, few, batch), matching, rule)
             said = "greedy as published" if matching == "greedy" else "assignment, own labels"
             rows.append(_make_row(found, batch, f"images of {pre_steps} iterations, {said}", rate, seconds))
         summary |= {f"matching_b{batch}_greedy": rows[-2]["matched"]}
@@ -54,27 +54,27 @@ def measure_linking(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     return rows, summary
 
 
-def _draw_order(asked: Options, count: int, batch: int) -> list[list[int]]:
+def _draw_order(options: Options, count: int, batch: int) -> list[list[int]]:
     """Return the image indices of each batch of two shuffled epochs, in order."""
-    rng = torch.Generator().manual_seed(asked.seed + 2)
+    rng = torch.Generator().manual_seed(options.seed + 2)
     return [rows.tolist() for _ in range(2) for rows in torch.randperm(count, generator=rng).split(batch)]
 
 
 def _describe_rounds(
-    asked: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int
+    options: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int
 ) -> tuple[list[RoundDescription], float]:
     """Return what the attack links rounds by: one description for each round; and CPU-seconds per round.
 
     batch: number of images per round. compare: what rounds are compared by: "features" (inputs of the last layer) or
     reconstructed "images". pre_steps: iterations of the search that reconstructs these images.
     """
-    describer = Describer(agic().matching, compare, pre_steps, asked.device)
-    federation = ResNetFederation(asked, found.data)
+    describer = Describer(agic().matching, compare, pre_steps, options.device)
+    federation = ResNetFederation(options, found.data)
     described, spent = [], 0.0
-    for number, rows in enumerate(_draw_order(asked, len(found), batch), start=1):
+    for number, rows in enumerate(_draw_order(options, len(found), batch), start=1):
         observation = federation.observe_client(found, rows, round=number)
         with measure_cpu() as clock:
-            described += describer(Case((observation,)), torch.Generator().manual_seed(asked.seed), None, None)
+            described += describer(Case((observation,)), torch.Generator().manual_seed(options.seed), None, None)
         spent += clock.seconds
         federation.weights = {name: w + observation.update[name] for name, w in federation.weights.items()}
     return described, spent / len(described)
@@ -88,9 +88,9 @@ def _measure_rate(
     The attack is told which rounds belong to which epoch, as in the paper. order: indices of the images of each round. The
     attack's examples of a round, in the order of inferred labels, are taken for the round's images, in the order of true labels;
     an example with a wrong inferred label counts as a wrong pair. rule: which pairs of examples may be linked, by their inferred
-    labels; see `measure_likeness`.
+    labels; see `compute_pair_costs`.
     """
-    cost = measure_likeness(described, rule=rule).cost[len(found) :, : len(found)]
+    cost = compute_pair_costs(described, rule=rule).cost[len(found) :, : len(found)]
     pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
     held = [i for rows in order for i in sorted(rows, key=lambda i: int(found.y[i]))]
     read = [label for one in described for label in one.labels.tolist()]

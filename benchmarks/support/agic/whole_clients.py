@@ -29,33 +29,33 @@ MIN_PSNR = 20.0
 """PSNR below which a certain image counts as wrong."""
 
 
-def measure_clients(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_clients(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack two clients with 12 images each over two epochs; return the rows, and the speed-up by closed forms.
 
     A batch has 1 image in both epochs (24 rounds), or 1 in the first and 4 in the second (15 rounds). The attacks are AGIC with
     closed forms before its search, AGIC's null (its best guess without the updates), and for 24 rounds also AGIC's search alone.
     The speed-up is the CPU time of the search alone divided by that with closed forms first, for 24 rounds.
     """
-    images = load_images(asked, "cifar10", CLIENTS * EXAMPLES)
+    images = load_images(options, "cifar10", CLIENTS * EXAMPLES)
     rows, seconds = [], {}
     for name, sizes in {"1 and 1": (1, 1), "1 and 4": (1, 4)}.items():
         for by in ("closed forms first", "search alone", "null"):
             if by == "search alone" and name != "1 and 1":
                 continue
-            row = _attack_clients(asked, images, sizes, by)
+            row = _attack_clients(options, images, sizes, by)
             rows.append({"batch": name, "by": by, **row})
             seconds[name, by] = row["cpu_seconds"]
     return rows, {"speed_up": seconds["1 and 1", "search alone"] / seconds["1 and 1", "closed forms first"]}
 
 
-def _attack_clients(asked: Options, images: Images, sizes: Sequence[int], by: str) -> ResultRow:
+def _attack_clients(options: Options, images: Images, sizes: Sequence[int], by: str) -> ResultRow:
     each, found, seconds, wrong = list[float](), list[Reconstruction](), 0.0, 0
     for number in range(CLIENTS):
         own = images.of(range(EXAMPLES * number, EXAMPLES * (number + 1)))
-        case = _record(make_network(own, asked.seed), own, sizes, f"client-{number}", seed=number)
-        attack = _build_attack(asked, case, closed_forms=by == "closed forms first")
+        case = _record(make_network(own, options.seed), own, sizes, f"client-{number}", seed=number)
+        attack = _build_attack(options, case, closed_forms=by == "closed forms first")
         with measure_cpu() as clock:
-            (one,) = (attack.null() if by == "null" else attack)([case], rng=Generator().manual_seed(asked.seed))
+            (one,) = (attack.null() if by == "null" else attack)([case], rng=Generator().manual_seed(options.seed))
         guesses = keep_first(one, len(own))
         x = guesses.x.nan_to_num().clamp(0, 1)
         chosen = assign_reconstructions(x, own.x)
@@ -77,11 +77,11 @@ def _attack_clients(asked: Options, images: Images, sizes: Sequence[int], by: st
     }
 
 
-def _build_attack(asked: Options, case: Case, *, closed_forms: bool) -> Agic:
+def _build_attack(options: Options, case: Case, *, closed_forms: bool) -> Agic:
     first = case.observations[0]
     arguments = get_arguments("agic", "tuned", first.model, first.data)
-    arguments = arguments | {"closed_forms": closed_forms} | ({"steps": 2} if asked.quick else {})
-    attack = AttackSpec(name="agic", arguments=arguments).build(device=asked.device)
+    arguments = arguments | {"closed_forms": closed_forms} | ({"steps": 2} if options.quick else {})
+    attack = AttackSpec(name="agic", arguments=arguments).build(device=options.device)
     assert isinstance(attack, Agic)
     return attack
 

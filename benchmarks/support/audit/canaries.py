@@ -31,25 +31,25 @@ FEDERATIONS = (1.0, 2.0, 4.0)
 """Noise multipliers of `dp_sgd` in federations on digits."""
 
 
-def measure_canaries(asked: Options, folder: Path) -> list[ResultRow]:
+def measure_canaries(options: Options, folder: Path) -> list[ResultRow]:
     """Return one row for each of `MECHANISMS` and number of canaries, and one for each of `FEDERATIONS`; with --quick fewer.
 
     folder: where the runs of the federations are written.
     """
     rows = [
-        _measure_mechanism(asked, multiplier, rounds, canaries)
-        for multiplier, rounds in MECHANISMS[:: 3 if asked.quick else 1]
+        _measure_mechanism(options, multiplier, rounds, canaries)
+        for multiplier, rounds in MECHANISMS[:: 3 if options.quick else 1]
         for canaries in NUM_CANARIES
     ]
-    return rows + [_measure_federation(asked, noise, folder) for noise in FEDERATIONS[: 1 if asked.quick else None]]
+    return rows + [_measure_federation(options, noise, folder) for noise in FEDERATIONS[: 1 if options.quick else None]]
 
 
-def _measure_mechanism(asked: Options, multiplier: float, rounds: int, canaries: int) -> ResultRow:
+def _measure_mechanism(options: Options, multiplier: float, rounds: int, canaries: int) -> ResultRow:
     accounted = compute_epsilon(Noise(multiplier), delta=DELTA, times=rounds)
     guesses = choose_guesses(canaries, epsilon=accounted, delta=DELTA)
     independent, general = [], []
-    for seed in range(20 if asked.quick else REPETITIONS):
-        rng = np.random.default_rng((asked.seed, seed))
+    for seed in range(20 if options.quick else REPETITIONS):
+        rng = np.random.default_rng((options.seed, seed))
         coins = rng.integers(0, 2, canaries) * 2 - 1
         seen = sum(coins + multiplier * rng.standard_normal(canaries) for _ in range(rounds))
         right = np.sign(seen) == coins
@@ -69,7 +69,7 @@ def _measure_mechanism(asked: Options, multiplier: float, rounds: int, canaries:
     }
 
 
-def _measure_federation(asked: Options, noise: float, folder: Path) -> ResultRow:
+def _measure_federation(options: Options, noise: float, folder: Path) -> ResultRow:
     settings: dict[str, Any] = {
         "rounds": 4,
         "model": {"name": "mlp", "hidden": [64]},
@@ -78,7 +78,7 @@ def _measure_federation(asked: Options, noise: float, folder: Path) -> ResultRow
         "training": {"learning_rate": 0.1, "batch_size": 1000, "epochs": 1},
         "privacy": {"delta": DELTA},
         "gradient": f"dp_sgd(max_norm=0.5, noise={noise})",
-        "seed": asked.seed,
+        "seed": options.seed,
     }
     run = folder / f"canaries-{noise:g}"
     engines.run(FederationRun(experiment=validate(settings, source="canaries"), out=run, client_seed=1), engine="local")

@@ -78,20 +78,22 @@ def build_smooth_prior() -> SmoothPrior:
     return SmoothPrior(prior=prior, draw=draw, belief=build_belief)
 
 
-def measure_efficiency(asked: Options) -> list[ResultRow]:
+def measure_efficiency(options: Options) -> list[ResultRow]:
     """Return one row for each defense: bound, mean squared error of each attack, and ratio of the smallest error to the bound."""
-    count, drawn = 6 if asked.quick else IMAGES, build_smooth_prior()
-    rng = torch.Generator().manual_seed(asked.seed)
+    count, drawn = 6 if options.quick else IMAGES, build_smooth_prior()
+    rng = torch.Generator().manual_seed(options.seed)
     x, y = drawn.draw(count, rng), torch.randint(0, DATA.num_classes, (count,), generator=rng)
-    client = make_client("mlp", DATA, arguments={"hidden": [HIDDEN]}, seed=asked.seed)
-    return [_measure_defense(asked, client, defense, x, y, drawn) for defense in DEFENSE_SPECS[:: 4 if asked.quick else 1]]
+    client = make_client("mlp", DATA, arguments={"hidden": [HIDDEN]}, seed=options.seed)
+    return [_measure_defense(options, client, defense, x, y, drawn) for defense in DEFENSE_SPECS[:: 4 if options.quick else 1]]
 
 
-def _measure_defense(asked: Options, client: LocalClient, defense: str, x: Tensor, y: Tensor, drawn: SmoothPrior) -> ResultRow:
-    cases = [_make_case(client, defense, i, x, y, asked.seed) for i in range(len(x))]
+def _measure_defense(options: Options, client: LocalClient, defense: str, x: Tensor, y: Tensor, drawn: SmoothPrior) -> ResultRow:
+    cases = [_make_case(client, defense, i, x, y, options.seed) for i in range(len(x))]
     std = float(defense.rsplit("(", 1)[1].rstrip(")"))
-    found = {name: _attack(attack, cases, asked) for name, attack in (("exact", exact(fallback="none")), ("cpl", make_search()))}
-    found["map"] = _search_map(cases, drawn, std, asked)
+    found = {
+        name: _attack(attack, cases, options) for name, attack in (("exact", exact(fallback="none")), ("cpl", make_search()))
+    }
+    found["map"] = _search_map(cases, drawn, std, options)
     errors = {name: mean([_measure_error(one, x[i : i + 1]) for i, one in enumerate(each)]) for name, each in found.items()}
     bound = mean([_bound(case, x[i], y[i], drawn.prior) for i, case in enumerate(cases)])
     best = min(errors, key=lambda name: errors[name].value)
@@ -114,7 +116,7 @@ def make_search() -> GradientMatching:
     return cpl(optimiser="wolfe", steps=STEPS, patience=1, init="smooth", closed_form_start=True, denoised=False)
 
 
-def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Options) -> list[Reconstruction]:
+def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, options: Options) -> list[Reconstruction]:
     """Return for each case the best answer of several searches for its most likely (MAP) image, given prior and noise.
 
     The first search starts from an estimate from the first layer alone, each further one from a random perturbation of the best
@@ -123,7 +125,7 @@ def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Op
     search = make_search()
     search = replace(search, prior=Prior(belief=drawn.belief(std)), search=replace(search.search, stop=MAP_STOP))
     start = replace(search, warm_start=lambda cases, rng: [_compute_map_start(case, drawn.prior, std) for case in cases])
-    best = _attack(start, cases, asked)
+    best = _attack(start, cases, options)
     for hop, scale in enumerate(HOP_SCALES):
 
         def change(
@@ -132,7 +134,7 @@ def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Op
             changes = scale * (drawn.draw(len(cases), rng) - 0.5)
             return [WarmStart(one.x + changes[i], one.y, alone=True) for i, one in enumerate(best)]
 
-        found = _attack(replace(search, warm_start=change), cases, replace(asked, seed=asked.seed + 1 + hop))
+        found = _attack(replace(search, warm_start=change), cases, replace(options, seed=options.seed + 1 + hop))
         best = [min(pair, key=lambda one: float(one.loss.min())) for pair in zip(best, found, strict=True)]
     return best
 
@@ -162,8 +164,8 @@ def _make_case(client: LocalClient, defense: str, i: int, x: Tensor, y: Tensor, 
     return replace(case, known_labels=y[i : i + 1])
 
 
-def _attack(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked: Options) -> list[Reconstruction]:
-    return list(run_attack(attack, cases, asked)[0])
+def _attack(attack: GradientMatching | ClosedForm, cases: Sequence[Case], options: Options) -> list[Reconstruction]:
+    return list(run_attack(attack, cases, options)[0])
 
 
 def _measure_error(found: Reconstruction, x: Tensor) -> float:

@@ -93,19 +93,19 @@ class JudgedReconstruction:
     recovered: Sequence[bool]
 
 
-def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[JudgedReconstruction]:
+def attack_cell(cell: Cell, options: Options, *, part: Part, skip: int) -> Iterator[JudgedReconstruction]:
     """Attack the cases of a cell, made of examples of one part of the data, and yield the scored reconstruction of each case.
 
     skip: number of examples of the part to leave out first. If the attack raises ValueError, this is printed and nothing is
     yielded.
     """
-    data = draw_examples(cell, asked, part=part, skip=skip)
-    made, truth = make_cases(cell, data, asked)
+    data = draw_examples(cell, options, part=part, skip=skip)
+    made, truth = make_cases(cell, data, options)
     attack: Attack = ATTACKS[cell.attack](**cell.settings)
     if cell.null:
         attack = attack.null()
     try:
-        found = attack(made, rng=torch.Generator().manual_seed(asked.seed))
+        found = attack(made, rng=torch.Generator().manual_seed(options.seed))
     except ValueError as error:
         print(f"{cell}: {error}")
         return
@@ -133,17 +133,17 @@ def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data:
     return JudgedReconstruction(cell, route, data.data.is_image, evidence, confidence, explained[chosen].tolist(), right)
 
 
-def draw_examples(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
+def draw_examples(cell: Cell, options: Options, *, part: Part, skip: int) -> Images:
     """Return the examples of all cases of a cell, after the first `skip` of one part.
 
     Images are resized and relabelled as the cell says; random pixels and rows of tables are not.
     """
     count = cell.cases * cell.examples
     if cell.data == "noise":
-        return _draw_noise(count, asked.seed + skip)
+        return _draw_noise(count, options.seed + skip)
     if cell.data in TABULAR_DATA_SETS:
-        return _load_rows(cell.data, asked, count, part=part, skip=skip)
-    found = load_images(asked, cell.data, count, part=part, skip=skip)
+        return _load_rows(cell.data, options, count, part=part, skip=skip)
+    found = load_images(options, cell.data, count, part=part, skip=skip)
     if cell.half or cell.side:
         x = avg_pool2d(found.x, 2) if cell.half else interpolate(found.x, size=(cell.side, cell.side), mode="area")
         found = replace(found, x=x, data=replace(found.data, shape=tuple(x.shape[1:])))
@@ -156,13 +156,13 @@ def _draw_noise(count: int, seed: int) -> Images:
     return Images("noise", torch.rand(count, *data.shape, generator=rng), torch.randint(10, (count,), generator=rng), data)
 
 
-def _load_rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Images:
+def _load_rows(name: str, options: Options, count: int, *, part: Part, skip: int) -> Images:
     """Return `count` rows of one part of the table `name`, after the first `skip`; rows repeat if the part has too few.
 
     Of every four rows, two are in the tuning, one in the validation and one in the report part. Without a file of "adult" in
     --data, rows of "breast_cancer" are returned, and named so.
     """
-    path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
+    path = options.data / "adult" / "adult.csv.gz" if options.data else None
     if name == "adult" and (path is None or not path.exists()):
         name = "breast_cancer"
     loaded = datasets.load(f"csv:{path}" if name == "adult" else name)
@@ -172,12 +172,12 @@ def _load_rows(name: str, asked: Options, count: int, *, part: Part, skip: int) 
     return Images(name, x, torch.as_tensor(y), loaded.spec, part)
 
 
-def make_cases(cell: Cell, data: Images, asked: Options) -> tuple[list[Case], list[Tensor]]:
+def make_cases(cell: Cell, data: Images, options: Options) -> tuple[list[Case], list[Tensor]]:
     """Return the cases of a cell, and the true examples (N, *shape) of each, without labels."""
     if ":" in cell.network:
         models.admit(cell.network)
-    own = make_client(cell.network, data.data, seed=asked.seed, arguments=cell.arguments, loss=_choose_loss(cell))
-    own = replace(own, training=_make_training(cell), weights=_train_weights(cell, own, asked))
+    own = make_client(cell.network, data.data, seed=options.seed, arguments=cell.arguments, loss=_choose_loss(cell))
+    own = replace(own, training=_make_training(cell), weights=_train_weights(cell, own, options))
     made, truth = [], []
     for i in range(cell.cases):
         at = slice(i * cell.examples, (i + 1) * cell.examples)
@@ -211,13 +211,13 @@ def _list_passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]]) -> list[t
     return [pair for epoch in range(max(1, cell.epochs)) for pair in (batches if epoch % 2 == 0 else batches[::-1])]
 
 
-def _train_weights(cell: Cell, own: LocalClient, asked: Options) -> Mapping[str, Tensor]:
+def _train_weights(cell: Cell, own: LocalClient, options: Options) -> Mapping[str, Tensor]:
     """Return the client's weights after `cell.warm` steps on examples of the validation part."""
     if not cell.warm:
         return own.weights
-    rng = torch.Generator().manual_seed(asked.seed)
-    skip = asked.seed % MAX_SKIPPED_EXAMPLES
-    others = draw_examples(replace(cell, cases=16, batch=1, steps=1), asked, part="validation", skip=skip)
+    rng = torch.Generator().manual_seed(options.seed)
+    skip = options.seed % MAX_SKIPPED_EXAMPLES
+    others = draw_examples(replace(cell, cases=16, batch=1, steps=1), options, part="validation", skip=skip)
     rows = [torch.randint(len(others), (8,), generator=rng).tolist() for _ in range(cell.warm)]
     batches = [(others.x[own_rows], others.y[own_rows]) for own_rows in rows]
     training = Training(learning_rate=0.02, batch_size=8, steps=cell.warm)

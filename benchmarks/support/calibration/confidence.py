@@ -28,15 +28,15 @@ QUICK_CELL_COUNTS = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 
 """Number of cells (settings that are attacked) of each group in a quick run, with one case each."""
 
 
-def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
+def measure_confidence(options: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Attack all cells of the calibration grid with examples of the report split; return the results of `summarise_answers`.
 
     Each cell has half of its cases, rounded up. The cells in `UNFITTED_NETWORK_CELLS` are attacked as well. With --quick, a few
     cells are attacked, with one case each. Without it, the reliability diagram is also drawn and written to `DIAGRAM_FILE`.
     """
     torch.set_num_threads(1)
-    answers = [one for k in range(1 if asked.quick else NUM_NETWORKS) for one in _attack_cells(asked, network=k)]
-    if not asked.quick:
+    answers = [one for k in range(1 if options.quick else NUM_NETWORKS) for one in _attack_cells(options, network=k)]
+    if not options.quick:
         draw_diagram({route: pair for route, pair in group_by_route(answers).items() if len(pair[0])}, DIAGRAM_FILE)
     return summarise_answers(answers)
 
@@ -105,8 +105,8 @@ def _summarise_route(said: Floats, right: Floats, undecided: float) -> dict[str,
     }  # fmt: skip
 
 
-def _select_cells(asked: Options) -> list[tuple[str, Cell]]:
-    if not asked.quick:
+def _select_cells(options: Options) -> list[tuple[str, Cell]]:
+    if not options.quick:
         every = [(group, cell) for group, cells in {**CELLS, "unseen": UNFITTED_NETWORK_CELLS}.items() for cell in cells]
         return [(group, replace(cell, cases=-(-cell.cases // 2))) for group, cell in every]
     return [(group, replace(cell, cases=1)) for group, count in QUICK_CELL_COUNTS.items() for cell in CELLS[group][:count]]
@@ -125,12 +125,12 @@ def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]
     return found
 
 
-def _attack_cells(asked: Options, *, network: int) -> list[JudgedReconstruction]:
+def _attack_cells(options: Options, *, network: int) -> list[JudgedReconstruction]:
     """Attack all cells with the weights of one seed, and return the scored reconstructions.
 
     network: number of the seed, from 0. Examples from data sets are the same for each seed. The random pixels of cells with the
     data "noise", their labels, and the random numbers of the attacks change with the seed.
     """
-    asked = replace(asked, seed=asked.seed + SEED_OFFSET + NETWORK_SEED_STEP * network)
-    own = place_cells(_select_cells(asked))
-    return [one for _, cell, at in own for one in attack_cell(cell, asked, part="report", skip=at)]
+    options = replace(options, seed=options.seed + SEED_OFFSET + NETWORK_SEED_STEP * network)
+    own = place_cells(_select_cells(options))
+    return [one for _, cell, at in own for one in attack_cell(cell, options, part="report", skip=at)]

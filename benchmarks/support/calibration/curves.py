@@ -71,21 +71,21 @@ EVIDENCE_FLOOR = -20.0
 EVIDENCE_BOUNDS = ((MIN_EVIDENCE, -np.inf), (MAX_EVIDENCE, np.inf))
 
 
-def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def fit_confidence(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Fit all curves, and write them to calibration.json; with --quick attack only two cells of the grid, and write nothing.
 
     Without --quick, curves are fitted to the answers in `ANSWERS_FILE`. If it does not exist, it is written first: all cells of
     `CELLS` are attacked, which takes half an hour on one core. Returns a row per curve, and a summary with the number of curves.
     """
-    if asked.quick:
+    if options.quick:
         corner = [replace(cell, cases=1) for cell in CELLS["single"][:2]]
-        records = [asdict(one) for cell in corner for one in attack_cell(cell, asked, part="tuning", skip=0)]
+        records = [asdict(one) for cell in corner for one in attack_cell(cell, options, part="tuning", skip=0)]
     else:
         if not ANSWERS_FILE.exists():
-            _record_answers(asked)
+            _record_answers(options)
         records = [json.loads(line) for line in ANSWERS_FILE.read_text().splitlines()]
     curves = [curve for key in ROUTE_FEATURES if (curve := fit_route(records, *key)) is not None]
-    if not asked.quick:
+    if not options.quick:
         CALIBRATION_FILE.write_text(
             json.dumps({"fitted by": "benchmarks/tuning.py confidence", "curves": curves}, indent=1) + "\n"
         )
@@ -93,7 +93,7 @@ def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     return [{key: curve[key] for key in shown} for curve in curves], {"curves": len(curves)}
 
 
-def _record_answers(asked: Options) -> None:
+def _record_answers(options: Options) -> None:
     """Attack all cells with examples of the tuning part, and write one record per reconstruction to `ANSWERS_FILE`."""
     torch.set_num_threads(1)
     ANSWERS_FILE.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def _record_answers(asked: Options) -> None:
             for cell in (cell for cells in CELLS.values() for cell in cells):
                 skip = taken.get(cell.data, 0) + 150 * (seed - 1)
                 taken[cell.data] = taken.get(cell.data, 0) + cell.cases * cell.examples
-                for one in attack_cell(cell, replace(asked, seed=seed), part="tuning", skip=skip):
+                for one in attack_cell(cell, replace(options, seed=seed), part="tuning", skip=skip):
                     file.write(json.dumps(asdict(one)) + "\n")
                 file.flush()
     partial.rename(ANSWERS_FILE)

@@ -113,13 +113,13 @@ class UnstoppedSearch:
         return 0
 
 
-def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
+def measure_give_up(options: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Count how many of the successful and of the failed searches on the report part the rule stops.
 
     There is a row for each maximum number of iterations. The summary holds the share of the successful searches that the rule
     stops, the upper end of its 95 % interval, and the number of successful searches.
     """
-    found = run_unstopped(asked, "report")
+    found = run_unstopped(options, "report")
     rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
     successes = [one.find_stop() > 0 for one in found if one.recovered]
     wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
@@ -139,7 +139,7 @@ def _judge_searches(found: Sequence[UnstoppedSearch], steps: int) -> dict[str, A
     }
 
 
-def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
+def measure_early_losses(options: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return the largest early loss of successful searches, and the number of failed ones with a larger one, on the tuning part.
 
     There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `ITERATIONS`. Only searches
@@ -148,7 +148,7 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
     are their numbers, largest_fall is the largest `UnstoppedSearch.get_fall` of the successful ones, and failed_slower the
     number of failed ones whose `UnstoppedSearch.get_fall` is larger.
     """
-    found = run_unstopped(asked, "tuning")
+    found = run_unstopped(options, "tuning")
     rows = []
     for steps in SEARCH_STEPS:
         right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
@@ -173,7 +173,7 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
     return rows, {}
 
 
-def run_unstopped(asked: Options, part: Part) -> list[UnstoppedSearch]:
+def run_unstopped(options: Options, part: Part) -> list[UnstoppedSearch]:
     """Run searches to their end, without the rule, for each of `CLIENT_SETTINGS` and each number of iterations in `SEARCH_STEPS`.
 
     part: the part of the data that the examples come from. With --quick there are four searches.
@@ -186,20 +186,20 @@ def run_unstopped(asked: Options, part: Part) -> list[UnstoppedSearch]:
             )
             for one in CLIENT_SETTINGS
         ]
-        if asked.quick:
+        if options.quick:
             cells = [replace(cell, cases=2) for cell in cells[:2]] if steps == min(SEARCH_STEPS) else []
         for _, cell, at in place_cells([("", cell) for cell in cells]):
-            found += _search_cell(cell, asked, part, at)
+            found += _search_cell(cell, options, part, at)
     return found
 
 
-def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[UnstoppedSearch]:
-    data = draw_examples(cell, asked, part=part, skip=skip)
-    made, truth = make_cases(cell, data, asked)
+def _search_cell(cell: Cell, options: Options, part: Part, skip: int) -> Iterator[UnstoppedSearch]:
+    data = draw_examples(cell, options, part=part, skip=skip)
+    made, truth = make_cases(cell, data, options)
     steps = cell.settings["steps"]
-    attack = replace(inverting_gradients(steps=steps, give_up=0.0), device=asked.device)
-    first, plain = (_compute_first_losses(one, made, asked.seed) for one in (attack, attack.copy_with(init=solid(PLAIN_GREY))))
-    for case, x, one in zip(made, truth, attack(made, rng=torch.Generator().manual_seed(asked.seed)), strict=True):
+    attack = replace(inverting_gradients(steps=steps, give_up=0.0), device=options.device)
+    first, plain = (_compute_first_losses(one, made, options.seed) for one in (attack, attack.copy_with(init=solid(PLAIN_GREY))))
+    for case, x, one in zip(made, truth, attack(made, rng=torch.Generator().manual_seed(options.seed)), strict=True):
         recovered = any(judge_reconstruction(cell, one, x, data).recovered)
         yield UnstoppedSearch(steps, first[case.key], plain[case.key], one.loss.tolist(), recovered)
 

@@ -19,9 +19,9 @@ from support.single_cases import make_client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Attack, AttackSpec, Case
-from attacker.attacks.base import Need
 from attacker.attacks.multi_round.accumulate import LINKS
 from attacker.attacks.multi_round.agic import COMPARISONS
+from attacker.attacks.needs import Need
 from attacker.attacks.papers.closed_form import FALLBACKS
 from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec
@@ -44,7 +44,7 @@ UPDATE_CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def measure_nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_nulls(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the results of each attack's null before and after three changes of the update (`UPDATE_CHANGES`).
 
     Returns a row for each null, with the names of the changes that altered its result, and a dict with the number of nulls whose
@@ -53,7 +53,7 @@ def measure_nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     with TemporaryDirectory() as folder:
         candidates = Path(folder) / "candidates.npz"
         np.savez(candidates, images=np.random.default_rng(0).random((64, 8, 8)), labels=np.arange(64) % DATA_SPEC.num_classes)
-        rows = [_measure_null(asked, spec) for spec in list_specs(candidates)]
+        rows = [_measure_null(options, spec) for spec in list_specs(candidates)]
     return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
 
 
@@ -72,14 +72,14 @@ def list_specs(candidates: Path) -> Iterator[AttackSpec]:
             yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in values)
 
 
-def _measure_null(asked: Options, spec: AttackSpec) -> ResultRow:
-    attack = _build_attack(spec, asked.device)
+def _measure_null(options: Options, spec: AttackSpec) -> ResultRow:
+    attack = _build_attack(spec, options.device)
     cases = _make_cases(attack)
-    expected = _run_attack(attack, cases, asked.seed)
+    expected = _run_attack(attack, cases, options.seed)
     changed = [
         words
         for words, change in UPDATE_CHANGES.items()
-        if not all(map(_is_same, expected, _run_attack(attack, [_change_update(case, change) for case in cases], asked.seed)))
+        if not all(map(_is_same, expected, _run_attack(attack, [_change_update(case, change) for case in cases], options.seed)))
     ]
     return {"null of": str(replace(spec, null=False)), "cases": len(cases), "changed by": ", ".join(changed)}
 

@@ -40,15 +40,15 @@ TRUE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.
 # --- intervals ---
 
 
-def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_intervals(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return rows on the coverage of nominal 95 % intervals, and a summary of them.
 
     For each sampling design (number, size and correlation of clusters) there is a row on the interval of a share. It holds the
     mean, the minimum and the maximum of the coverage over `TRUE_SHARES`. With at least `MIN_INTERVAL_CLUSTERS` clusters, two more
     rows follow: on the intervals of the mean of a normal and of a skewed distribution.
     """
-    repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTER_COUNTS, CLUSTER_SIZES)
-    rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
+    repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if options.quick else (400, CLUSTER_COUNTS, CLUSTER_SIZES)
+    rng, rows, every = np.random.default_rng(options.seed + 1), [], []
     for count, size, correlation in product(clusters, sizes, CORRELATIONS):
         if size == 1 and correlation:
             continue
@@ -133,13 +133,13 @@ GALLERY_IMAGES = 500
 """Number of images of the tuning split that results are compared with, since an auditor has other examples of the same data."""
 
 
-def measure_verdicts(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_verdicts(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return a row for each kind of cases (source, design and truth) with its number of wrong verdicts, and a summary.
 
     The summary holds the share of wrong verdicts where there is no leak ("false_leak") and where there is one ("false_no_leak").
     """
     with measure_cpu() as clock:
-        judged = [*_judge_synthetic(asked), *_judge_real(asked)]
+        judged = [*_judge_synthetic(options), *_judge_real(options)]
     rows = []
     for kind in dict.fromkeys((one.source, one.design, one.truth) for one in judged):
         own = [one for one in judged if (one.source, one.design, one.truth) == kind]
@@ -177,15 +177,15 @@ class JudgedVerdict:
         return self.verdict.leaks != (self.truth == "leak")
 
 
-def _judge_synthetic(asked: Options) -> Iterator[JudgedVerdict]:
+def _judge_synthetic(options: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on random scores.
 
     First, scores of a null (an attack without the update) are compared with those of another null, so the truth is "no leak".
     If this verdict states the smallest detectable gain in PSNR, a verdict whose truth is "leak" is yielded as well: on new random
     scores whose PSNR is raised by that gain. The same is done for SSIM.
     """
-    rng = np.random.default_rng(asked.seed + 2)
-    repetitions = 5 if asked.quick else 40
+    rng = np.random.default_rng(options.seed + 2)
+    repetitions = 5 if options.quick else 40
     for clusters, size, correlation in ((3, 1, 0.0), (8, 1, 0.0), (8, 4, 0.5), (30, 1, 0.0)):
         design = f"{clusters} cases of {size}"
         for _ in range(repetitions):
@@ -236,17 +236,17 @@ def _draw_rows(rng: np.random.Generator, clusters: int, size: int, correlation: 
     return rows
 
 
-def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
+def _judge_real(options: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on groups of clients: of nulls against nulls, whose truth is "no leak", and of attacks by `_judge_attack`.
 
     The attacks are a short search, on plain updates and on clipped ones with noise, and a closed form on the plain updates of an
     MLP. The nulls are the short search without the update, with several seeds. All attacks, also the closed form, are compared
     with the null of the first seed.
     """
-    for name, model in product(DATA_SETS[:1] if asked.quick else DATA_SETS, MODEL_NAMES[:1] if asked.quick else MODEL_NAMES):
-        gallery = _load_gallery(asked, name)
-        clients = _Clients(asked, name, model, "", 8 if asked.quick else 16)
-        nulls = [clients.run_attack(SEARCH_ATTACK, null=True, seed=seed) for seed in range(2 if asked.quick else 3)]
+    for name, model in product(DATA_SETS[:1] if options.quick else DATA_SETS, MODEL_NAMES[:1] if options.quick else MODEL_NAMES):
+        gallery = _load_gallery(options, name)
+        clients = _Clients(options, name, model, "", 8 if options.quick else 16)
+        nulls = [clients.run_attack(SEARCH_ATTACK, null=True, seed=seed) for seed in range(2 if options.quick else 3)]
         for size in RUN_SIZES:
             for one, other in zip(nulls[1:], nulls, strict=False):
                 for part in _split_clients(len(clients.x), size, 6):
@@ -292,13 +292,13 @@ def _split_clients(count: int, size: int, most: int) -> list[range]:
 
 
 @cache
-def _load_gallery(asked: Options, name: str) -> Gallery:
+def _load_gallery(options: Options, name: str) -> Gallery:
     """Return a gallery: images of the tuning part of a data set, with which scoring compares each reconstruction.
 
     Scoring counts how many gallery images are nearer to the reconstruction than the original is. No client has an image of this
     part, but embedded data, which replace a missing file, have no parts.
     """
-    found = load_images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
+    found = load_images(options, name, 60 if options.quick else GALLERY_IMAGES, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
     names = tuple(map(str, range(found.data.num_classes)))
     return Gallery.of(Dataset(name=name, spec=found.data, class_names=names, train=examples, test=examples))
@@ -312,7 +312,7 @@ class _Clients:
     of clients.
     """
 
-    asked: Options
+    options: Options
     name: str
     model: str
     defense: str
@@ -320,7 +320,7 @@ class _Clients:
 
     @property
     def images(self) -> Images:
-        return load_images(self.asked, self.name, self.count)
+        return load_images(self.options, self.name, self.count)
 
     @property
     def x(self) -> Tensor:
@@ -329,12 +329,12 @@ class _Clients:
     def run_attack(self, attack: AttackCall, *, null: bool, seed: int) -> Answers:
         name, arguments = attack
         built = ATTACKS[name](**arguments)
-        built.device = self.asked.device
+        built.device = self.options.device
         built = built.null() if null else built
-        network, own = make_client(self.model, self.images.data, seed=self.asked.seed), self.images
+        network, own = make_client(self.model, self.images.data, seed=self.options.seed), self.images
         batches = [(own.x[i : i + 1], own.y[i : i + 1]) for i in range(self.count)]
         cases = [network.make_case([batch], f"{self.name}-{i}", self.defense) for i, batch in enumerate(batches)]
-        found = built(cases, rng=torch.Generator().manual_seed(1000 * self.asked.seed + seed))
+        found = built(cases, rng=torch.Generator().manual_seed(1000 * self.options.seed + seed))
         return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in found]
 
     def score_part(self, found: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:

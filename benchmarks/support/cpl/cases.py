@@ -32,7 +32,7 @@ class Originals:
     y: list[Tensor]
 
     def measure_attacks(
-        self, attacks: dict[str, GradientMatching | ClosedForm], asked: Options, **labels: Any
+        self, attacks: dict[str, GradientMatching | ClosedForm], options: Options, **labels: Any
     ) -> list[dict[str, Any]]:
         """Run attacks on all cases and return one row for each.
 
@@ -40,7 +40,7 @@ class Originals:
         """
         rows = []
         for name, attack in attacks.items():
-            found, seconds = run_attack(attack, self.cases, asked)
+            found, seconds = run_attack(attack, self.cases, options)
             numbers = make_row(found, self.x, self.y, seconds, self.data.data)
             told = {"settings": describe_settings(attack), "part": self.data.part, "source": "measured"}
             rows.append({"data": self.data.name, **labels, "attack": name, **told, **numbers})
@@ -74,36 +74,36 @@ def make_tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatch
     return ATTACKS[attack](**arguments)
 
 
-def choose_max_iterations(asked: Options) -> int:
+def choose_max_iterations(options: Options) -> int:
     """Return the maximum number of iterations: 300, as in the paper, or 10 with --quick."""
-    return 10 if asked.quick else 300
+    return 10 if options.quick else 300
 
 
-def choose_count(asked: Options, on_two_cores: int, quick: int = 1) -> int:
+def choose_count(options: Options, on_two_cores: int, quick: int = 1) -> int:
     """Return the number of images: `quick` with --quick, `on_two_cores` on a CPU, and 100 on a GPU, as in the paper."""
-    return quick if asked.quick else on_two_cores if asked.device == "cpu" else 100
+    return quick if options.quick else on_two_cores if options.device == "cpu" else 100
 
 
-def load_data_sets(asked: Options, names: Sequence[str], count: int) -> list[Images]:
+def load_data_sets(options: Options, names: Sequence[str], count: int) -> list[Images]:
     """Load `count` examples of the report part of each data set; with `--quick` of the first only.
 
     Data shipped with this project replace a missing image data set, and are returned once, even if they replace several. A
     missing table is left out.
     """
     found: dict[str, Images] = {}
-    for name in names[:1] if asked.quick else names:
-        one = load_table(asked, name, count) if name in ("adult", "breast_cancer") else load_images(asked, name, count)
+    for name in names[:1] if options.quick else names:
+        one = load_table(options, name, count) if name in ("adult", "breast_cancer") else load_images(options, name, count)
         if one is not None:
             found.setdefault(one.name, one)
     return list(found.values())
 
 
-def load_table(asked: Options, name: str, count: int) -> Images | None:
+def load_table(options: Options, name: str, count: int) -> Images | None:
     """Load `count` rows, of the report part, of the table "adult" (census data in --data) or "breast_cancer" (scikit-learn's).
 
     Returns None for "adult" without --data, or without its file there.
     """
-    path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
+    path = options.data / "adult" / "adult.csv.gz" if options.data else None
     if name == "adult" and (path is None or not path.exists()):
         print("adult: needs adult/adult.csv.gz in --data; left out")
         return None
@@ -112,13 +112,13 @@ def load_table(asked: Options, name: str, count: int) -> Images | None:
     return Images(name, x, y, loaded.spec, "report")
 
 
-def make_paper_client(data: Images, asked: Options, **arguments: Any) -> LocalClient:
+def make_paper_client(data: Images, options: Options, **arguments: Any) -> LocalClient:
     """Return a client with random weights: of CPL's LeNet for images, of an MLP for rows of tables.
 
     LeNet is also used where the paper has a ResNet, which was not published. arguments: of the model.
     """
     name = "lenet_cpl" if data.data.is_image else "mlp"
-    return make_client(name, data.data, seed=asked.seed, arguments=arguments)
+    return make_client(name, data.data, seed=options.seed, arguments=arguments)
 
 
 def make_single_cases(data: Images, seen: LocalClient, defense: str = "") -> Originals:

@@ -45,13 +45,15 @@ POOL_SIZE = 400
 """Number of images from which attacked images, and those that an insider owns, are chosen."""
 
 
-def measure_termination(asked: Options) -> TableAndSummary:
+def measure_termination(options: Options) -> TableAndSummary:
     """Measure table 1 of CPL: the success rate as a function of the maximum number of iterations."""
     rows = []
-    limits = [most for most in paper.ITERATION_LIMITS if most <= choose_max_iterations(asked)]
-    for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS[:3]), choose_count(asked, 5)):
+    limits = [most for most in paper.ITERATION_LIMITS if most <= choose_max_iterations(options)]
+    for data in load_data_sets(options, _choose_data_sets(options, *DATA_SETS[:3]), choose_count(options, 5)):
         for start in ("patterned", "random"):
-            for source, taken in _count_iterations(make_single_cases(data, make_paper_client(data, asked)), start, asked).items():
+            for source, taken in _count_iterations(
+                make_single_cases(data, make_paper_client(data, options)), start, options
+            ).items():
                 shares = {f"at {most}": sum(count <= most for count in taken) / len(data) for most in limits}
                 rows.append({"data": data.name, "start": start, "attack": source, "source": "measured", **shares})
     published = {kind: {f"at {most}": row[f"at {most}"] for most in limits} for kind, row in paper.TABLE_1.items()}
@@ -61,19 +63,19 @@ def measure_termination(asked: Options) -> TableAndSummary:
     return rows, {f"{start}_at_{most}": mean(r[f"at {most}"] for r in ours if r["start"] == start) for start in starts}
 
 
-def _choose_data_sets(asked: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
+def _choose_data_sets(options: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
     """Return the names of the first `on_two_cores` data sets on a CPU, so that a table takes minutes there; on a GPU, all."""
-    return names[:on_two_cores] if asked.device == "cpu" else names
+    return names[:on_two_cores] if options.device == "cpu" else names
 
 
-def _count_iterations(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
+def _count_iterations(originals: Originals, start: str, options: Options) -> dict[str, list[int]]:
     """Return a dict from an attack's name to the numbers of iterations, one for each case whose image it recovered.
 
     The attacks are CPL alone, and closed forms followed by CPL. start: name of CPL's starting point.
     """
     found = {}
-    for name, attack in make_search_and_router(cpl, init=start, steps=choose_max_iterations(asked)).items():
-        answers, _ = run_attack(attack, originals.cases, asked)
+    for name, attack in make_search_and_router(cpl, init=start, steps=choose_max_iterations(options)).items():
+        answers, _ = run_attack(attack, originals.cases, options)
         pairs = zip(answers, originals.x, strict=True)
         found[name] = [count_iterations(answer) for answer, x in pairs if _is_right(answer, x)]
     return found
@@ -83,35 +85,35 @@ def _is_right(answer: Reconstruction, x: Tensor) -> bool:
     return bool(is_recovered(match_examples(answer, x)[0], x).all())
 
 
-def measure_base(asked: Options) -> TableAndSummary:
+def measure_base(options: Options) -> TableAndSummary:
     """Measure table 2 of CPL: CPL, DLG and Inverting Gradients on single images, with the ratio of CPL's iterations to DLG's."""
-    names = ("cifar10", "lfw") if asked.device == "cpu" else DATA_SETS
+    names = ("cifar10", "lfw") if options.device == "cpu" else DATA_SETS
     rows: list[dict[str, Any]] = []
-    for data in load_data_sets(asked, names, choose_count(asked, 6)):
-        seen = make_paper_client(data, asked)
-        rows += make_single_cases(data, seen).measure_attacks(of_one_image(seen, asked), asked)
+    for data in load_data_sets(options, names, choose_count(options, 6)):
+        seen = make_paper_client(data, options)
+        rows += make_single_cases(data, seen).measure_attacks(of_one_image(seen, options), options)
     return insert_paper_attacks(rows), _compute_ratios(rows)
 
 
-def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatching | ClosedForm]:
+def of_one_image(seen: LocalClient, options: Options) -> dict[str, GradientMatching | ClosedForm]:
     """Return the attacks of table 2, as a dict from name to attack.
 
     CPL and DLG have at most 300 iterations and three starts; "cpl tuned" has the numbers of its preset for the network of the
     client `seen`. Inverting Gradients has 4,800 iterations, so that it gets only one start on a CPU, and three on a GPU. With
     --quick, all have fewer iterations and, except "cpl tuned", one start.
     """
-    ours, quick = _choose_effort(asked), {"steps": 20} if asked.quick else {}
-    others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
+    ours, quick = _choose_effort(options), {"steps": 20} if options.quick else {}
+    others = {"restarts": 1 if options.device == "cpu" else ours["restarts"]} | quick
     published = others | dict(presets.get_settings("inverting_gradients")["published"]) | quick
     attacks = make_search_and_router(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
-    attacks |= {"cpl tuned": make_tuned("cpl", seen, **({"steps": 5} if asked.quick else {})), "dlg": dlg(**ours)}
+    attacks |= {"cpl tuned": make_tuned("cpl", seen, **({"steps": 5} if options.quick else {})), "dlg": dlg(**ours)}
     attacks |= {"inverting_gradients": inverting_gradients(**others)}
     return attacks | {"inverting_gradients published": inverting_gradients(**published)}
 
 
-def _choose_effort(asked: Options) -> dict[str, int]:
+def _choose_effort(options: Options) -> dict[str, int]:
     """Return the number of starts and the maximum number of iterations that compared searches share, as arguments of attacks."""
-    return {"restarts": 1 if asked.quick else 3, "steps": choose_max_iterations(asked)}
+    return {"restarts": 1 if options.quick else 3, "steps": choose_max_iterations(options)}
 
 
 def _compute_ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -130,33 +132,33 @@ def insert_paper_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return insert_paper_rows(rows, paper.TABLE_2 | paper.TABLE_3, "data", "attack")
 
 
-def measure_attributes(asked: Options) -> TableAndSummary:
+def measure_attributes(options: Options) -> TableAndSummary:
     """Measure table 3 of CPL: attacks on rows of tables behind an MLP with one hidden layer."""
-    ours, rows = _choose_effort(asked), []
-    for data in load_data_sets(asked, ("breast_cancer", "adult"), choose_count(asked, 10, quick=2)):
-        originals = make_single_cases(data, make_paper_client(data, asked))
-        others = {"steps": 20 if asked.quick else 4800, "restarts": ours["restarts"]}
+    ours, rows = _choose_effort(options), []
+    for data in load_data_sets(options, ("breast_cancer", "adult"), choose_count(options, 10, quick=2)):
+        originals = make_single_cases(data, make_paper_client(data, options))
+        others = {"steps": 20 if options.quick else 4800, "restarts": ours["restarts"]}
         attacks = make_search_and_router(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
         attacks |= {"dlg": dlg(**ours), "inverting_gradients": inverting_gradients(tv=0.0, **others)}
-        rows += originals.measure_attacks(attacks, asked)
+        rows += originals.measure_attacks(attacks, options)
     return insert_paper_attacks(rows), {f"{r['data']}_success": r["asr_c"] for r in rows if r["attack"] == "cpl"}
 
 
-def measure_starts(asked: Options) -> TableAndSummary:
+def measure_starts(options: Options) -> TableAndSummary:
     """Measure table 4 of CPL: iterations and success rate by starting point."""
     rows = []
-    count = choose_count(asked, 2)
-    for data in load_data_sets(asked, _choose_data_sets(asked, "lfw", "cifar10", "cifar100"), POOL_SIZE):
+    count = choose_count(options, 2)
+    for data in load_data_sets(options, _choose_data_sets(options, "lfw", "cifar10", "cifar100"), POOL_SIZE):
         own, others = _split_pool(data, count)
-        originals = make_single_cases(own, make_paper_client(own, asked))
+        originals = make_single_cases(own, make_paper_client(own, options))
         with TemporaryDirectory() as folder:
             auxiliary = f"{folder}/own.npz"
             np.savez(auxiliary, images=(others.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), labels=others.y.numpy())
-            for start in ("patterned", "insider") if asked.quick else paper.START_NAMES:
+            for start in ("patterned", "insider") if options.quick else paper.START_NAMES:
                 settings = {"auxiliary": auxiliary} if start == "insider" else {}
-                attacks = make_search_and_router(cpl, init=start, steps=choose_max_iterations(asked), **settings)
+                attacks = make_search_and_router(cpl, init=start, steps=choose_max_iterations(options), **settings)
                 both = attacks if start == "patterned" else {"cpl": attacks["cpl"]}
-                rows += originals.measure_attacks(both, asked, start=start)
+                rows += originals.measure_attacks(both, options, start=start)
     best = min((row for row in rows if row["iterations"]), key=lambda row: row["iterations"], default=None)
     return insert_paper_rows(rows, paper.TABLE_4, "data", "start"), {"fastest_start": best["start"] if best else None}
 
@@ -174,12 +176,14 @@ def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
     return mine, pool.of(other)
 
 
-def measure_spread(asked: Options) -> TableAndSummary:
+def measure_spread(options: Options) -> TableAndSummary:
     """Measure table 5 of CPL: mean, minimum, maximum and variance of the number of iterations over successful searches."""
     rows = []
-    for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 8, quick=2)):
+    for data in load_data_sets(options, _choose_data_sets(options, *DATA_SETS), choose_count(options, 8, quick=2)):
         for start in ("patterned", "random"):
-            for name, taken in _count_iterations(make_single_cases(data, make_paper_client(data, asked)), start, asked).items():
+            for name, taken in _count_iterations(
+                make_single_cases(data, make_paper_client(data, options)), start, options
+            ).items():
                 numbers = {"successes": len(taken), "images": len(data), "iterations": mean(taken) if taken else None}
                 numbers |= {"least": min(taken, default=None), "most": max(taken, default=None)}
                 numbers["variance"] = variance(taken) if len(taken) > 1 else None
@@ -189,35 +193,35 @@ def measure_spread(asked: Options) -> TableAndSummary:
     }
 
 
-def measure_local_training(asked: Options) -> TableAndSummary:
+def measure_local_training(options: Options) -> TableAndSummary:
     """Measure table 6 of CPL: success by batch size, and by the number of local steps on single faces."""
-    rows, most = [], choose_max_iterations(asked)
-    for size in (2,) if asked.quick else BATCH_SIZES:
-        for name in ("lfw",) if asked.quick else DATA_SETS[:3]:
-            rows += of_batch(asked, name, size)
-    data = load_data_sets(asked, ("lfw",), choose_count(asked, 2))[0]
-    for steps in (3,) if asked.quick else (1, 3, 5, 7, 9):
-        rows += _measure_steps(data, steps, most, asked, what="local iterations", of=steps)
+    rows, most = [], choose_max_iterations(options)
+    for size in (2,) if options.quick else BATCH_SIZES:
+        for name in ("lfw",) if options.quick else DATA_SETS[:3]:
+            rows += of_batch(options, name, size)
+    data = load_data_sets(options, ("lfw",), choose_count(options, 2))[0]
+    for steps in (3,) if options.quick else (1, 3, 5, 7, 9):
+        rows += _measure_steps(data, steps, most, options, what="local iterations", of=steps)
     told = insert_paper_rows(rows, paper.TABLE_6, "data", "what", "of")
     return told, _summarise_best(rows, "what", "of")
 
 
-def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
+def of_batch(options: Options, name: str, size: int) -> list[dict[str, Any]]:
     """Return the rows for one data set and batch size of table 6, one per attack.
 
     Attacks: the closed form `features`, which first solves for the inputs of the last layer; CPL's search with the tuned preset;
     and, not on a CPU, CPL's search with its default settings.
     """
-    data = load_data_sets(asked, (name,), size * (1 if asked.quick else NUM_BATCHES))[0]
-    seen = make_paper_client(data, asked)
-    search = make_tuned("cpl", seen, **({"steps": 5} if asked.quick else {}))
+    data = load_data_sets(options, (name,), size * (1 if options.quick else NUM_BATCHES))[0]
+    seen = make_paper_client(data, options)
+    search = make_tuned("cpl", seen, **({"steps": 5} if options.quick else {}))
     attacks = {"features": exact(route="features", fallback="none"), "cpl tuned": search}
-    if asked.device != "cpu":
-        attacks |= {"cpl": cpl(steps=choose_max_iterations(asked))}
-    return make_batch_cases(data, seen, size).measure_attacks(attacks, asked, what="batch", of=size)
+    if options.device != "cpu":
+        attacks |= {"cpl": cpl(steps=choose_max_iterations(options))}
+    return make_batch_cases(data, seen, size).measure_attacks(attacks, options, what="batch", of=size)
 
 
-def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels: Any) -> list[dict[str, Any]]:
+def _measure_steps(data: Images, count: int, most: int, options: Options, **labels: Any) -> list[dict[str, Any]]:
     """Attack updates of `count` local steps, and return one row per learning rate and attack.
 
     Learning rates are those in `LEARNING_RATES`; for a single step the only one is 1.
@@ -228,12 +232,12 @@ def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels
     """
     rows: list[dict[str, Any]] = []
     for rate in LEARNING_RATES if count > 1 else (1.0,):
-        originals = make_squeezed_cases(data, make_paper_client(data, asked), count, rate)
+        originals = make_squeezed_cases(data, make_paper_client(data, options), count, rate)
         attacks = make_search_and_router(cpl, steps=most)
         if rate == LEARNING_RATES[-1]:
             simulated = cpl(optimiser="wolfe", local_steps="simulated", steps=min(50, most))
             attacks = {"cpl": attacks["cpl"], "cpl simulated": simulated}
-        rows += originals.measure_attacks(attacks, asked, rate=rate, **labels)
+        rows += originals.measure_attacks(attacks, options, rate=rate, **labels)
     return rows
 
 
@@ -252,34 +256,34 @@ def _summarise_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
     return summary
 
 
-def measure_compression(asked: Options) -> TableAndSummary:
+def measure_compression(options: Options) -> TableAndSummary:
     """Measure table 7 of CPL: only the entries of largest magnitude are sent; CPL ignores this, as in the paper, or models it."""
     rows = []
-    shares = (0, 50) if asked.quick else paper.PRUNED_PERCENT if asked.device != "cpu" else (0, 40, 90)
-    for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 2)):
+    shares = (0, 50) if options.quick else paper.PRUNED_PERCENT if options.device != "cpu" else (0, 40, 90)
+    for data in load_data_sets(options, _choose_data_sets(options, *DATA_SETS), choose_count(options, 2)):
         for share in shares:
-            originals = make_single_cases(data, make_paper_client(data, asked), cpl_prune(share) if share else "")
-            rows += _make_attacks(originals, asked, bool(share), tv=TV_OF_COMPRESSED, theta=f"{share} %")
+            originals = make_single_cases(data, make_paper_client(data, options), cpl_prune(share) if share else "")
+            rows += _make_attacks(originals, options, bool(share), tv=TV_OF_COMPRESSED, theta=f"{share} %")
     told = insert_paper_rows(rows, paper.TABLE_7, "data", "theta")
     return told, _summarise_best(rows, "data", "theta")
 
 
-def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
+def _make_attacks(originals: Originals, options: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
     """Attack the cases of `originals` with variants of CPL, and return one row for each.
 
     CPL that ignores the defense is run alone, and after closed forms. If the cases are `defended`, CPL that knows the defense is
     run as well and, for `tv` above 0, CPL that ignores the defense but has total variation of weight `tv`. labels: further
     columns.
     """
-    attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(asked))
+    attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(options))
     if defended and tv:
-        attacks |= make_smoothed(tv, choose_max_iterations(asked), knows_defense=False)
+        attacks |= make_smoothed(tv, choose_max_iterations(options), knows_defense=False)
     if defended:
-        attacks |= {"cpl, defense known": cpl(steps=choose_max_iterations(asked))}
-    return originals.measure_attacks(attacks, asked, **labels)
+        attacks |= {"cpl, defense known": cpl(steps=choose_max_iterations(options))}
+    return originals.measure_attacks(attacks, options, **labels)
 
 
-def measure_noise(asked: Options) -> TableAndSummary:
+def measure_noise(options: Options) -> TableAndSummary:
     """Measure table 8 of CPL: noise on every entry of the gradient.
 
     The column `noise` has the paper's names, in which 10e-K stands for 10 ** -K: G-10e-2 is Gaussian noise of standard deviation
@@ -287,21 +291,21 @@ def measure_noise(asked: Options) -> TableAndSummary:
     """
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []
-    for data in load_data_sets(asked, _choose_data_sets(asked, "lfw", "cifar100", on_two_cores=1), choose_count(asked, 2)):
-        for name in ("none", "G-10e-3") if asked.quick else names:
-            originals = make_single_cases(data, make_paper_client(data, asked), "" if name == "none" else cpl_noise(name, 1.0))
-            rows += _make_attacks(originals, asked, name != "none", noise=name)
+    for data in load_data_sets(options, _choose_data_sets(options, "lfw", "cifar100", on_two_cores=1), choose_count(options, 2)):
+        for name in ("none", "G-10e-3") if options.quick else names:
+            originals = make_single_cases(data, make_paper_client(data, options), "" if name == "none" else cpl_noise(name, 1.0))
+            rows += _make_attacks(originals, options, name != "none", noise=name)
     told = insert_paper_rows(rows, paper.TABLE_8, "data", "noise")
     return told, _summarise_best(rows, "data", "noise")
 
 
-def measure_squeezing(asked: Options) -> TableAndSummary:
+def measure_squeezing(options: Options) -> TableAndSummary:
     """Measure table 9 of CPL: up to ten local steps on the same image before the update is sent."""
     rows = []
-    every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 4, 10)
-    for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 2)):
+    every = (1, 5) if options.quick else range(1, 11) if options.device != "cpu" else (1, 4, 10)
+    for data in load_data_sets(options, _choose_data_sets(options, *DATA_SETS), choose_count(options, 2)):
         for steps in every:
-            rows += _measure_steps(data, steps, choose_max_iterations(asked), asked, steps=steps)
+            rows += _measure_steps(data, steps, choose_max_iterations(options), options, steps=steps)
     told = insert_paper_rows(rows, paper.TABLE_9, "data", "steps")
     return told, _summarise_best(rows, "data", "steps")
 

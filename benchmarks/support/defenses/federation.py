@@ -68,15 +68,15 @@ class Federation:
         return Recording(self.run.out / "recording")
 
 
-def write_data(asked: Options, folder: Path, part: Part) -> DataFiles:
+def write_data(options: Options, folder: Path, part: Part) -> DataFiles:
     """Write the clients' images, the held-out images for accuracy, and the public images of InstaHide to files in `folder`.
 
     Clients' and held-out images are different images of `part`, public images are of the validation part; with `--quick` there
     are fewer. If MNIST is missing, all are drawn from the same embedded digits, with repetitions.
     """
-    share = 8 if asked.quick else 1
-    own = load_images(asked, "mnist", (NUM_TRAINED + NUM_HELD_OUT) // share, part=part)
-    public = load_images(asked, "mnist", NUM_PUBLIC // share, part="validation")
+    share = 8 if options.quick else 1
+    own = load_images(options, "mnist", (NUM_TRAINED + NUM_HELD_OUT) // share, part=part)
+    public = load_images(options, "mnist", NUM_PUBLIC // share, part="validation")
     cut = NUM_TRAINED // share
     files = {
         "private": own.of(range(cut)),

@@ -67,25 +67,25 @@ class AppSetting:
         )
 
 
-def measure_quickstart(asked: Options) -> TableAndSummary:
+def measure_quickstart(options: Options) -> TableAndSummary:
     """Attack the app with the template's settings and with one step on one example; return a row per client, and a summary.
 
     The summary holds, for each setting, the mean surplus: the PSNR minus the PSNR of the null, in dB.
     """
     settings = [
-        AppSetting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if asked.quick else 150),
-        make_one_step(attacked=2 if asked.quick else 6, iterations=150 if asked.quick else 1200),
+        AppSetting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if options.quick else 150),
+        make_one_step(attacked=2 if options.quick else 6, iterations=150 if options.quick else 1200),
     ]
-    drawn = draw_images(asked)
-    rows = measure_settings(settings, drawn, asked)
+    drawn = draw_images(options)
+    rows = measure_settings(settings, drawn, options)
     by_name = {setting.name: [row["surplus"] for row in rows if row["setting"] == setting.name] for setting in settings}
     summary = {f"{name.replace(' ', '_')}_surplus_db": sum(found) / len(found) for name, found in by_name.items()}
     return rows, {**summary, "data": drawn.name, "part": drawn.part}
 
 
-def draw_images(asked: Options) -> Images:
+def draw_images(options: Options) -> Images:
     """Return the images that are divided among the clients: CIFAR-10's or, if --data lacks them, embedded photographs."""
-    return load_images(asked, "cifar10", NUM_EXAMPLES_QUICK if asked.quick else NUM_EXAMPLES)
+    return load_images(options, "cifar10", NUM_EXAMPLES_QUICK if options.quick else NUM_EXAMPLES)
 
 
 def make_one_step(*, attacked: int, iterations: int) -> AppSetting:
@@ -93,7 +93,7 @@ def make_one_step(*, attacked: int, iterations: int) -> AppSetting:
     return AppSetting(name="one step", batch_size=1, steps=1, attacked=attacked, iterations=iterations)
 
 
-def measure_settings(settings: Sequence[AppSetting], drawn: Images, asked: Options) -> list[dict[str, Any]]:
+def measure_settings(settings: Sequence[AppSetting], drawn: Images, options: Options) -> list[dict[str, Any]]:
     """Run the app on images with each of the settings, attack it, and return a row for each client that was attacked.
 
     For the rest of the process, the app's folder is put on the import path, Flower's log messages below critical are silenced,
@@ -107,18 +107,20 @@ def measure_settings(settings: Sequence[AppSetting], drawn: Images, asked: Optio
         np.savez(path, images=pixels, labels=drawn.y.numpy() % DATA_SPEC.num_classes)
         os.environ["QUICKSTART_DATA"] = str(path)
         return [
-            row for setting in settings for row in _measure_setting(setting, Path(folder) / setting.name.replace(" ", "-"), asked)
+            row
+            for setting in settings
+            for row in _measure_setting(setting, Path(folder) / setting.name.replace(" ", "-"), options)
         ]
 
 
-def _measure_setting(setting: AppSetting, folder: Path, asked: Options) -> list[dict[str, Any]]:
+def _measure_setting(setting: AppSetting, folder: Path, options: Options) -> list[dict[str, Any]]:
     import client_app
     import server_app
 
-    random.seed(asked.seed)
+    random.seed(options.seed)
     strategy = record(FedAvg(fraction_evaluate=0.0), folder, model="task:Net", training=setting.training, data=DATA_SPEC)
     clients = client_app.make_app(batch_size=setting.batch_size, limit=None, momentum=0.9, steps=setting.steps)
-    engines.run_local(server_app.make_app(strategy, rounds=1, lr=LEARNING_RATE, seed=asked.seed + 2), clients, NUM_CLIENTS)
+    engines.run_local(server_app.make_app(strategy, rounds=1, lr=LEARNING_RATE, seed=options.seed + 2), clients, NUM_CLIENTS)
     recording = Recording(folder / "recording")
     chosen = recording.read_rows()[: setting.attacked]
     names = frozenset(row.client for row in chosen)
@@ -128,7 +130,7 @@ def _measure_setting(setting: AppSetting, folder: Path, asked: Options) -> list[
         spec = AttackSpec(name="exact", arguments=arguments, null=null)
         with measure_cpu() as clock:
             replay = Replay(
-                recording=recording, spec=spec, out=folder / "found", clients=names, seed=asked.seed, device=asked.device
+                recording=recording, spec=spec, out=folder / "found", clients=names, seed=options.seed, device=options.device
             )
             folders.append(replay.run().folder)
         seconds += clock.seconds

@@ -39,7 +39,7 @@ COMPARED_ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES)
+    options = parse_options(__doc__ or "", tables=TABLES)
     by_name = {
         "agreement": measure_agreement,
         "memory": measure_memory,
@@ -47,33 +47,33 @@ def main() -> None:
         "resnet": measure_speed,
         "sharing": measure_sharing,
     }
-    table = asked.table or TABLES[0]
-    rows, summary = by_name[table](asked)
-    print_results(f"device {table}", rows, summary, asked)
+    table = options.table or TABLES[0]
+    rows, summary = by_name[table](options)
+    print_results(f"device {table}", rows, summary, options)
 
 
-def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_agreement(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Run each of `COMPARED_ATTACKS` on the device and on the CPU with the same seed; return rows with the median difference."""
     rows = []
-    for name, network, arguments in COMPARED_ATTACKS[:1] if asked.quick else COMPARED_ATTACKS:
-        made = _make_cases(asked, network, 2)[1]
+    for name, network, arguments in COMPARED_ATTACKS[:1] if options.quick else COMPARED_ATTACKS:
+        made = _make_cases(options, network, 2)[1]
         spec = AttackSpec(name=name, arguments=arguments)
         found = [
-            torch.cat([one.x for one in spec.build(device=device)(made, rng=torch.Generator().manual_seed(asked.seed))])
-            for device in (asked.device, "cpu")
+            torch.cat([one.x for one in spec.build(device=device)(made, rng=torch.Generator().manual_seed(options.seed))])
+            for device in (options.device, "cpu")
         ]
         difference = (found[0] - found[1]).abs()
         row: ResultRow = {
             "attack": name,
             "network": network,
-            "device": asked.device,
+            "device": options.device,
             "median_difference": float(difference.median()),
         }
         rows.append(row | {"finite": bool(found[0].isfinite().all())})
     return rows, {"largest_median_difference": max(row["median_difference"] for row in rows)}
 
 
-def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_memory(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the ratio of the peak GPU memory of searches that run together to the memory planned for them.
 
     Returns a row for each network and number of searches, and a summary with the largest ratio. Above 1, a replay (the attack on
@@ -81,15 +81,15 @@ def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     summary.
     """
     rows = []
-    for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
-        for count in (1,) if asked.quick else (1, 8, 64):
-            of, made = _make_cases(asked, network, count)
+    for network in ("lenet_dlg",) if options.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
+        for count in (1,) if options.quick else (1, 8, 64):
+            of, made = _make_cases(options, network, count)
             parameters = sum(weight.numel() for weight in of.weights.values())
-            if asked.device != "cpu":
+            if options.device != "cpu":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            _run_search(asked, made, 3)
-            peak = torch.cuda.max_memory_allocated() / 1e6 if asked.device != "cpu" else None
+            _run_search(options, made, 3)
+            peak = torch.cuda.max_memory_allocated() / 1e6 if options.device != "cpu" else None
             planned = 4e-6 * count * _count_planned_values(of)
             row: ResultRow = {
                 "network": network,
@@ -115,32 +115,32 @@ def _count_planned_values(of: LocalClient) -> float:
     return LIVE_TENSORS * (values + count_activations(layout, of.data.shape))
 
 
-def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_speed(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the iterations per second, summed over searches that run at once, without the time to start.
 
     Returns a row for each number of searches and each precision, and a summary with the largest rate.
     """
-    network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
-    if asked.quick or asked.device == "cpu":
+    network = "lenet_dlg" if options.table == "lenet" else "resnet20_4"
+    if options.quick or options.device == "cpu":
         counts, iterations = (1, 2) if network == "lenet_dlg" else (1,), 2
     else:
         counts, iterations = (1, 8, 64, 256) if network == "lenet_dlg" else (1, 8, 32), 100
-    ways = (0.0, 0.999) if network == "resnet20_4" and get_fast_dtype(asked.device) is not None else (0.0,)
+    ways = (0.0, 0.999) if network == "resnet20_4" and get_fast_dtype(options.device) is not None else (0.0,)
     rows = []
     for count in counts:
-        _, made = _make_cases(asked, network, count)
+        _, made = _make_cases(options, network, count)
         for coarse in ways:
-            if not asked.quick:
-                _run_search(asked, made, 2, coarse)  # loads code
-            seconds = _measure_time(asked, made, iterations + 1, coarse) - _measure_time(asked, made, 1, coarse)
+            if not options.quick:
+                _run_search(options, made, 2, coarse)  # loads code
+            seconds = _measure_time(options, made, iterations + 1, coarse) - _measure_time(options, made, 1, coarse)
             row: ResultRow = {"network": network, "searches": count, "precision": "bfloat16" if coarse else "float32"}
             rows.append(row | {"iterations_a_second": count * iterations / seconds if seconds > 0 else None})
     return rows, {"most_iterations_a_second": max(row["iterations_a_second"] or 0.0 for row in rows)}
 
 
-def measure_sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_sharing(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the wall time of two concurrent processes with searches, divided by their wall time one after the other."""
-    words = [sys.executable, __file__, "lenet", "--quick", "--device", asked.device]
+    words = [sys.executable, __file__, "lenet", "--quick", "--device", options.device]
 
     def measure_time(at_once: bool) -> float:
         started, running = perf_counter(), []
@@ -156,25 +156,25 @@ def measure_sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     return [{"in_turn_seconds": in_turn, "at_once_seconds": together}], {"at_once_over_in_turn": together / in_turn}
 
 
-def _measure_time(asked: Options, made: list[Case], iterations: int, coarse: float) -> float:
+def _measure_time(options: Options, made: list[Case], iterations: int, coarse: float) -> float:
     started = perf_counter()
-    _run_search(asked, made, iterations, coarse)
+    _run_search(options, made, iterations, coarse)
     return perf_counter() - started
 
 
-def _run_search(asked: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
+def _run_search(options: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
     """Run one search by `inverting_gradients` for each case, all at once, and wait until the device has finished.
 
     coarse: share of the iterations, at the beginning, that compute convolutions in bfloat16.
     """
     attack = inverting_gradients(steps=iterations)
-    attack = replace(attack, device=asked.device, search=replace(attack.search, coarse=coarse))
-    attack(made, rng=torch.Generator().manual_seed(asked.seed))
+    attack = replace(attack, device=options.device, search=replace(attack.search, coarse=coarse))
+    attack(made, rng=torch.Generator().manual_seed(options.seed))
 
 
-def _make_cases(asked: Options, network: str, count: int) -> tuple[LocalClient, list[Case]]:
-    found: Images = load_images(asked, "cifar10", count)
-    of = make_client(network, replace(found.data, num_classes=10), seed=asked.seed)
+def _make_cases(options: Options, network: str, count: int) -> tuple[LocalClient, list[Case]]:
+    found: Images = load_images(options, "cifar10", count)
+    of = make_client(network, replace(found.data, num_classes=10), seed=options.seed)
     return of, [of.make_case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
 
 

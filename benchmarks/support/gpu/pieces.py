@@ -150,30 +150,30 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--data", type=Path, help="folder of data sets, laid out as benchmarks/README.md says")
     parser.add_argument("--out", type=Path, help="folder of results; by default benchmarks/results/gpu-HARDWARE")
-    asked = parser.parse_args()
-    if not asked.dry_run and not asked.list and not torch.cuda.is_available():
+    options = parser.parse_args()
+    if not options.dry_run and not options.list and not torch.cuda.is_available():
         sys.exit("there is no CUDA device here; --dry-run shows on the CPU that each piece starts")
-    device = "cpu" if asked.dry_run else "cuda"
-    out = asked.out or (
-        ROOT / "runs" / "gpu-dry-run" if asked.dry_run else ROOT / "benchmarks" / "results" / f"gpu-{read_gpu_name()}"
+    device = "cpu" if options.dry_run else "cuda"
+    out = options.out or (
+        ROOT / "runs" / "gpu-dry-run" if options.dry_run else ROOT / "benchmarks" / "results" / f"gpu-{read_gpu_name()}"
     )
-    if asked.list:
+    if options.list:
         for piece in PIECES:
-            print(f"{piece.name:<20} {find_state(out, piece, dry=asked.dry_run):<10} {piece.shows}")
+            print(f"{piece.name:<20} {find_state(out, piece, dry=options.dry_run):<10} {piece.shows}")
         return
     out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * asked.minutes
+    end = time.monotonic() + 60 * options.minutes
     for piece in PIECES:
-        ended = find_state(out, piece, dry=asked.dry_run) in ENDED_STATES
-        if piece.name not in asked.only if asked.only else ended:
+        ended = find_state(out, piece, dry=options.dry_run) in ENDED_STATES
+        if piece.name not in options.only if options.only else ended:
             continue
-        limit = DRY_SECONDS if asked.dry_run else PIECE_SECONDS
+        limit = DRY_SECONDS if options.dry_run else PIECE_SECONDS
         if time.monotonic() + min(limit, estimate_seconds(out, piece)) > end:
             print(f"{piece.name}: not started, because it may take longer than the time left", flush=True)
             continue
-        run(piece, out, limit, dry=asked.dry_run, data=asked.data, device=device)
+        run(piece, out, limit, dry=options.dry_run, data=options.data, device=device)
         write_tables(out)
-    states = {piece.name: find_state(out, piece, dry=asked.dry_run) for piece in PIECES}
+    states = {piece.name: find_state(out, piece, dry=options.dry_run) for piece in PIECES}
     skipped = [name for name, state in states.items() if state == "skipped"]
     left = [name for name, state in states.items() if state not in ENDED_STATES]
     print(

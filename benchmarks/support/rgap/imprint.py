@@ -39,33 +39,33 @@ TUNING_IMAGES = 64
 """Number of images of the tuning part from which location and scale of the statistic are estimated."""
 
 
-def measure_imprint(asked: Options) -> TableAndSummary:
+def measure_imprint(options: Options) -> TableAndSummary:
     """Return a row for each data set, batch size and number of bins, and a summary, after the attacks and the inspections."""
-    rows = [row for name in DATA_SETS[: 1 if asked.quick else None] for row in measure_data_set(name, asked)]
+    rows = [row for name in DATA_SETS[: 1 if options.quick else None] for row in measure_data_set(name, options)]
     summary: dict[str, Any] = {f"recovered_{row['batch']}_{row['bins']}_{row['data']}": row["recovered"] for row in rows}
     summary |= {"certified_wrong": sum(row["certified_wrong"] for row in rows)}
-    summary |= {"flagged": sum(row["flagged"] for row in rows) / len(rows), **count_false_alarms(asked)}
+    summary |= {"flagged": sum(row["flagged"] for row in rows) / len(rows), **count_false_alarms(options)}
     return rows, summary
 
 
-def measure_data_set(name: str, asked: Options) -> list[dict[str, Any]]:
+def measure_data_set(name: str, options: Options) -> list[dict[str, Any]]:
     """Return one row for each pair of batch size and number of bins in `CELLS`, on the data set `name`; one row with --quick."""
-    public = load_images(asked, name, TUNING_IMAGES, part="tuning")
+    public = load_images(options, name, TUNING_IMAGES, part="tuning")
     direction = STATISTICS["average"][0](public.data.size)
     values = public.data.normalise(public.x).flatten(1) @ direction
     scaled = {"centre": float(values.mean()), "spread": float(values.std())}
     rows = []
-    for size, bins in CELLS[:1] if asked.quick else CELLS:
-        data = load_images(asked, name, size * min(2 if asked.quick else BATCHES, MAX_REPORT_IMAGES // size))
+    for size, bins in CELLS[:1] if options.quick else CELLS:
+        data = load_images(options, name, size * min(2 if options.quick else BATCHES, MAX_REPORT_IMAGES // size))
         arguments = {"base": "lenet_cpl", "bins": bins, **scaled}
-        client = make_client("imprint", data.data, seed=asked.seed, batch=size, arguments=arguments)
+        client = make_client("imprint", data.data, seed=options.seed, batch=size, arguments=arguments)
         flagged = bool(inspect_model(models.build(ModelSpec(name="imprint", arguments=arguments), data.data)))
         rows.append({"data": name, "part": data.part, "batch": size, "bins": bins, "flagged": flagged})
-        rows[-1] |= measure_readout(make_batch_cases(data, client, size), asked) | {"expected": (1 - 1 / bins) ** (size - 1)}
+        rows[-1] |= measure_readout(make_batch_cases(data, client, size), options) | {"expected": (1 - 1 / bins) ** (size - 1)}
     return rows
 
 
-def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
+def measure_readout(originals: Originals, options: Options) -> dict[str, Any]:
     """Read the imprint layer for each case (one batch), and return the columns on success of a row.
 
     recovered, null, certified: shares of all examples that are recovered, by the attack and by its null, and that are certified.
@@ -73,8 +73,8 @@ def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
     labels_of_recovered, median_mse_of_recovered: share of right labels and median MSE of the recovered examples.
     cpu_seconds: per example.
     """
-    answers, seconds = run_attack(robbing_the_fed(), originals.cases, asked)
-    guessed_alone, _ = run_attack(robbing_the_fed().null(), originals.cases, asked)
+    answers, seconds = run_attack(robbing_the_fed(), originals.cases, options)
+    guessed_alone, _ = run_attack(robbing_the_fed().null(), originals.cases, options)
     pairs = [(match_examples(one, x)[0], x) for one, x in zip(guessed_alone, originals.x, strict=True)]
     null = torch.cat([is_recovered(guesses, x).float() for guesses, x in pairs])
     recovered, certified, wrong, errors, labels = [], [], 0, [], []
@@ -104,12 +104,12 @@ def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
     }
 
 
-def count_false_alarms(asked: Options) -> dict[str, int]:
+def count_false_alarms(options: Options) -> dict[str, int]:
     """Return a dict with the number of torchvision classifiers inspected, and of those in which tampering is found.
 
     All of them take about seven CPU-minutes. With --quick only every twentieth is inspected.
     """
-    names = vision.list_models(module=vision)[:: 20 if asked.quick else 1]
+    names = vision.list_models(module=vision)[:: 20 if options.quick else 1]
     alarms = 0
     for name in names:
         more = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}

@@ -58,21 +58,25 @@ CLOSED_FORMS = (
 )
 
 
-def measure_limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_limits(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a row for each closed form and disturbance (noise, a defense, or local steps), and a summary.
 
     The summary's key "NETWORK_noise" holds the largest of `NOISE_LEVELS` at which the closed form for this network recovers all
     images, None if there is no such level.
     """
     rows, summary = [], {}
-    for form in CLOSED_FORMS[:1] if asked.quick else CLOSED_FORMS:
-        count = 2 if asked.quick or form.words == "peeled" else 3
-        found = load_images(asked, form.data, count)
+    for form in CLOSED_FORMS[:1] if options.quick else CLOSED_FORMS:
+        count = 2 if options.quick or form.words == "peeled" else 3
+        found = load_images(options, form.data, count)
         found = found.of_two_classes() if form.loss == "logistic" else found
-        _measure_form(form, found.take_first(1), asked)  # the first call loads code
-        own = [_measure_form(form, found, asked, noise=noise) for noise in (NOISE_LEVELS[::4] if asked.quick else NOISE_LEVELS)]
-        own += [_measure_form(form, found, asked, defense=text) for text in (DEFENSES[::5] if asked.quick else DEFENSES)]
-        own += [_measure_form(form, found, asked, steps=steps) for steps in (LOCAL_STEPS[::2] if asked.quick else LOCAL_STEPS)]
+        _measure_form(form, found.take_first(1), options)  # the first call loads code
+        own = [
+            _measure_form(form, found, options, noise=noise) for noise in (NOISE_LEVELS[::4] if options.quick else NOISE_LEVELS)
+        ]
+        own += [_measure_form(form, found, options, defense=text) for text in (DEFENSES[::5] if options.quick else DEFENSES)]
+        own += [
+            _measure_form(form, found, options, steps=steps) for steps in (LOCAL_STEPS[::2] if options.quick else LOCAL_STEPS)
+        ]
         bearable = [row["noise"] for row in own if row["noise"] is not None and row["success"] == 1]
         summary[f"{form.network}_noise"] = max(bearable, default=None)
         rows += [{key: value for key, value in row.items() if key != "noise"} for row in own]
@@ -80,13 +84,13 @@ def measure_limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 
 def _measure_form(
-    form: Form, found: Images, asked: Options, *, noise: float | None = None, defense: str = "", steps: int = 1
+    form: Form, found: Images, options: Options, *, noise: float | None = None, defense: str = "", steps: int = 1
 ) -> dict[str, Any]:
-    one = make_client(form.network, found.data, loss=form.loss, seed=asked.seed, steps=steps)
+    one = make_client(form.network, found.data, loss=form.loss, seed=options.seed, steps=steps)
     words = f"noise {noise:g}" if noise is not None else defense or f"{steps} local steps"
     errors, seconds, failed = [], 0.0, 0
     for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
-        error, took = _attack_one(form.attack, one, x, y, asked, i, noise or 0.0, defense, steps)
+        error, took = _attack_one(form.attack, one, x, y, options, i, noise or 0.0, defense, steps)
         errors.append(error)
         seconds += took
         failed += error >= MAX_REPORTED_MSE
@@ -106,17 +110,17 @@ def _measure_form(
 
 
 def _attack_one(
-    attack: Attack, one: LocalClient, x: Tensor, y: Tensor, asked: Options, i: int, noise: float, defense: str, steps: int
+    attack: Attack, one: LocalClient, x: Tensor, y: Tensor, options: Options, i: int, noise: float, defense: str, steps: int
 ) -> tuple[float, float]:
     case = one.make_case([(x[None], y[None])] * steps, f"{i}", defense)
     observation = case.observations[0]
     if noise:
-        update = _add_noise(observation.update, noise, Generator().manual_seed(asked.seed + i))
+        update = _add_noise(observation.update, noise, Generator().manual_seed(options.seed + i))
         observation = replace(observation, payload=encode(update))
     observation = replace(observation, num_examples=1)
     with measure_cpu() as clock:
         try:
-            guess = attack([replace(case, observations=(observation,))], rng=Generator().manual_seed(asked.seed))[0].x
+            guess = attack([replace(case, observations=(observation,))], rng=Generator().manual_seed(options.seed))[0].x
         except ValueError:  # the closed form does not apply
             guess = x[None][:0]
     if not len(guess):

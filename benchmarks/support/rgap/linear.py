@@ -22,39 +22,39 @@ MAX_SUCCESS_MSE = 1e-3
 BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
-def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_linear(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return rows by batch size, and a summary: the attack `exact` on an MLP, and R-GAP on the network FCN3.
 
     The MLP is untrained, or trained for three epochs. FCN3 has three linear layers without biases, with LeakyReLU between them.
     """
     rows = []
-    for name in ("mnist",) if asked.quick else ("mnist", "cifar10"):
+    for name in ("mnist",) if options.quick else ("mnist", "cifar10"):
         for trained in (False, True):
-            rows += [_measure_batches(name, size, trained, asked) for size in ((1, 4) if asked.quick else BATCH_SIZES)]
+            rows += [_measure_batches(name, size, trained, options) for size in ((1, 4) if options.quick else BATCH_SIZES)]
     found = {row["batch"]: row["success"] for row in rows if not row["trained"] and row["data"] == rows[0]["data"]}
-    mixtures = [_measure_mixture(size, asked) for size in ((2,) if asked.quick else (1, 2, 5))]
+    mixtures = [_measure_mixture(size, options) for size in ((2,) if options.quick else (1, 2, 5))]
     summary = {f"batch{size}": share for size, share in found.items()}
     return rows + mixtures, summary | {"mixture_in_span": max(row["off_span"] for row in mixtures)}
 
 
-def _measure_batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, Any]:
+def _measure_batches(name: str, size: int, trained: bool, options: Options) -> dict[str, Any]:
     """Attack several batches of `size` examples of the data set `name`, and return a row with the share of examples recovered.
 
     trained: whether the weights are those after three epochs.
     """
-    repeats = 1 if asked.quick else 10
-    found = load_images(asked, name, 16 * repeats)
-    one = make_client("mlp", found.data, seed=asked.seed, batch=size)
+    repeats = 1 if options.quick else 10
+    found = load_images(options, name, 16 * repeats)
+    one = make_client("mlp", found.data, seed=options.seed, batch=size)
     if trained:
-        one = replace(one, weights=_train_weights(one, load_images(asked, name, 512), asked))
+        one = replace(one, weights=_train_weights(one, load_images(options, name, 512), options))
     errors, right, seconds, routes = [], 0, 0.0, set()
     for i in range(repeats):
-        chosen = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed + i))[:size]
+        chosen = torch.randperm(len(found), generator=Generator().manual_seed(options.seed + i))[:size]
         x, y = found.x[chosen], found.y[chosen]
         case = one.make_case([(x, y)], f"{name}-{i}")
         with measure_cpu() as clock:
             try:
-                answer = exact(route="linear", fallback="none")([case], rng=Generator().manual_seed(asked.seed))[0]
+                answer = exact(route="linear", fallback="none")([case], rng=Generator().manual_seed(options.seed))[0]
                 guess, labels = answer.x, answer.y
                 routes |= {answer.route}
             except ValueError:  # the closed form does not apply
@@ -93,23 +93,23 @@ def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tupl
     return errors, right
 
 
-def _train_weights(one: LocalClient, found: Images, asked: Options) -> dict[str, Tensor]:
+def _train_weights(one: LocalClient, found: Images, options: Options) -> dict[str, Tensor]:
     """Return the weights of the client `one` after three epochs of SGD on the images, in batches of 16."""
     model = models.build(one.model, one.data)
-    order = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed))
+    order = torch.randperm(len(found), generator=Generator().manual_seed(options.seed))
     batches = [(found.x[part], found.y[part]) for part in order.split(16)] * 3
     update = train(model, one.weights, batches, Training(learning_rate=0.1, batch_size=16, steps=len(batches)), one.data).update
     return {name: w + update[name] for name, w in one.weights.items()}
 
 
-def _measure_mixture(size: int, asked: Options) -> dict[str, Any]:
+def _measure_mixture(size: int, options: Options) -> dict[str, Any]:
     """Run R-GAP, which assumes a single example, on the gradient of a batch of `size`, and return a row.
 
     Column mse_median: MSE of R-GAP's answer to the nearest example of this single batch. off_span: norm of the part of the answer
     that is no linear combination of the examples, relative to the norm of the answer.
     """
-    found = load_images(asked, "mnist", size).of_two_classes()
-    one = make_client("fcn3", found.data, loss="logistic", seed=asked.seed, batch=size)
+    found = load_images(options, "mnist", size).of_two_classes()
+    one = make_client("fcn3", found.data, loss="logistic", seed=options.seed, batch=size)
     update = one.make_case([(found.x, found.y)], "mixture").observations[0].update
     gradient = {name: -t.double()[None] for name, t in update.items()}
     weights = {name: w.double()[None] for name, w in one.weights.items()}

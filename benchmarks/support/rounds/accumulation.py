@@ -59,25 +59,27 @@ def make_network(images: Images, seed: int, batch: int = 1, learning_rate: float
     )
 
 
-def make_accumulated_rows(asked: Options, defenses: Sequence[tuple[str, Sequence[int]]], *, clients: int = 2) -> list[ResultRow]:
+def make_accumulated_rows(
+    options: Options, defenses: Sequence[tuple[str, Sequence[int]]], *, clients: int = 2
+) -> list[ResultRow]:
     """Return a row for each defense and number of rounds: PSNR of the attack `accumulate` and of its null, means over clients.
 
     The null is the same attack without the clients' messages. defenses: pairs of a defense and the numbers of rounds to attack,
     from the first on; with --quick, every second number, at most 3. clients: number of clients, each with an image of its own.
-    Clients are attacked in `asked.workers` processes, those with the most rounds first. Progress is printed to stderr.
+    Clients are attacked in `options.workers` processes, those with the most rounds first. Progress is printed to stderr.
     """
     choices = [
-        (defense, min(count, 3) if asked.quick else count)
+        (defense, min(count, 3) if options.quick else count)
         for defense, counts in defenses
-        for count in (counts[::2] if asked.quick else counts)
+        for count in (counts[::2] if options.quick else counts)
     ]
     tasks = [(defense, count, client) for defense, count in choices for client in range(clients)]
-    with ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn"), initializer=prepare_worker) as pool:
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=prepare_worker) as pool:
         order = sorted(tasks, key=lambda task: -task[1])
-        futures = {task: pool.submit(attack_client, asked, *task, clients=clients) for task in order}
+        futures = {task: pool.submit(attack_client, options, *task, clients=clients) for task in order}
         for future in as_completed(futures.values()):
             print(future.result(), file=sys.stderr, flush=True)  # clients with 100 rounds take minutes
-    part = load_images(asked, "cifar10", clients).part
+    part = load_images(options, "cifar10", clients).part
     return [
         {"defense": defense, "rounds": count}
         | _join_clients([futures[defense, count, client].result() for client in range(clients)])
@@ -99,15 +101,15 @@ class AttackedClient:
     cpu_seconds: float
 
 
-def attack_client(asked: Options, defense: str, rounds: int, client: int, *, clients: int) -> AttackedClient:
+def attack_client(options: Options, defense: str, rounds: int, client: int, *, clients: int) -> AttackedClient:
     """Record `clients` clients for some rounds, and attack the rounds of one of them; "none" is no defense."""
-    images = load_images(asked, "cifar10", clients)
-    network = make_network(images, asked.seed)
+    images = load_images(options, "cifar10", clients)
+    network = make_network(images, options.seed)
     case = record_same_examples(network, images, rounds, defense="" if defense == "none" else defense)[client]
-    attack = replace(accumulate(steps=3 if asked.quick else STEPS), device=asked.device)
+    attack = replace(accumulate(steps=3 if options.quick else STEPS), device=options.device)
     with measure_cpu() as clock:
-        found = attack([case], rng=Generator().manual_seed(asked.seed))[0]
-    null = attack.null()([case], rng=Generator().manual_seed(asked.seed))[0]
+        found = attack([case], rng=Generator().manual_seed(options.seed))[0]
+    null = attack.null()([case], rng=Generator().manual_seed(options.seed))[0]
     return AttackedClient(
         defense=defense,
         rounds=rounds,
@@ -133,7 +135,7 @@ def _measure_psnr(found: Tensor, x: Tensor) -> float:
     return float(psnr(found.nan_to_num().clamp(0, 1), x[None])[0])
 
 
-def make_private_rows(asked: Options) -> list[ResultRow]:
+def make_private_rows(options: Options) -> list[ResultRow]:
     """Return a row for each noise multiplier and number of rounds: how often the attacker picks a client's image out of `POOL`.
 
     The attacker knows that each client's image is one of `POOL` images, all equally likely. For each client it picks the image
@@ -142,14 +144,14 @@ def make_private_rows(asked: Options) -> list[ResultRow]:
     round for all clients. The noise multiplier is the standard deviation of the noise divided by the clipping norm. Each row also
     holds the upper bound on the expected rate that follows from the noise multiplier.
     """
-    federations, counts = (1, (1, 3)) if asked.quick else (FEDERATIONS, (1, 10, 30))
-    pool = load_images(asked, "cifar10", POOL)
-    network, rows, trials = make_network(pool, asked.seed), [], federations * len(pool)
+    federations, counts = (1, (1, 3)) if options.quick else (FEDERATIONS, (1, 10, 30))
+    pool = load_images(options, "cifar10", POOL)
+    network, rows, trials = make_network(pool, options.seed), [], federations * len(pool)
     for multiplier in NOISE_MULTIPLIERS:
         right, defense = dict.fromkeys(counts, 0), f"clip(0.01) | gaussian({0.01 * multiplier})"
         with measure_cpu() as clock:
             for number in range(federations):
-                seed = 10**6 * (asked.seed * federations + number)
+                seed = 10**6 * (options.seed * federations + number)
                 cases = record_same_examples(network, pool, max(counts), defense=defense, seed=seed)
                 for count, named in _name_images(cases, pool, counts).items():
                     right[count] += int((named == torch.arange(len(pool))).sum())

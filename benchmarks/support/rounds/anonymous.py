@@ -11,7 +11,7 @@ from support.splits import load_images
 from torch import Generator
 
 from attacker.attacks import Case, spans
-from attacker.attacks.base import UNNAMED_CLIENT
+from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans.anonymous import group_updates
 from attacker.attacks.multi_round.spans.attack import compute_spaces, require_input_layer
 from attacker.attacks.multi_round.spans.recovery import count_all_shared
@@ -20,7 +20,7 @@ from fedsim.recording import Observation, Training
 CLIENTS, EXAMPLES, BATCH, EPOCHS = 6, 32, 8, 3
 
 
-def make_anonymous_rows(asked: Options) -> list[ResultRow]:
+def make_anonymous_rows(options: Options) -> list[ResultRow]:
     """Return a row for each defense: how well the updates of all clients, whose names are withheld, are grouped by client.
 
     grouped: share of pairs of updates of one client that are in one group. wrong: share of pairs in one group that are of
@@ -28,10 +28,10 @@ def make_anonymous_rows(asked: Options) -> list[ResultRow]:
     exact: share of all images that the attack `spans` recovers above 60 dB from these updates; with_names: this share if each
     client's updates are attacked alone; null: this share for the attack's null, which returns grey images.
     """
-    clients = 2 if asked.quick else CLIENTS
-    images = load_images(asked, "cifar10", clients * EXAMPLES)
+    clients = 2 if options.quick else CLIENTS
+    images = load_images(options, "cifar10", clients * EXAMPLES)
     network, rows = (
-        make_network(images.data, Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1), seed=asked.seed),
+        make_network(images.data, Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1), seed=options.seed),
         [],
     )
     for defense in ("", "gaussian(snr_db=40)", "gaussian(snr_db=20)"):
@@ -39,16 +39,16 @@ def make_anonymous_rows(asked: Options) -> list[ResultRow]:
         with_names = 0
         for number in range(clients):
             own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
-            case, _ = record_epochs(network, own, BATCH, EPOCHS, "", seed=asked.seed + number, defense=defense)
+            case, _ = record_epochs(network, own, BATCH, EPOCHS, "", seed=options.seed + number, defense=defense)
             named += [(number, one) for one in case.observations]
-            with_names += count_exact(run_spans(case, asked, relu=True), own.x)
-        shuffled = [named[i] for i in torch.randperm(len(named), generator=Generator().manual_seed(asked.seed)).tolist()]
+            with_names += count_exact(run_spans(case, options, relu=True), own.x)
+        shuffled = [named[i] for i in torch.randperm(len(named), generator=Generator().manual_seed(options.seed)).tolist()]
         shuffled.sort(key=lambda pair: pair[1].round)
         whole = Case(tuple(replace(one, client=UNNAMED_CLIENT, cohort=()) for _, one in shuffled))
-        groups = _group(whole, asked)
+        groups = _group(whole, options)
         with measure_cpu() as clock:
-            (found,) = replace(spans(anonymous=True), device=asked.device)([whole], rng=Generator().manual_seed(asked.seed))
-        (grey,) = spans(anonymous=True).null()([whole], rng=Generator().manual_seed(asked.seed))
+            (found,) = replace(spans(anonymous=True), device=options.device)([whole], rng=Generator().manual_seed(options.seed))
+        (grey,) = spans(anonymous=True).null()([whole], rng=Generator().manual_seed(options.seed))
         false, certain = count_false(found, images.x)
         rows.append(
             {
@@ -70,10 +70,10 @@ def make_anonymous_rows(asked: Options) -> list[ResultRow]:
     return rows
 
 
-def _group(case: Case, asked: Options) -> list[list[int]]:
+def _group(case: Case, options: Options) -> list[list[int]]:
     """Return the groups of the updates of a case that share examples, as the attack forms them."""
-    rng = Generator().manual_seed(asked.seed)
-    spaces = compute_spaces(case, require_input_layer(case.observations[0]), rng, device=asked.device)
+    rng = Generator().manual_seed(options.seed)
+    spaces = compute_spaces(case, require_input_layer(case.observations[0]), rng, device=options.device)
     return group_updates(spaces, count_all_shared(spaces, rng), [one.round for one in case.observations])
 
 

@@ -107,15 +107,15 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
     ]
 
 
-def make_cohort_rows(asked: Options) -> Iterator[ResultRow]:
+def make_cohort_rows(options: Options) -> Iterator[ResultRow]:
     """Yield the rows of the table, each of which is also printed on stderr at once."""
-    for setting in list_cohort_settings(quick=asked.quick):
-        row = make_cohort_row(asked, setting)
+    for setting in list_cohort_settings(quick=options.quick):
+        row = make_cohort_row(options, setting)
         print(row, file=sys.stderr, flush=True)
         yield row
 
 
-def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
+def make_cohort_row(options: Options, setting: CohortSetting) -> ResultRow:
     """Simulate and attack one federation, and return its row.
 
     Column isolated: share of clients for which the attack finds the linear span of their own examples. exact: share of all
@@ -128,18 +128,18 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
     are not exact. null: `exact` of the null, the same attack without the sums. sratta_*: results of SRATTA on the same sums, None
     where SRATTA was not run; sratta_wrong: number of its answers that are not exact.
     """
-    images = load_images(asked, setting.data, setting.clients * setting.examples)
+    images = load_images(options, setting.data, setting.clients * setting.examples)
     holdings = {
         f"c{number:02d}": images.of(range(number * setting.examples, (number + 1) * setting.examples))
         for number in range(setting.clients)
     }
-    case = record(asked, setting, images, holdings)
-    isolated = _count_isolated(case, holdings, asked)
+    case = record(options, setting, images, holdings)
+    isolated = _count_isolated(case, holdings, options)
     exact = owned = wrong_owner = found = grouped = recovered = recovered_owned = misnamed = 0
     pairs, certain = (0, 0), (0, 0)
     with measure_cpu() as clock:
         try:
-            (answer,) = replace(cohort_spans(), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))
+            (answer,) = replace(cohort_spans(), device=options.device)([case], rng=Generator().manual_seed(options.seed))
         except ValueError:
             answer = None
     if answer is not None:
@@ -159,7 +159,7 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
         certain = count_false(answer, torch.cat([own.x for own in holdings.values()]), EXACT_DB)
         pairs = _count_grouped_pairs(list_groups(answer), hit, names)
     total = len(images)
-    (grey,) = cohort_spans().null()([case], rng=Generator().manual_seed(asked.seed))
+    (grey,) = cohort_spans().null()([case], rng=Generator().manual_seed(options.seed))
     return {
         "federation": setting.what,
         "clients": setting.clients,
@@ -211,12 +211,12 @@ def _attack_by_sratta(case: Case, holdings: Mapping[str, Images]) -> ResultRow:
     return dict(zip(SRATTA_COLUMNS, values, strict=True))
 
 
-def record(asked: Options, setting: CohortSetting, images: Images, holdings: Mapping[str, Images]) -> Case:
+def record(options: Options, setting: CohortSetting, images: Images, holdings: Mapping[str, Images]) -> Case:
     """Simulate all rounds and return a case with the secure sum of each: the mean of the updates of its cohort.
 
     holdings: dict from the name of a client to its images. images: only their data specification is used.
     """
-    rng, names, rounds = Generator().manual_seed(asked.seed + 1), sorted(holdings), []
+    rng, names, rounds = Generator().manual_seed(options.seed + 1), sorted(holdings), []
     groups = [names[i : i + setting.cohort] for i in range(0, len(names), setting.cohort)]
     for number in range(setting.rounds * setting.trainings):
         if setting.fixed:
@@ -227,7 +227,7 @@ def record(asked: Options, setting: CohortSetting, images: Images, holdings: Map
     training = Training(learning_rate=setting.learning_rate, batch_size=setting.batch, steps=setting.steps)
     seen: list[Observation] = []
     for number in range(setting.trainings):
-        network = make_network(images.data, training, hidden=setting.hidden, seed=asked.seed + number)
+        network = make_network(images.data, training, hidden=setting.hidden, seed=options.seed + number)
         own = rounds[number * setting.rounds : (number + 1) * setting.rounds]
         seen += record_sums(network, own, defense=setting.defense, rounding=setting.rounding).observations
     return Case(tuple(replace(one, round=number) for number, one in enumerate(seen, start=1)))
@@ -249,7 +249,7 @@ def _draw_batches(own: Images, setting: CohortSetting, rng: Generator) -> list[L
     return [(own.x[part], own.y[part]) for part in rows.split(setting.batch)]
 
 
-def _count_isolated(case: Case, holdings: Mapping[str, Images], asked: Options) -> int:
+def _count_isolated(case: Case, holdings: Mapping[str, Images], options: Options) -> int:
     """Return the number of clients for which the attack found the linear span of their own examples in the secure sums.
 
     A span is right if it has as many dimensions as the client has examples, and if for each example, as the vector of its
@@ -257,7 +257,7 @@ def _count_isolated(case: Case, holdings: Mapping[str, Images], asked: Options) 
     holdings: dict from the name of a client to its images.
     """
     try:
-        spans = measure_isolation(case, Generator().manual_seed(asked.seed))
+        spans = measure_isolation(case, Generator().manual_seed(options.seed))
     except ValueError:
         return 0
     right = 0

@@ -37,18 +37,18 @@ STEPS = 30
 LEARNING_RATE = 0.01
 
 
-def make_convolution_rows(asked: Options) -> list[ResultRow]:
+def make_convolution_rows(options: Options) -> list[ResultRow]:
     """Return three rows with the PSNR of each image, for three ways to attack the same rounds, and one of linking alone.
 
     The first way attacks each round alone, and takes for each image the round with the highest PSNR. The second attacks all
     rounds together, and finds the links itself (which examples of different rounds are the same image). The third is given the
     true links and labels.
     """
-    images = load_images(asked, "cifar10", EXAMPLES)
-    network = make_network(images, asked.seed, BATCH, LEARNING_RATE)
-    case, used = record_epochs(network, images, BATCH, 2 if asked.quick else EPOCHS, "c", seed=asked.seed)
-    attack = replace(accumulate(compare="features", steps=2 if asked.quick else STEPS), device=asked.device)
-    rng, rows = Generator().manual_seed(asked.seed), []
+    images = load_images(options, "cifar10", EXAMPLES)
+    network = make_network(images, options.seed, BATCH, LEARNING_RATE)
+    case, used = record_epochs(network, images, BATCH, 2 if options.quick else EPOCHS, "c", seed=options.seed)
+    attack = replace(accumulate(compare="features", steps=2 if options.quick else STEPS), device=options.device)
+    rng, rows = Generator().manual_seed(options.seed), []
     with measure_cpu() as clock:
         alone = [attack([replace(case, observations=(one,))], rng=rng)[0] for one in case.observations]
     best = torch.full((len(images),), -torch.inf)
@@ -65,7 +65,7 @@ def make_convolution_rows(asked: Options) -> list[ResultRow]:
     rows.append(
         _make_row("all rounds, true links and labels given", _measure_assigned(right, images.x), clock.seconds, case, images)
     )
-    return [*(row | {"null_psnr": _measure_null(attack, case, images)} for row in rows), make_linking_row(asked)]
+    return [*(row | {"null_psnr": _measure_null(attack, case, images)} for row in rows), make_linking_row(options)]
 
 
 def _make_row(by: str, each: Tensor, seconds: float, case: Case, images: Images) -> ResultRow:
@@ -124,21 +124,21 @@ def count_links(placed: Sequence[Mapping[int, int]]) -> tuple[float, float]:
     return right / pairs, 1 - right / links if links else 0.0
 
 
-def make_linking_row(asked: Options) -> ResultRow:
+def make_linking_row(options: Options) -> ResultRow:
     """Return the row of linking alone, for many clients of `EXAMPLES` images each: shares of linked pairs and of wrong links.
 
     The shares are those of `count_links`. To compute them, the features that the attack infers in each round are assigned to the
     true features of the round's images. Column least: the smallest share of linked pairs of a client.
     """
-    clients, rates, spent = 2 if asked.quick else CLIENTS, [], 0.0
-    images = load_images(asked, "cifar10", clients * EXAMPLES)
+    clients, rates, spent = 2 if options.quick else CLIENTS, [], 0.0
+    images = load_images(options, "cifar10", clients * EXAMPLES)
     for number in range(clients):
         own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
-        network = make_network(own, asked.seed + number, BATCH, LEARNING_RATE)
-        case, used = record_epochs(network, own, BATCH, EPOCHS, "c", seed=asked.seed + number)
-        describer = Describer(accumulate(compare="features").matching, "features", 50, asked.device)
+        network = make_network(own, options.seed + number, BATCH, LEARNING_RATE)
+        case, used = record_epochs(network, own, BATCH, EPOCHS, "c", seed=options.seed + number)
+        describer = Describer(accumulate(compare="features").matching, "features", 50, options.device)
         with measure_cpu() as clock:
-            described = describer(case, Generator().manual_seed(asked.seed), None, None)
+            described = describer(case, Generator().manual_seed(options.seed), None, None)
             links = link(described, batch_size=BATCH)
         spent += clock.seconds
         places = zip(case.observations, described, used, links.places, strict=True)

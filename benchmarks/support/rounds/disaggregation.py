@@ -17,7 +17,7 @@ CLIENTS, COHORT, ROUNDS = 8, 3, 16
 LEARNING_RATES = (1e-5, 1e-4, 1e-3, 1e-2)
 
 
-def make_disaggregation_rows(asked: Options) -> list[ResultRow]:
+def make_disaggregation_rows(options: Options) -> list[ResultRow]:
     """Return a row for each learning rate: how well single clients' updates are computed from secure sums of random cohorts.
 
     Each client trains CPL's LeNet on one image, the same in each round. determined: number of clients whose updates the sums
@@ -26,10 +26,10 @@ def make_disaggregation_rows(asked: Options) -> list[ResultRow]:
     those of the computed updates, relative to the norm of the sums. psnr: mean PSNR in dB of the images that `exact` reconstructs
     from computed updates.
     """
-    images = load_images(asked, "cifar10", CLIENTS)
+    images = load_images(options, "cifar10", CLIENTS)
     rows = []
-    for rate in LEARNING_RATES[:1] if asked.quick else LEARNING_RATES:
-        rng, network = Generator().manual_seed(asked.seed + 1), make_network(images, asked.seed, 1, rate)
+    for rate in LEARNING_RATES[:1] if options.quick else LEARNING_RATES:
+        rng, network = Generator().manual_seed(options.seed + 1), make_network(images, options.seed, 1, rate)
         batches = {f"c{i}": [(images.x[i : i + 1], images.y[i : i + 1])] for i in range(CLIENTS)}
         cohorts = [torch.randperm(CLIENTS, generator=rng)[:COHORT].tolist() for _ in range(ROUNDS)]
         case = record_sums(network, [{f"c{i}": batches[f"c{i}"] for i in sorted(cohort)} for cohort in cohorts])

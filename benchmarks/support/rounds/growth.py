@@ -38,17 +38,17 @@ class Line:
     rounds: Sequence[int]
 
 
-def make_lines(asked: Options) -> list[Line]:
+def make_lines(options: Options) -> list[Line]:
     """Simulate the federations of the picture, and return one line for each, with the attack on it; with --quick only the first.
 
     Four federations have one client each, with an untrained network, a trained one, and an untrained one with noise in the
     updates at a signal-to-noise ratio of 40 or 20 dB. In the other two the server sees only sums over groups of clients, which
     change from round to round or are always the same.
     """
-    images = load_images(asked, "cifar10", EXAMPLES)
+    images = load_images(options, "cifar10", EXAMPLES)
     training = Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1)
-    plain = make_network(images.data, training, seed=asked.seed)
-    trained = plain if asked.quick else train_network(plain, images, steps=TRAINING_STEPS, seed=asked.seed)
+    plain = make_network(images.data, training, seed=options.seed)
+    trained = plain if options.quick else train_network(plain, images, steps=TRAINING_STEPS, seed=options.seed)
     lines = []
     for words, network, defense in (
         ("no defense", plain, ""),
@@ -56,31 +56,31 @@ def make_lines(asked: Options) -> list[Line]:
         ("noise of 40 dB", plain, "gaussian(snr_db=40)"),
         ("noise of 20 dB", plain, "gaussian(snr_db=20)"),
     ):
-        case, _ = record_epochs(network, images, BATCH, EPOCHS, "c", seed=asked.seed, defense=defense)
+        case, _ = record_epochs(network, images, BATCH, EPOCHS, "c", seed=options.seed, defense=defense)
         lines.append(Line(federation=words, attack="spans", case=case, images=images, rounds=CLIENT_ROUNDS))
     for fixed in (False, True):
         setting = CohortSetting(fixed=fixed)
-        own = load_images(asked, "cifar10", setting.clients * setting.examples)
+        own = load_images(options, "cifar10", setting.clients * setting.examples)
         parts = {f"c{i:02d}": own.of(range(i * setting.examples, (i + 1) * setting.examples)) for i in range(setting.clients)}
         words = f"secure sums, {'fixed' if fixed else 'changing'} cohorts"
-        case = record(asked, setting, own, parts)
+        case = record(options, setting, own, parts)
         lines.append(Line(federation=words, attack="cohort_spans", case=case, images=own, rounds=SUM_ROUNDS))
-    return lines[:1] if asked.quick else lines
+    return lines[:1] if options.quick else lines
 
 
-def make_growth_rows(asked: Options) -> list[ResultRow]:
+def make_growth_rows(options: Options) -> list[ResultRow]:
     """Return a row for each federation and number of rounds: the share of all images that the attack recovers exactly.
 
     An image counts as exact if some reconstruction has a PSNR above 60 dB to it. The column `null` holds this share for the same
     attack without the clients' messages.
     """
     rows = []
-    for line in make_lines(asked):
-        attack, null = (AttackSpec(name=line.attack, null=is_null).build(device=asked.device) for is_null in (False, True))
-        for count in line.rounds[:: 4 if asked.quick else 1]:
+    for line in make_lines(options):
+        attack, null = (AttackSpec(name=line.attack, null=is_null).build(device=options.device) for is_null in (False, True))
+        for count in line.rounds[:: 4 if options.quick else 1]:
             first = replace(line.case, observations=line.case.observations[:count])
             with measure_cpu() as clock:
-                found = _attack(attack, first, asked)
+                found = _attack(attack, first, options)
             total = len(line.images)
             rows.append(
                 {
@@ -88,7 +88,7 @@ def make_growth_rows(asked: Options) -> list[ResultRow]:
                     "attack": line.attack,
                     "rounds": count,
                     "exact": count_exact(found, line.images.x) / total,
-                    "null": count_exact(_attack(null, first, asked), line.images.x) / total,
+                    "null": count_exact(_attack(null, first, options), line.images.x) / total,
                     "cpu_seconds": clock.seconds,
                     "part": line.images.part,
                 }
@@ -96,9 +96,9 @@ def make_growth_rows(asked: Options) -> list[ResultRow]:
     return rows
 
 
-def _attack(attack: Attack, case: Case, asked: Options) -> Reconstruction | None:
+def _attack(attack: Attack, case: Case, options: Options) -> Reconstruction | None:
     try:
-        return attack([case], rng=Generator().manual_seed(asked.seed))[0]
+        return attack([case], rng=Generator().manual_seed(options.seed))[0]
     except ValueError:
         return None
 

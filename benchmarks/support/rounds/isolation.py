@@ -14,21 +14,21 @@ from torch import Generator
 from attacker.attacks.multi_round.spans.cohort_attack import measure_isolation
 
 
-def make_isolation_rows(asked: Options) -> list[ResultRow]:
+def make_isolation_rows(options: Options) -> list[ResultRow]:
     """Return a row for each client of random cohorts: the rounds it takes part in, and the first after which it is isolated.
 
     isolated_after: the smallest number of recorded rounds with which the attack `cohort_spans` separates the linear span of the
     client's examples from the spans of all other clients; None if the attack never does.
     """
-    setting = CohortSetting(clients=8, cohort=2, rounds=8) if asked.quick else CohortSetting(steps=4, batch=2)
-    images = load_images(asked, "cifar10", setting.clients * setting.examples)
+    setting = CohortSetting(clients=8, cohort=2, rounds=8) if options.quick else CohortSetting(steps=4, batch=2)
+    images = load_images(options, "cifar10", setting.clients * setting.examples)
     names = [f"c{number:02d}" for number in range(setting.clients)]
     holdings = {name: images.of(range(i * setting.examples, (i + 1) * setting.examples)) for i, name in enumerate(names)}
-    case = record(asked, setting, images, holdings)
+    case = record(options, setting, images, holdings)
     after: dict[str, int] = {}
     for count in range(1, setting.rounds + 1):
         first = replace(case, observations=case.observations[:count])
-        for name in measure_isolation(first, Generator().manual_seed(asked.seed)):
+        for name in measure_isolation(first, Generator().manual_seed(options.seed)):
             after.setdefault(name, count)
         if len(after) == setting.clients:
             break

@@ -35,7 +35,7 @@ NEAR_SHARE = 0.01
 """Largest rank of an image, relative to the number of rivals, with which it counts in the column `in_best_percent`."""
 
 
-def make_pool_rows(asked: Options) -> Iterator[ResultRow]:
+def make_pool_rows(options: Options) -> Iterator[ResultRow]:
     """Yield a row for each defense and number of rounds, which is also printed on stderr at once.
 
     rank_first: share of the `targets`, images of a client, with a larger score than all `rivals`, which are images of no client;
@@ -43,14 +43,14 @@ def make_pool_rows(asked: Options) -> Iterator[ResultRow]:
     1 %.
     rank_first_of_another, in_best_percent_of_another: a control, these two shares by scores from another client's updates.
     """
-    settings = [Setting(seed=asked.seed, defense=defense) for defense in DEFENSES]
-    for setting in [Setting(clients=3, examples=32, rounds=2)] if asked.quick else settings:
-        for row in _attack(asked, setting):
+    settings = [Setting(seed=options.seed, defense=defense) for defense in DEFENSES]
+    for setting in [Setting(clients=3, examples=32, rounds=2)] if options.quick else settings:
+        for row in _attack(options, setting):
             print(row, file=sys.stderr, flush=True)
             yield row
 
 
-def load_rivals(asked: Options, setting: Setting) -> list[Images]:
+def load_rivals(options: Options, setting: Setting) -> list[Images]:
     """Return all images of the CIFAR-10 files in --data, of all parts, without those that `record` draws for the federation.
 
     Left out are the clients' images, and `RecordedFederation.others`, which the caller adds to the rivals. Rivals choose
@@ -59,14 +59,14 @@ def load_rivals(asked: Options, setting: Setting) -> list[Images]:
     found = []
     for name in ("cifar10", "cifar10_test"):
         for part in PARTS:
-            skip = count_images(asked, setting) if (name, part) == ("cifar10", "report") else 0
-            found.append(load_images(asked, name, count_part(asked, name, part) - skip, part=part, skip=skip))
+            skip = count_images(options, setting) if (name, part) == ("cifar10", "report") else 0
+            found.append(load_images(options, name, count_part(options, name, part) - skip, part=part, skip=skip))
     return found
 
 
-def _attack(asked: Options, setting: Setting) -> Iterator[ResultRow]:
-    federation: RecordedFederation = record(asked, setting)
-    rivals = [federation.others, *([] if asked.quick else load_rivals(asked, setting))]
+def _attack(options: Options, setting: Setting) -> Iterator[ResultRow]:
+    federation: RecordedFederation = record(options, setting)
+    rivals = [federation.others, *([] if options.quick else load_rivals(options, setting))]
     targets = [images.take_first(TARGETS // (setting.clients - 1)) for images in federation.own[1:]]
     owner = torch.cat(
         [torch.full((len(own),), i) for i, own in enumerate(targets, start=1)] + [torch.full((len(own),), -1) for own in rivals]
@@ -76,7 +76,7 @@ def _attack(asked: Options, setting: Setting) -> Iterator[ResultRow]:
     read = [number for number in READ_ROUNDS if number <= setting.rounds]
     cases = [replace(one, observations=tuple(o for o in one.observations if o.round in read)) for one in federation.cases[1:]]
     with measure_cpu() as clock:
-        fitted = replace(membership(), device=asked.device).fit(cases, pool, Generator().manual_seed(setting.seed))
+        fitted = replace(membership(), device=options.device).fit(cases, pool, Generator().manual_seed(setting.seed))
     for count in (number for number in ROUNDS if number <= setting.rounds):
         scores = combine_rounds(cases, fitted, 1, count)
         ranks = list_ranks(scores, owner)

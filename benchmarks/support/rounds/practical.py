@@ -92,7 +92,7 @@ class RecordedFederation:
     accuracy: float
 
 
-def make_practical_rows(asked: Options) -> list[ResultRow]:
+def make_practical_rows(options: Options) -> list[ResultRow]:
     """Return a row for each defense and number of rounds; without a defense, for each of `SEEDS` seeds from --seed on.
 
     The rows of `LARGER_CLIENTS`, without a defense, follow. named: share of the n examples of the first client that are among the
@@ -104,8 +104,8 @@ def make_practical_rows(asked: Options) -> list[ResultRow]:
     With --quick, there are two rounds of three clients with few examples, without a defense.
     """
     rows: list[ResultRow] = []
-    for setting in [Setting(clients=3, examples=32, rounds=2)] if asked.quick else list_settings(asked.seed):
-        for row in attack_federation(asked, setting):
+    for setting in [Setting(clients=3, examples=32, rounds=2)] if options.quick else list_settings(options.seed):
+        for row in attack_federation(options, setting):
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     return rows
@@ -123,9 +123,9 @@ def list_settings(seed: int) -> list[Setting]:
     ]
 
 
-def record(asked: Options, setting: Setting) -> RecordedFederation:
+def record(options: Options, setting: Setting) -> RecordedFederation:
     """Simulate the federation; return what the server records, the images of its clients, and images of no client."""
-    seed, (own, others) = setting.seed, _draw_images(asked, setting)
+    seed, (own, others) = setting.seed, _draw_images(options, setting)
     network = _make_network(seed)
     spec = _parse(setting.defense)
     built, weights, rng = spec.build(), dict(network.weights), Generator().manual_seed(seed + 1)
@@ -142,26 +142,26 @@ def record(asked: Options, setting: Setting) -> RecordedFederation:
     return RecordedFederation(network, cases, own, others, replace(network, weights=weights).measure_accuracy(others))
 
 
-def _draw_images(asked: Options, setting: Setting) -> tuple[list[Images], Images]:
+def _draw_images(options: Options, setting: Setting) -> tuple[list[Images], Images]:
     """Return the images of each client, and images of no client, all of the report part if it has enough of them.
 
     If it has too few, clients also hold images of the other parts. Their first images, among which the targets are, and those of
     no client are of the report part then, too.
     """
-    examples, clients, count = setting.examples, setting.clients, count_images(asked, setting)
+    examples, clients, count = setting.examples, setting.clients, count_images(options, setting)
     rng = Generator().manual_seed(setting.seed)
-    if asked.data is None or count <= count_part(asked, "cifar10", "report"):
-        images = _adapt(load_images(asked, "cifar10", count))
+    if options.data is None or count <= count_part(options, "cifar10", "report"):
+        images = _adapt(load_images(options, "cifar10", count))
         order = torch.randperm(len(images), generator=rng).tolist()
         return [images.of(order[i * examples : (i + 1) * examples]) for i in range(clients)], images.of(
             order[clients * examples :]
         )
-    reported = _adapt(load_images(asked, "cifar10", count_part(asked, "cifar10", "report")))
+    reported = _adapt(load_images(options, "cifar10", count_part(options, "cifar10", "report")))
     order = torch.randperm(len(reported), generator=rng).tolist()
     shares = [order[OTHERS + i :: clients] for i in range(clients)]
     filling = _join(
         [
-            load_images(asked, name, count_part(asked, name, part), part=part)
+            load_images(options, name, count_part(options, name, part), part=part)
             for name in ("cifar10", "cifar10_test")
             for part in PARTS
             if (name, part) != ("cifar10", "report")
@@ -185,9 +185,9 @@ def _join(parts: Sequence[Images]) -> Images:
     return _adapt(replace(parts[0], x=torch.cat([one.x for one in parts]), y=torch.cat([one.y for one in parts])))
 
 
-def count_images(asked: Options, setting: Setting) -> int:
+def count_images(options: Options, setting: Setting) -> int:
     """Return how many images, the first of the part, a federation takes for its clients and as candidates of no client."""
-    return setting.clients * setting.examples + (100 if asked.quick else OTHERS)
+    return setting.clients * setting.examples + (100 if options.quick else OTHERS)
 
 
 def _make_network(seed: int) -> RecordedNetwork:
@@ -200,9 +200,9 @@ def _make_network(seed: int) -> RecordedNetwork:
     return RecordedNetwork(spec, DATA_SPEC, training, weights)
 
 
-def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
+def attack_federation(options: Options, setting: Setting) -> Iterator[ResultRow]:
     """Record a federation, and yield a row for each number of rounds, with the shares of examples that are named."""
-    federation, defense = record(asked, setting), setting.defense
+    federation, defense = record(options, setting), setting.defense
     chosen = federation.cases[: SPARSE_CLIENTS if defense.startswith(("top_k", "dgc")) else None]
     read = range(1, setting.rounds + 1) if _keeps_values(defense) else [one for one in READ_ROUNDS if one <= setting.rounds]
     cases = [replace(case, observations=tuple(o for o in case.observations if o.round in read)) for case in chosen]
@@ -215,7 +215,7 @@ def attack_federation(asked: Options, setting: Setting) -> Iterator[ResultRow]:
     pool = Pool(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
     rng = Generator().manual_seed(setting.seed)
     with measure_cpu() as clock:
-        fitted = replace(membership(), device=asked.device).fit(cases, pool, rng)
+        fitted = replace(membership(), device=options.device).fit(cases, pool, rng)
     for count in (one for one in ROUNDS if one <= setting.rounds):
         scores = combine_rounds(cases, fitted, 1, count)
         sure = torch.stack([estimate_membership(own, pool.y) for own in scores])

@@ -36,7 +36,7 @@ EXAMPLES, BATCH, HIDDEN, SIDE, CLASSES = 64, 4, 64, 14, 10
 DATA = DataSpec(shape=(1, SIDE, SIDE), num_classes=CLASSES)
 
 
-def make_scale_rows(asked: Options) -> Iterator[ResultRow]:
+def make_scale_rows(options: Options) -> Iterator[ResultRow]:
     """Yield a row for each size of a federation: CPU-seconds, milliseconds of CPU per pair of rounds, and peak memory in MB.
 
     pairs: pairs of rounds of one client, over all clients. pairs_by_labels: number of these pairs whose batches have a true label
@@ -44,13 +44,13 @@ def make_scale_rows(asked: Options) -> Iterator[ResultRow]:
     spans_*: of the command `attacker replay --attack spans`. linking_*: of describing rounds by features and linking them.
     exact: share of the first client's images that `spans` recovers above 60 dB.
     """
-    for clients, rounds in ((2, 10), (2, 20)) if asked.quick else SIZES:
+    for clients, rounds in ((2, 10), (2, 20)) if options.quick else SIZES:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder)
-            first, pairs, by_labels = record_clients(run, clients, rounds, asked.seed)
-            spans = _replay(run, asked.seed)
+            first, pairs, by_labels = record_clients(run, clients, rounds, options.seed)
+            spans = _replay(run, options.seed)
             found = _count_first(run, first)
-            linking = _run_apart(_link_clients, run, asked.seed)
+            linking = _run_apart(_link_clients, run, options.seed)
         row = {
             "clients": clients,
             "rounds": rounds,

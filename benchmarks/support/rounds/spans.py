@@ -74,15 +74,15 @@ def list_settings(*, quick: bool) -> list[SpanSetting]:
     return rows
 
 
-def make_span_rows(asked: Options) -> Iterator[ResultRow]:
+def make_span_rows(options: Options) -> Iterator[ResultRow]:
     """Yield the rows of the table, each of which is also printed on stderr at once."""
-    for setting in list_settings(quick=asked.quick):
-        row = make_span_row(asked, setting)
+    for setting in list_settings(quick=options.quick):
+        row = make_span_row(options, setting)
         print(row, file=sys.stderr, flush=True)
         yield row
 
 
-def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
+def make_span_row(options: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
     """Return one row of the table: how much `spans` finds in the federation of `setting`.
 
     `overlap_exact` is a share of all pairs of two rounds of the same client, counted over all clients: those for which the attack
@@ -96,27 +96,27 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     """
     count = setting.clients * setting.examples
     if setting.data in ("adult", "breast_cancer"):
-        table = load_table(asked, setting.data, count)
+        table = load_table(options, setting.data, count)
         if table is None:
-            raise ValueError(f"--data must name a folder with adult/adult.csv.gz, got {asked.data}")
+            raise ValueError(f"--data must name a folder with adult/adult.csv.gz, got {options.data}")
         images = table
     else:
-        images = load_images(asked, setting.data, count, part=part)
-    network = _make_network(images, setting, asked.seed)
+        images = load_images(options, setting.data, count, part=part)
+    network = _make_network(images, setting, options.seed)
     pairs = right = exact = with_relu = recovered = wrong = certain = false = null = answers = 0
     spent = [0.0, 0.0]
     for number in range(setting.clients):
         own = images.of(range(number * setting.examples, (number + 1) * setting.examples))
         case, used = record_epochs(
-            network, own, setting.batch, setting.epochs, f"c{number}", seed=asked.seed + number, defense=setting.defense
+            network, own, setting.batch, setting.epochs, f"c{number}", seed=options.seed + number, defense=setting.defense
         )
         with measure_cpu() as clock:
-            checked = _count_right_pairs(case, used, asked)
+            checked = _count_right_pairs(case, used, options)
         spent[0] += clock.seconds
         pairs, right = pairs + checked[0], right + checked[1]
-        alone = run_spans(case, asked, relu=False)
+        alone = run_spans(case, options, relu=False)
         with measure_cpu() as clock:
-            whole = run_spans(case, asked, relu=True)
+            whole = run_spans(case, options, relu=True)
         spent[1] += clock.seconds
         exact += count_exact(alone, own.x)
         with_relu += count_exact(whole, own.x)
@@ -125,7 +125,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
         false_here, certain_here = count_false(whole, own.x)
         false, certain = false + false_here, certain + certain_here
         wrong += count_wrong(whole, own.x)
-        grey = spans().null()([case], rng=Generator().manual_seed(asked.seed))[0]
+        grey = spans().null()([case], rng=Generator().manual_seed(options.seed))[0]
         null += count_exact(grey, own.x)
     total = len(images)
     b, n = setting.batch, setting.examples
@@ -154,14 +154,16 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     }
 
 
-def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | None:
+def run_spans(case: Case, options: Options, *, relu: bool) -> Reconstruction | None:
     """Return the reconstruction by `spans`, or None if the attack recovers no example or cannot attack the case.
 
     relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them and by
     independent component analysis.
     """
     try:
-        return replace(spans(relu=relu, components=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]
+        return replace(spans(relu=relu, components=relu), device=options.device)(
+            [case], rng=Generator().manual_seed(options.seed)
+        )[0]
     except ValueError:
         return None
 
@@ -204,12 +206,12 @@ def _make_network(images: Images, setting: SpanSetting, seed: int) -> RecordedNe
     return kill_neurons(network, shares[setting.state]) if setting.state in shares else network
 
 
-def _count_right_pairs(case: Case, used: list[list[int]], asked: Options) -> tuple[int, int]:
+def _count_right_pairs(case: Case, used: list[list[int]], options: Options) -> tuple[int, int]:
     """Return the number of pairs of rounds, and of those for which the attack finds the true number of examples that both use.
 
     used: for each round, the indices of its examples.
     """
-    rng = Generator().manual_seed(asked.seed)
+    rng = Generator().manual_seed(options.seed)
     found = count_all_shared(compute_spaces(case, require_input_layer(case.observations[0]), rng), rng)
     truth = torch.tensor([[len(set(one) & set(other)) for other in used] for one in used])
     i, j = torch.combinations(torch.arange(len(used))).T

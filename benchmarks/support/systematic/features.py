@@ -20,17 +20,17 @@ NETWORK = {"base": "lenet_cpl", "activation": "tanh", "features": 128, "neurons"
 """The paper's network, a ResNet-18, has 512 features; the copy of the paper that was used lacks its number of neurons."""
 
 
-def make_feature_row(asked: Options, defense: str, *, distinct: bool = True) -> ResultRow:
+def make_feature_row(options: Options, defense: str, *, distinct: bool = True) -> ResultRow:
     """Return a row with the mean feature error (see `_measure_error`) and the paper's error for each batch size.
 
     The paper's error is None if not `distinct`.
     defense: one of `FEATURE_DEFENSES` or `PER_TENSOR`. distinct: whether the labels of a batch differ, as in stratified draws;
     if False, batches are drawn at random, and examples with equal labels share a span.
     """
-    count = 16 if asked.quick else IMAGES
-    images = load_images(asked, "cifar10", count)
+    count = 16 if options.quick else IMAGES
+    images = load_images(options, "cifar10", count)
     with measure_cpu() as clock:
-        errors = {batch: _measure_error(asked, _draw(images, batch, distinct=distinct), defense, batch) for batch in BATCHES}
+        errors = {batch: _measure_error(options, _draw(images, batch, distinct=distinct), defense, batch) for batch in BATCHES}
     row: ResultRow = {"defense": defense, "labels": "distinct" if distinct else "random", "images": count}
     for batch, error in errors.items():
         row[f"b{batch}"] = error
@@ -58,9 +58,9 @@ def _draw(images: Images, batch: int, *, distinct: bool) -> Images:
     return images.of(chosen)
 
 
-def _measure_error(asked: Options, images: Images, defense: str, batch: int) -> float:
+def _measure_error(options: Options, images: Images, defense: str, batch: int) -> float:
     """Return the mean norm of the part of an example's features, scaled to norm 1, outside the span of all recovered features."""
-    cases = make_cases("wide_head", NETWORK, images, defense, batch, seed=asked.seed)
+    cases = make_cases("wide_head", NETWORK, images, defense, batch, seed=options.seed)
     parts = [_measure_outside(case, x, y) for case, x, y in zip(cases, images.x.split(batch), images.y.split(batch), strict=True)]
     return float(torch.cat(parts).mean())
 

@@ -61,11 +61,11 @@ class GridScale:
     training: int
 
 
-def choose_scale(asked: Options) -> GridScale:
+def choose_scale(options: Options) -> GridScale:
     """Return the size of the work for --quick, for --full, and for neither."""
-    if asked.quick:
+    if options.quick:
         return GridScale(images=2, adam=5, network=3, wolfe=1, training=20)
-    if "full" in asked.flags:
+    if "full" in options.flags:
         return GridScale(images=48, adam=1000, network=400, wolfe=30, training=2000)
     return GridScale(images=16, adam=1000, network=100, wolfe=30, training=2000)
 
@@ -102,20 +102,20 @@ def list_attackers(scale: GridScale) -> tuple[Attacker, ...]:
     )
 
 
-def make_grid_row(asked: Options, defense: str, batch: int) -> ResultRow:
+def make_grid_row(options: Options, defense: str, batch: int) -> ResultRow:
     """Return a row with the RMSE of each attack behind `defense`, of the strongest attack, of the best null, and of the paper.
 
     defense: an entry of `FAMILIES`. batch: number of images in each attacked batch, one of `BATCHES`.
     """
-    scale, rank = choose_scale(asked), BATCHES.index(batch)
-    images = load_images(asked, "cifar10", scale.images)
+    scale, rank = choose_scale(options), BATCHES.index(batch)
+    images = load_images(options, "cifar10", scale.images)
     attackers = list_attackers(scale)
     with measure_cpu() as clock:
-        found = {attacker.title: _attack(asked, attacker, images, defense, batch) for attacker in attackers}
+        found = {attacker.title: _attack(options, attacker, images, defense, batch) for attacker in attackers}
     errors = {title: float(mse(x, images.x).sqrt().mean()) for title, x in found.items()}
-    loss, accuracy = _train_with_defense(asked, defense, batch)
+    loss, accuracy = _train_with_defense(options, defense, batch)
     strongest = min(errors, key=lambda title: errors[title])
-    perceptual = load_perceptual(asked, images.data.shape[1])
+    perceptual = load_perceptual(options, images.data.shape[1])
     return {
         "defense": defense,
         "batch": batch,
@@ -124,7 +124,7 @@ def make_grid_row(asked: Options, defense: str, batch: int) -> ResultRow:
         "strongest": strongest,
         "rmse": errors[strongest],
         "rmse_papers": min(errors[attacker.title] for attacker in attackers if attacker.papers),
-        "null": _measure_null(asked, batch),
+        "null": _measure_null(options, batch),
         "published": find_published("strongest", defense, rank),
         "published_own": find_published("feature_reconstruction", defense, rank),
         "published_inverting": find_published("inverting_gradients", defense, rank),
@@ -139,23 +139,23 @@ def make_grid_row(asked: Options, defense: str, batch: int) -> ResultRow:
 
 
 @cache
-def _measure_null(asked: Options, batch: int) -> float:
+def _measure_null(options: Options, batch: int) -> float:
     """Return the smallest RMSE of the attacks' nulls, which no defense changes."""
-    scale = choose_scale(asked)
-    images = load_images(asked, "cifar10", scale.images)
-    found = (_attack(asked, attacker, images, "none", batch, null=True) for attacker in list_attackers(scale))
+    scale = choose_scale(options)
+    images = load_images(options, "cifar10", scale.images)
+    found = (_attack(options, attacker, images, "none", batch, null=True) for attacker in list_attackers(scale))
     return min(float(mse(x, images.x).sqrt().mean()) for x in found)
 
 
-def _attack(asked: Options, attacker: Attacker, images: Images, defense: str, batch: int, *, null: bool = False) -> Tensor:
+def _attack(options: Options, attacker: Attacker, images: Images, defense: str, batch: int, *, null: bool = False) -> Tensor:
     """Return the images that an attack finds, each in the place of the image that it is assigned to; grey where it finds none.
 
     If the attack does not apply to one of the cases, all are grey.
     """
-    cases = make_cases(attacker.network, attacker.network_arguments, images, defense, batch, seed=asked.seed)
-    attack = AttackSpec(name=attacker.name, arguments=attacker.arguments, null=null).build(device=asked.device)
+    cases = make_cases(attacker.network, attacker.network_arguments, images, defense, batch, seed=options.seed)
+    attack = AttackSpec(name=attacker.name, arguments=attacker.arguments, null=null).build(device=options.device)
     try:
-        found = {one.case: one for one in attack(cases, rng=Generator().manual_seed(asked.seed))}
+        found = {one.case: one for one in attack(cases, rng=Generator().manual_seed(options.seed))}
     except ValueError:  # the attack refuses a case, for example since the defense hides what it reads
         found = {}
     return torch.cat([_assign(found, case, x) for case, x in zip(cases, images.x.split(batch), strict=True)])
@@ -171,21 +171,21 @@ def _assign(found: Mapping[str, Reconstruction], case: Case, x: Tensor) -> Tenso
     return guess
 
 
-def _train_with_defense(asked: Options, defense: str, batch: int) -> tuple[float, float]:
+def _train_with_defense(options: Options, defense: str, batch: int) -> tuple[float, float]:
     """Return the mean training loss of the last tenth of the steps, and the accuracy on images held out, of a training.
 
     In each step, a client sends the gradient of a batch, or its local steps, through the defense.
     """
     steps = count_local_steps(defense)
-    images = load_images(asked, "cifar10", TRAINING_IMAGES + HELD_OUT, part="tuning")
+    images = load_images(options, "cifar10", TRAINING_IMAGES + HELD_OUT, part="tuning")
     own, held_out = images.take_first(TRAINING_IMAGES), images.of(range(TRAINING_IMAGES, len(images)))
     client = make_client("lenet_cpl", images.data, arguments={"activation": "tanh"})
     training = Training(learning_rate=RATE if steps == 1 else LOCAL_RATE, batch_size=batch, epochs=steps)
     model, weights = models.build(client.model, images.data), dict(client.weights)
     spec = get_defense(defense)
     built = (DefenseSpec.parse(spec, learning_rate=RATE) if spec else DefenseSpec()).build()
-    rng, state, losses = Generator().manual_seed(asked.seed), built.init(weights), []
-    for _ in range(choose_scale(asked).training):
+    rng, state, losses = Generator().manual_seed(options.seed), built.init(weights), []
+    for _ in range(choose_scale(options).training):
         rows = torch.randint(len(own), (batch,), generator=rng)
         trained = train(model, weights, [(own.x[rows], own.y[rows])] * steps, training, images.data)
         sent, state = built.apply(trained.update, state, rng)

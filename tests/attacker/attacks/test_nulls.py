@@ -175,7 +175,9 @@ def check_that_nothing_changes(title: str, observations: list[Observation]) -> N
 def test_null_answers_although_the_payload_cannot_be_decoded(title: str, rounds: Rounds) -> None:
     spec = SPECS[title]
     unreadable = Payload(tensors={}, codec="none that there is")
-    for found in null_of(spec, [replace(one, payload=unreadable) for one in rounds(examples_of(spec))]):
+    answers = null_of(spec, [replace(one, payload=unreadable) for one in rounds(examples_of(spec))])
+    assert answers
+    for found in answers:
         assert found.route == "prior alone"
         assert found.explained.max() == 0
         assert found.confidence.max() < 0.05

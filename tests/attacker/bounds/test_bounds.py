@@ -1,6 +1,9 @@
 """Tests of lower bounds of the reconstruction error: against closed forms, dense matrices, and a wide random layer."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +18,14 @@ from attacker.bounds import (
     UsedExamples,
     bound_error,
     build_message,
+    find_declared_noise,
     fit_prior,
 )
 from defenses.gradients import GradientSpec
+from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
+from fedsim.training.local import train
 
 DATA = DataSpec(shape=(6,), num_classes=3)
 X = torch.tensor([[0.2, 0.9, 0.4, 0.1, 0.7, 0.5], [0.6, 0.3, 0.8, 0.2, 0.1, 0.9]], dtype=torch.float64)
@@ -130,6 +136,22 @@ def test_steps_after_the_noise_do_not_change_the_message() -> None:
     assert torch.equal(sent.simulate(X), processed.simulate(X))
 
 
+def test_message_of_several_steps_is_the_update_of_local_training() -> None:
+    used = make_used(examples=1)
+    seen = replace(used.observation, training=replace(used.observation.training, steps=2))
+    message = build_message(UsedExamples(seen, ((0,), (1,))), Y)
+    batches = [(X[:1].float(), Y[:1]), (X[1:].float(), Y[1:])]
+    update = train(models.build(seen.model, DATA), seen.weights, batches, seen.training, DATA).update
+    assert torch.allclose(message.simulate(X), torch.cat([u.flatten() for u in update.values()]).double(), atol=1e-6)
+
+
+def test_the_noise_of_a_message_without_a_defense_is_its_rounding() -> None:
+    """Half the distance of two neighbouring float32 numbers, relative to the largest entry, here 0.01."""
+    message = build_message(make_used(), Y)
+    expected = torch.full_like(message.std, 0.01 * torch.finfo(torch.float32).eps / 2)
+    assert torch.allclose(message.std, expected, rtol=1e-5, atol=0)
+
+
 def test_the_noise_of_dp_sgd_is_that_of_the_update() -> None:
     message = build_message(make_used("", "dp_sgd(max_norm=2.0, noise=0.3)"), Y)
     assert float(message.std) == pytest.approx(0.5 * 2.0 * 0.3 / 2, rel=1e-6)  # learning rate, clipping norm, noise, batch size
@@ -152,6 +174,47 @@ def test_a_fitted_prior_has_the_covariance_of_its_examples() -> None:
     assert few.variance == pytest.approx(float(torch.cov(x[:6].T).trace()) / 4)
     with pytest.raises(ValueError, match="got 1"):
         fit_prior(x[:1])
+
+
+def test_a_prior_fitted_to_few_examples_keeps_their_total_variance() -> None:
+    """With fewer examples than values, half of the directions are kept, and the others share the rest of the variance."""
+    x = torch.randn(6, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fitted = fit_prior(x)
+    assert len(fitted.basis) == 3
+    assert 10 * fitted.variance == pytest.approx(float(torch.cov(x.T).trace()))
+
+
+def test_the_standard_error_of_the_bound_falls_with_the_root_of_the_probes() -> None:
+    matrix = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    message = NoisyMessage(lambda x: matrix @ x[0], torch.tensor(0.3, dtype=torch.float64))
+    information, prior = FisherInformation([message], X[:1, :4]), make_prior(4)
+    few, many = (float(bound_error(information, prior, max_dense=0, probes=probes).error) for probes in (100, 400))
+    assert many == pytest.approx(few / 2, rel=0.2)
+
+
+def make_recording(defense: str, gradient: str, sizes: tuple[int | None, ...]) -> Any:
+    """Return what `find_declared_noise` reads of a recording. sizes: numbers of examples that clients reported."""
+    training = Training(learning_rate=0.5, batch_size=4, steps=3)
+    return SimpleNamespace(
+        manifest=SimpleNamespace(defense=DefenseSpec.parse(defense), gradient=gradient, training=training),
+        list_rounds=lambda: [1],
+        read_sent=lambda number: SimpleNamespace(weights={"0.weight": X, "0.bias": Y}),
+        read_rows=lambda on_damage: [SimpleNamespace(reported=size) for size in sizes],
+    )
+
+
+@pytest.mark.parametrize(
+    ("defense", "gradient", "multiplier", "uses"),
+    [
+        ("clip(2.0) | gaussian(1.0)", "plain", 0.5, 1),
+        ("", "dp_sgd(max_norm=2.0, noise=0.3)", 0.3, 3),  # the client of 4 examples uses each in every step
+        ("clip(2.0) | gaussian(1.0)", "dp_sgd(max_norm=2.0, noise=0.3)", 0.5, 1),
+        ("", "plain", 0.0, 1),
+    ],
+)
+def test_declared_noise_and_its_uses_by_the_smallest_client(defense: str, gradient: str, multiplier: float, uses: int) -> None:
+    noise, found = find_declared_noise(make_recording(defense, gradient, (12, 4, None, 8)))
+    assert (noise.multiplier, found) == (pytest.approx(multiplier), uses)
 
 
 def test_the_bound_of_a_wide_random_layer_has_its_known_value() -> None:

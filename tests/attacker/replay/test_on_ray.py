@@ -72,7 +72,7 @@ from pathlib import Path
 from their_values import GREY
 
 from attacker.attacks import Need
-from attacker.attacks.base import build_reconstruction
+from attacker.attacks.answers import build_reconstruction
 
 
 class Grey:

@@ -13,7 +13,7 @@ from federations import federate
 from typer.testing import CliRunner, Result
 
 from attacker.attacks import AttackSpec, Case, Need, cpl, find_unmet
-from attacker.attacks.base import MAX_EXAMPLES
+from attacker.attacks.needs import MAX_EXAMPLES
 from attacker.cli import app
 from attacker.replay.cases import explain_misfit
 from attacker.replay.replay import Replay

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.base import UNNAMED_CLIENT
+from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans.attack import Spans
 from attacker.cli import app
 from attacker.replay.metadata_reader import read_metadata

@@ -10,7 +10,7 @@ import torch
 from federations import federate
 
 from attacker.attacks import AttackSpec, feature_reconstruction, robbing_the_fed
-from attacker.attacks.base import list_oracles
+from attacker.attacks.needs import list_oracles
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.measures import EXACT_TOLERANCE, measure

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, sem, t
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from attacker.report.formats import format_interval
@@ -171,6 +171,26 @@ def test_intervals_of_means_have_the_nominal_coverage(design: Design, skewed: bo
     samples = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
     true = (np.sqrt(correlation) + np.sqrt(1 - correlation)) * skewed
     assert 0.92 <= coverage(samples, true, mean) <= 0.98
+
+
+def test_interval_of_the_mean_of_many_examples_is_the_t_interval() -> None:
+    values = np.random.default_rng(3).normal(size=300)
+    found = mean(values.tolist())
+    assert (found.low, found.high) == pytest.approx(t.interval(0.95, 299, loc=values.mean(), scale=sem(values)))
+
+
+def test_interval_of_a_skewed_mean_is_the_t_interval_below_and_wider_above() -> None:
+    """A long tail upwards: the sample may lack it, so that the mean may be higher than the t interval allows."""
+    values = np.random.default_rng(0).exponential(size=30)
+    found, whole = mean(values.tolist()), t.interval(0.95, 29, loc=values.mean(), scale=sem(values))
+    assert found.low == pytest.approx(whole[0])
+    assert found.high > whole[1] + 0.1 * (whole[1] - whole[0])
+
+
+def test_standard_error_of_a_resample_is_limited_from_below() -> None:
+    """A third of the resamples lack the only 1, and have the error 0; without the limit the interval would have no end."""
+    found = mean([0.0, 0.0, 0.0, 0.0, 1.0])
+    assert found.high == pytest.approx(0.2 + 0.2 / 0.3)
 
 
 def test_uniform_batches_count_as_one_example_each() -> None:

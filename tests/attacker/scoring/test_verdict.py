@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from attacker.scoring import ScoreRow, summarise
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.row_pairs import PSNR_OF_8_BITS, pair_rows
 from attacker.scoring.significance import (
     adjust_for_multiple_tests,
+    bound_single_example,
+    find_detectable_share,
     run_fisher_test,
     run_reidentification_test,
     run_sign_flip_test,
@@ -227,6 +229,71 @@ def test_p_values_by_hand() -> None:
     assert run_fisher_test([1, 1, 1, 1], [0, 0, 0, 0]) == pytest.approx(1 / 70)
     assert run_fisher_test([1, 0, 0], [1, 1, 0]) == pytest.approx(19 / 20)
     assert run_t_test([1.0, 2.0, 3.0, 4.0], "abcd") == pytest.approx(0.01519, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mine", "its", "chances", "expected"),
+    [
+        ([30.0], [30.0], (0.01, 0.1), 0.1),  # the null is near to this original, too
+        ([30.0], [9.0], (0.01, 0.1), 0.01),  # only the attack recovers it
+        ([9.0], [9.0], (0.01, 0.1), 0.1),
+        ([9.0], [9.0], (0.01, 0.001), 1.0),
+        ([30.0, 30.0, 30.0], [9.0, 9.0, 9.0], (0.01, 0.1), 0.03),
+    ],
+)
+def test_chance_of_a_single_example_is_divided_by_that_of_the_null(
+    mine: list[float], its: list[float], chances: tuple[float, float], expected: float
+) -> None:
+    found = bound_single_example(pair_rows(rows(mine, chance=chances[0]), rows(its, null=True, chance=chances[1])))
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("null", [0.1, 0.4])
+def test_stated_detectable_share_is_detected_by_the_sign_test(null: float) -> None:
+    count, level = 60, 0.05
+    difference = find_detectable_share(null, 10**6, count, level)
+    assert difference is not None
+    rng = np.random.default_rng(0)
+
+    def measure_power(share: float) -> float:
+        mine, its = rng.random((4000, count)) < share, rng.random((4000, count)) < null
+        more, less = (mine & ~its).sum(axis=1), (its & ~mine).sum(axis=1)
+        return float(np.mean(binom.sf(more - 1, more + less, 0.5) <= level))
+
+    step = (1 - null) / 40
+    assert measure_power(null + difference) > 0.94
+    assert measure_power(null + difference - step) < 0.96
+
+
+def make_planar_gallery(distances: Sequence[float]) -> Gallery:
+    """Return a gallery of vectors of length 1 in the plane at the given distances, 1 minus cosine, to the vector (1, 0)."""
+    return Gallery(to_vectors(distances), torch.arange(len(distances)), torch.zeros(2), torch.zeros(2), (2,))
+
+
+def to_vectors(distances: Sequence[float]) -> torch.Tensor:
+    cosine = 1 - torch.tensor(distances, dtype=torch.float64)
+    return torch.stack([cosine, (1 - cosine.square()).sqrt()], dim=1).float()
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_ranks_and_chances_by_hand(answers: int) -> None:
+    """One example is nearer, one is tied, and 18 are farther; a chance counts for each reconstruction."""
+    gallery = make_planar_gallery([0.1, 0.2, *np.linspace(0.3, 1.5, 18)])
+    x = to_vectors([0.0]).expand(answers, 2)
+    (row,) = gallery.compare(x, to_vectors([0.2]), [0], [1000])
+    assert (row["rank"], row["gallery"]) == (2, 21)
+    assert row["rank_share"] == pytest.approx(1.5 / 20)
+    assert row["chance"] == pytest.approx(answers * 3 / 21)
+
+
+def test_extrapolated_chances_are_upper_bounds_for_most_galleries() -> None:
+    """If distances are uniform in [0, 1], a random example is nearer than d with probability d; the estimate is higher."""
+    rng, own, held = np.random.default_rng(0), 5e-4, 0
+    for _ in range(100):
+        gallery = make_planar_gallery(rng.uniform(2 * own, 1, size=300).tolist())
+        (row,) = gallery.compare(to_vectors([0.0]), to_vectors([own]), [0], [1000])
+        held += row["chance"] >= own
+    assert held >= 70
 
 
 @pytest.fixture

@@ -165,7 +165,9 @@ def test_grid_cells_have_the_success_of_their_observation(ask: Ask, root: Path, 
 
 
 def test_grid_cells_without_true_examples_have_the_confidence(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
-    for cell in ask().json(f"{RUN}/grid")["cells"]:
+    cells = ask().json(f"{RUN}/grid")["cells"]
+    assert cells
+    for cell in cells:
         found = Reconstruction.read(root / "digits" / "reconstructions" / sources[0] / f"{cell['cases'][0]}.safetensors")
         assert cell["leak"] == pytest.approx(float(found.confidence.nanmean()))
         assert cell["success"] is cell["psnr"] is None

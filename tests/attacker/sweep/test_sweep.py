@@ -122,7 +122,9 @@ def test_a_sweep_writes_its_tables(whole: Path) -> None:
 
 
 def test_tuning_clients_and_reported_clients_are_disjoint(whole: Path) -> None:
-    for run in whole.glob("*-*-*/"):
+    runs = list(whole.glob("*-*-*/"))
+    assert runs
+    for run in runs:
         names = [{file.stem for file in run.glob(f"{kind}/inverting*/0*.safetensors")} for kind in ("tuning", "reconstructions")]
         assert all(names)
         assert names[0].isdisjoint(names[1])

@@ -229,7 +229,9 @@ def test_each_client_keeps_its_own_defense_state_from_round_to_round(federate: F
     )
     monkeypatch.setitem(DEFENSES._builtin, "late", Kind(lambda: late, lambda: transparent))
     run = federate(rounds=3, defense="clip(1e9) | late()")
-    for o in Recording(run.out / "recording").read_observations():
+    observations = list(Recording(run.out / "recording").read_observations())
+    assert {o.round for o in observations} == {1, 2, 3}
+    for o in observations:
         expected = exact(run, o.client, o.round - 1) if o.round > 1 else None
         for name, t in o.update.items():
             assert torch.equal(t, torch.zeros_like(t) if expected is None else expected[name])

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsim.recording.codec import Payload, decode, encode, find_sent
 from fedsim.recording.packing import palette, positions
 from fedsim.recording.packing.bits import compute_width, count_packed_bytes, pack, to_bits, unpack
+from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES
 
 Tensors = dict[str, Tensor]
 Same = Callable[[Tensors, Tensors], bool]
@@ -189,6 +190,15 @@ def test_signs_take_one_bit_and_other_tensors_are_sent_unpacked() -> None:
 def test_a_small_tensor_is_sent_unpacked(codec: str) -> None:
     """Two tensors, a palette and codes, would take more space than one."""
     assert set(encode({"bias": torch.tensor([1.0, -1.0, 1.0])}, codec).tensors) == {"bias/dense"}
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_packing_takes_no_more_space_than_the_tensors(codec: str) -> None:
+    def count_bytes(tensors: Tensors) -> int:
+        return sum(TENSOR_OVERHEAD_BYTES + t.nbytes for t in tensors.values())
+
+    for name, update in oddities().items():
+        assert count_bytes(encode(update, codec).tensors) <= count_bytes(update), name
 
 
 @pytest.mark.parametrize(("share", "way"), [(1e-5, "index"), (0.001, "gaps"), (0.01, "gaps"), (0.2, "gaps"), (0.7, "mask")])

@@ -120,6 +120,7 @@ def test_local_statistics_are_kept_by_the_client_and_not_sent(federate: Any) -> 
     run = federate(**{**BATCH_NORM, "training": training})
     recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.load_data()
     model = models.build(run.make_model_spec(), data.spec)
+    assert recording.list_clients()
     for client in recording.list_clients():
         buffers: dict[str, torch.Tensor] = {}
         for o in recording.read_observations(clients={client}):

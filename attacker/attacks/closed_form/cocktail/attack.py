@@ -7,7 +7,9 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.base import Memory, Progress
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.cocktail.components import Unmixing, separate, whiten
 from attacker.attacks.closed_form.cocktail.features import (
     FeatureLayer,
@@ -24,7 +26,8 @@ from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern
 from attacker.attacks.closed_form.observations import StackedObservations, observe
-from attacker.attacks.confidence.evidence import CERTIFIED_MISFIT, judge_closed_form, judge_prior
+from attacker.attacks.confidence.estimates import CERTIFIED_MISFIT, judge_closed_form, judge_prior
+from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.nulls import blind_cases
 from attacker.reconstruction import Reconstruction

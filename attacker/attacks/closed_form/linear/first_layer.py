@@ -22,7 +22,8 @@ from attacker.attacks.closed_form.linear.layer_gradient import LayerGradient, Li
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise
 from attacker.attacks.closed_form.linear.single_example import recover_alone, recover_single
 from attacker.attacks.closed_form.linear.whole_batch import DirectionSearch, note_fewer, recover_batch
-from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.chain import Chain
+from attacker.attacks.networks.layers import Layer
 from defenses.base import Tensors
 
 MAX_SAMPLES = 2**15

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.confidence.eight_bit import LEVELS, is_eight_bit
-from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.chain import Chain
+from attacker.attacks.networks.layers import Layer
 from defenses.base import Tensors
 
 UNSCALED = "the layer has no bias, so the norm of its input is not known"

@@ -30,7 +30,7 @@ from attacker.attacks.closed_form.rgap.system import (
     fold,
     unfold,
 )
-from attacker.attacks.networks.chain import Layer
+from attacker.attacks.networks.layers import Layer
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from attacker.attacks.closed_form.rank.equation_counts import (
 from attacker.attacks.closed_form.rank.generic_rank import compute_generic_ranks
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_footprint, build_pooling_matrix, find_used_values
 from attacker.attacks.networks.activations import IDENTITY, RELU
-from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.chain import Chain
+from attacker.attacks.networks.layers import Layer
 from attacker.attacks.networks.traced import are_reshapes
 
 MAX_PROVED_UNKNOWNS = 3000

@@ -16,7 +16,8 @@ from attacker.attacks.closed_form.rank.elimination import compute_rank, draw, fi
 from attacker.attacks.closed_form.rank.equation_counts import compute_pooled_rank, count_dead_values, group_taps
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_pooling_matrix
 from attacker.attacks.networks.activations import IDENTITY, RELU, Activation
-from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.chain import Chain
+from attacker.attacks.networks.layers import Layer
 
 MAX_MATRIX_ENTRIES = 25_000_000
 """Largest number of entries of the matrices that are created or eliminated (200 MB)."""

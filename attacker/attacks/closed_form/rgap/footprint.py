@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.rgap.system import apply_transposed_maps, fold, unfold
-from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.chain import Chain
+from attacker.attacks.networks.layers import Layer
 from attacker.attacks.networks.traced import Linear, NotAChain
 
 MAX_POOLED_VALUES = 4096

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attacker.attacks.closed_form.rgap.system import LayerSystem, fold, unfold
-from attacker.attacks.networks.chain import Layer
+from attacker.attacks.networks.layers import Layer
 from attacker.attacks.networks.traced import are_reshapes
 
 Inverse = Callable[[Tensor], Tensor]

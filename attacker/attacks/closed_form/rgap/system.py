@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vjp
 from torch.nn import functional
 
-from attacker.attacks.networks.chain import Layer
+from attacker.attacks.networks.layers import Layer
 from attacker.attacks.networks.traced import Linear, are_reshapes
 
 

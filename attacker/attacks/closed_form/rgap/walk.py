@@ -26,7 +26,8 @@ from attacker.attacks.closed_form.rgap.system import (
     solve_least_squares,
 )
 from attacker.attacks.networks.activations import settle_zeros
-from attacker.attacks.networks.chain import Chain, Layer
+from attacker.attacks.networks.chain import Chain
+from attacker.attacks.networks.layers import Layer
 from attacker.attacks.networks.traced import are_reshapes
 from defenses.base import Tensors
 

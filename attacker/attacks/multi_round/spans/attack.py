@@ -11,7 +11,9 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.base import Memory, Progress
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.known_labels import AssignedLabels, assign_labels
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
@@ -32,6 +34,7 @@ from attacker.attacks.multi_round.spans.recovery import (
 )
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
+from attacker.attacks.needs import Need
 from attacker.attacks.networks.chain import Chain, read_chain
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer, is_input_random
 from attacker.attacks.networks.traced import NotAChain

@@ -7,7 +7,9 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, explain_refusal, seed_generator
+from attacker.attacks.answers import build_reconstruction
+from attacker.attacks.base import Memory, Progress, explain_refusal
+from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.multi_round.solved_sums import attack_solved_sums
 from attacker.attacks.multi_round.spans.attack import (
     CERTAIN,
@@ -42,6 +44,7 @@ from attacker.attacks.multi_round.spans.lone_rows import (
 from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_sums
 from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
+from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import InputLayer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot

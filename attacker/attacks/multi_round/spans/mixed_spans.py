@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.multi_round.spans.cohorts import ClientPart, IsolatedClient, orthonormalise
 from attacker.attacks.multi_round.spans.components import MixedImages, find_known, is_separable, mix_images

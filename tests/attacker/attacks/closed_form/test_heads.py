@@ -318,6 +318,7 @@ def test_no_solution_is_returned_twice(p: Problem) -> None:
     heads = read(p)
     for i in range(40):
         found = [(int(h.y[i]), h.features[i]) for h in heads if bool(h.valid[i])]
+        assert found
         for a, (y, f) in enumerate(found):
             for label, g in found[:a]:
                 assert label != y or (f - g).norm() > 1e-6 * f.norm()

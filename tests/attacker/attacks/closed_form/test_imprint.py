@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import fedleak
 from attacker.attacks import AttackSpec, Case, find_unmet, robbing_the_fed
-from attacker.attacks.base import list_oracles
 from attacker.attacks.closed_form.imprint import CERTIFIED_CONFIDENCE
+from attacker.attacks.needs import list_oracles
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import is_recovered
 from fedsim import models

@@ -12,7 +12,7 @@ from generators import seeded
 from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
-from attacker.attacks.confidence import estimate_probabilities, evidence, find_curve
+from attacker.attacks.confidence import estimate_probabilities, estimates, evidence, find_curve
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, Curve
 from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
@@ -131,7 +131,7 @@ def test_curvature_is_computed_only_if_confidence_depends_on_it(
     def fail(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(evidence, "_measure_curvature", fail)
+    monkeypatch.setattr(estimates, "measure_curvature", fail)
     attack = inverting_gradients(steps=31).copy_with(stop=Stop(give_up=0.5, hopeless=0.0, unexplained=0.0))
     case, _, _ = image_case()
     (found,), (null,) = (one([case], rng=seeded()) for one in (attack, attack.null()))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.confidence.eight_bit import MIN_GRID_VALUES, is_eight_bit
-from attacker.attacks.confidence.evidence import CERTIFIED_CONFIDENCE, judge_closed_form
+from attacker.attacks.confidence.estimates import CERTIFIED_CONFIDENCE, judge_closed_form
 from fedsim.recording import DataSpec
 
 SHAPE = (1, 8, 8)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacker.attacks.base import Case
+from attacker.attacks.cases import Case
 from attacker.attacks.gradients import hardware as precision
 from attacker.attacks.gradients.vectorised import build_per_problem, split_problems
 from attacker.attacks.matching import case_batch

@@ -208,7 +208,7 @@ def test_invalid_arguments_are_refused() -> None:
 
 
 def test_many_short_passes_stay_apart_if_the_first_resembles_later_ones_less() -> None:
-    """Without a limit of the likeness, the nearest rounds decide, and several passes are taken for one."""
+    """Without a limit of the similarity, the nearest rounds decide, and several passes are taken for one."""
     client = Client(8, noise=0.05)
     batches = client.epochs(5, 4)
     drift = torch.randn(8, 32, generator=client.rng)

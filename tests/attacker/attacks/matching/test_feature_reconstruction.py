@@ -8,7 +8,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, feature_reconstruction, find_unmet, inverting_gradients
-from attacker.attacks.base import list_oracles
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.probes import compute_head_inputs
 from attacker.attacks.learned.deep_prior import CODES, DeepPrior
@@ -21,6 +20,7 @@ from attacker.attacks.matching.feature_matching import (
 )
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.layer_weights import weigh_by_norm
+from attacker.attacks.needs import list_oracles
 from attacker.attacks.networks.gaussian_layer import find_gaussian_layer, find_wide_layer
 from attacker.attacks.simulation.client import build_network
 from fedsim import models

@@ -11,11 +11,12 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.base import explain_refusal, list_oracles
+from attacker.attacks.base import explain_refusal
 from attacker.attacks.membership.confidence import estimate_membership
 from attacker.attacks.membership.pool import MAX_CANDIDATES, Pool, read_pool
 from attacker.attacks.membership.regression import Coefficients, Regression, combine
 from attacker.attacks.membership.values import choose_values
+from attacker.attacks.needs import list_oracles
 from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode

@@ -9,7 +9,7 @@ from observations import make_observation
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
-from attacker.attacks.base import UNNAMED_CLIENT
+from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans import recovery
 from attacker.attacks.multi_round.spans.anonymous import group_rounds, group_updates
 from attacker.attacks.multi_round.spans.attack import find_limits

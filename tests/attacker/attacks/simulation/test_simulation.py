@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from attacker.attacks import Case, cpl, dlg, find_unmet, inverting_gradients
-from attacker.attacks.base import Need
 from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.needs import Need
 from attacker.attacks.simulation.client import build_network, convert_to_gradient, get_buffers
 from attacker.attacks.simulation.gradients import build_gradient
 from fedsim import models

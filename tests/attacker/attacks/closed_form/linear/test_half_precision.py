@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.closed_form import routes
-from attacker.attacks.confidence.evidence import LIKELY
+from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
@@ -39,7 +39,7 @@ def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> N
     for seed in range(4):
         x = torch.rand(4, 64, generator=torch.Generator().manual_seed(seed))
         found = attack(precision, x, told=4, seed=seed)
-        certain = found.confidence >= LIKELY
+        certain = found.confidence >= MIN_LIKELY
         error = torch.cdist(found.x, x).min(dim=1).values / 8
         assert float(error[certain].max()) < 0.01
         sure += int(certain.sum())
@@ -49,11 +49,11 @@ def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> N
 def test_the_threshold_for_half_precision_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MAX_HALF_TURNED", routes.MAX_TURNED)
     x = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
-    assert not bool((attack(torch.bfloat16, x, told=4, seed=0).confidence >= LIKELY).any())
+    assert not bool((attack(torch.bfloat16, x, told=4, seed=0).confidence >= MIN_LIKELY).any())
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_two_rows_that_are_reported_as_one_are_not_certain_in_half_precision(precision: torch.dtype) -> None:
     for seed in range(4):
         x = torch.rand(2, 64, generator=torch.Generator().manual_seed(seed))
-        assert not bool((attack(precision, x, told=1, seed=seed).confidence >= LIKELY).any())
+        assert not bool((attack(precision, x, told=1, seed=seed).confidence >= MIN_LIKELY).any())

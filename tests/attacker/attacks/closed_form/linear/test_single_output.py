@@ -12,7 +12,7 @@ from attacker.attacks import AttackSpec, Case
 from attacker.attacks.closed_form import routes
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
-from attacker.attacks.confidence.evidence import LIKELY
+from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
@@ -64,14 +64,14 @@ def test_a_row_of_a_regression_is_certain(network: str) -> None:
         found = attack(network, x, seed=seed)
         assert found.route == "linear"
         assert torch.allclose(found.x, x, atol=1e-5)
-        assert float(found.confidence) >= LIKELY
+        assert float(found.confidence) >= MIN_LIKELY
         assert any("explains the gradient up to a factor" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("network", ["relu", "normalised"])
 def test_two_rows_that_are_reported_as_one_are_not_certain(network: str) -> None:
     for seed in range(10):
-        assert not float(attack(network, draw_rows(2, seed), seed=seed).confidence) >= LIKELY
+        assert not float(attack(network, draw_rows(2, seed), seed=seed).confidence) >= MIN_LIKELY
 
 
 def test_near_rows_that_turn_on_the_same_neurons_could_be_a_mixture() -> None:

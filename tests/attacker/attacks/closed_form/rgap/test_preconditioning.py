@@ -14,7 +14,8 @@ from attacker.attacks.closed_form.rgap.preconditioning import (
     find_pixel_classes,
 )
 from attacker.attacks.closed_form.rgap.system import EquationValues, LayerSystem, solve_least_squares
-from attacker.attacks.networks.chain import Layer, read_chain
+from attacker.attacks.networks.chain import read_chain
+from attacker.attacks.networks.layers import Layer
 
 F64 = torch.float64
 

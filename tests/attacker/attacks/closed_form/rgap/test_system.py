@@ -17,7 +17,8 @@ from attacker.attacks.closed_form.rgap.system import (
     solve_least_squares,
     unfold,
 )
-from attacker.attacks.networks.chain import Layer, read_chain
+from attacker.attacks.networks.chain import read_chain
+from attacker.attacks.networks.layers import Layer
 
 F64 = torch.float64
 

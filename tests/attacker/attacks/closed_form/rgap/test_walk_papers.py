@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, solve_layer
-from attacker.attacks.networks.chain import Layer
+from attacker.attacks.networks.layers import Layer
 
 
 @pytest.fixture(autouse=True)

@@ -45,20 +45,21 @@ class RoundDescription(NamedTuple):
         return not self.problem and (self.features is not None or self.images is not None)
 
 
-class Likeness(NamedTuple):
+class PairCosts(NamedTuple):
     """Pairwise costs between the P places of all observations. A place is the position of one example in one observation.
 
-    cost:  (P, P) float32, symmetric; low if two examples are similar, IMPOSSIBLE_COST (infinity) if they cannot be linked.
-    owner: (P,) int64, index of the observation of each place.
-    usual: costs of a sample of pairs that are taken to be different examples (of two labels, or of one observation), ascending.
+    cost:      (P, P) float32, symmetric; low if two examples are similar, IMPOSSIBLE_COST (infinity) if they cannot be linked.
+    owner:     (P,) int64, index of the observation of each place.
+    different: costs, ascending, of a sample of pairs that are taken to be different examples, since their labels differ or they
+               are in one observation.
     """
 
     cost: Tensor
     owner: Tensor
-    usual: Tensor
+    different: Tensor
 
 
-def measure_likeness(rounds: Sequence[RoundDescription], *, rule: Filter = "own") -> Likeness:
+def compute_pair_costs(rounds: Sequence[RoundDescription], *, rule: Filter = "own") -> PairCosts:
     """Return the costs between all pairs of places (positions in observations), at least 0 and low for similar examples.
 
     The cost of features is 1 - cosine, after `make_comparable`. The cost of images is their mean squared difference, after
@@ -78,15 +79,14 @@ def measure_likeness(rounds: Sequence[RoundDescription], *, rule: Filter = "own"
     places = torch.tensor([one.usable for one in rounds])[owner].nonzero().flatten()
     cost = torch.full((len(owner), len(owner)), IMPOSSIBLE_COST)
     if not usable:
-        return Likeness(cost, owner, torch.empty(0))
+        return PairCosts(cost, owner, torch.empty(0))
     different = (labels[places][:, None] != labels[places][None]) | (owner[places][:, None] == owner[places][None])
     costs = [part / _estimate_typical_cost(part, different) for part in _compute_costs(usable)]
     total = torch.stack(costs).mean(dim=0) if len(costs) > 1 else costs[0]
-    usual = _sample_costs(total, different)
     owners = owner[places]
     possible = is_possible_pair(labels[places], labels[places], rule, (owners, owners)) & (owners[:, None] != owners[None])
     cost[places[:, None], places[None]] = total.where(possible, IMPOSSIBLE_COST)
-    return Likeness(cost, owner, usual)
+    return PairCosts(cost, owner, _sample_costs(total, different))
 
 
 def _compute_costs(usable: Sequence[RoundDescription]) -> list[Tensor]:
