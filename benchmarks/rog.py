@@ -60,35 +60,37 @@ TABLES = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("fresh", "picture", "published", "repeated"), offers_workers=True)
+    options = parse_options(
+        __doc__ or "", tables=TABLES, flags=("fresh", "picture", "published", "repeated"), offers_workers=True
+    )
     torch.set_num_threads(1)
-    if asked.table == "weights":
-        found = train_ready_enhancer(asked, READY_FILE if not asked.quick else FOLDER / "enhancer.safetensors")
-    elif asked.table == "esrgan":
-        found = port_upscaler(asked, PORTED_FILE)
-    elif asked.table == "train":
-        found = train_priors(asked, FOLDER / ("quick" if asked.quick else "priors"))
-    elif asked.table in ("priors", "batch32"):
-        scale = SMALL_BATCHES if asked.table == "priors" else LARGE_BATCH
-        found = measure_priors(asked, FOLDER / ("quick" if asked.quick else "priors"), scale)
-    elif asked.table == "tradeoff":
-        found = measure_tradeoff(asked, FOLDER / ("tradeoff-quick" if asked.quick else "tradeoff"))
-    elif asked.table == "single":
-        found = measure_single(asked)
-    elif asked.table == "unseen":
-        found = measure_unseen(asked)
+    if options.table == "weights":
+        found = train_ready_enhancer(options, READY_FILE if not options.quick else FOLDER / "enhancer.safetensors")
+    elif options.table == "esrgan":
+        found = port_upscaler(options, PORTED_FILE)
+    elif options.table == "train":
+        found = train_priors(options, FOLDER / ("quick" if options.quick else "priors"))
+    elif options.table in ("priors", "batch32"):
+        scale = SMALL_BATCHES if options.table == "priors" else LARGE_BATCH
+        found = measure_priors(options, FOLDER / ("quick" if options.quick else "priors"), scale)
+    elif options.table == "tradeoff":
+        found = measure_tradeoff(options, FOLDER / ("tradeoff-quick" if options.quick else "tradeoff"))
+    elif options.table == "single":
+        found = measure_single(options)
+    elif options.table == "unseen":
+        found = measure_unseen(options)
     else:
-        found = measure_columns(asked)
-    print_results("rog", *found, asked)
+        found = measure_columns(options)
+    print_results("rog", *found, options)
 
 
-def measure_single(asked: Options) -> TableAndSummary:
+def measure_single(options: Options) -> TableAndSummary:
     """Attack clients with one image each and one step, behind PRECODE, a random bottleneck before the network's last layer.
 
     The summary holds the mean PSNR of the closed form minus the highest mean PSNR of the other rows, in dB.
     """
-    count = 1 if asked.quick else 6
-    images, column = load_images(asked, "cifar10", count), next(c for c in COLUMNS if c.network)
+    count = 1 if options.quick else 6
+    images, column = load_images(options, "cifar10", count), next(c for c in COLUMNS if c.network)
     setting = BatchSetting(epochs=1, side=32)
     attacks = {
         "exact": exact(route="layer_input", fallback="none"),
@@ -99,8 +101,10 @@ def measure_single(asked: Options) -> TableAndSummary:
         for title, one in ((name, attack), (f"{name}, null", attack.null())):
             made = []
             for i in range(count):
-                case = observe(column, setting, images.x[i : i + 1], images.y[i : i + 1], key=f"client {i}", seed=asked.seed + i)
-                made.append(run_attack(one, [case], asked)[0][0])
+                case = observe(
+                    column, setting, images.x[i : i + 1], images.y[i : i + 1], key=f"client {i}", seed=options.seed + i
+                )
+                made.append(run_attack(one, [case], options)[0][0])
             x, labels = torch.cat([m.x for m in made]).clamp(0, 1), torch.cat([m.y for m in made])
             rows.append(
                 {"attack": title, "images": count, "part": images.part, **asdict(measure_similarity(x, images.x, None))}
@@ -109,7 +113,7 @@ def measure_single(asked: Options) -> TableAndSummary:
     return rows, {"single_gain_db": rows[0]["psnr"] - max(row["psnr"] for row in rows[1:])}
 
 
-def measure_unseen(asked: Options) -> TableAndSummary:
+def measure_unseen(options: Options) -> TableAndSummary:
     """Measure the quality of images that were shrunk, blurred and covered with noise, before and after the enhancer.
 
     Returns one row for each data set and enhancer, with PSNR, SSIM and LPIPS before and after, and an empty summary.
@@ -117,13 +121,13 @@ def measure_unseen(asked: Options) -> TableAndSummary:
     LPIPS is only measured for images that are large enough for it.
     """
     rows: list[ResultRow] = []
-    count = 4 if asked.quick else 100
+    count = 4 if options.quick else 100
     enhancers = {file.stem: read_enhancer(file) for file in (READY_FILE, PORTED_FILE) if file.exists()}
     for name, side in (("lfw", 32), ("cifar10", 32), ("imagenet", 64)):
-        images = load_images(asked, name, count)
+        images = load_images(options, name, count)
         x = resize(images, side)
-        given = degrade(x, torch.Generator().manual_seed(asked.seed)).clamp(0, 1)
-        perceptual = load_perceptual(asked, side)
+        given = degrade(x, torch.Generator().manual_seed(options.seed)).clamp(0, 1)
+        perceptual = load_perceptual(options, side)
         before = asdict(measure_similarity(given, x, perceptual))
         for title, enhancer in enhancers.items():
             after = asdict(measure_similarity(enhancer(given), x, perceptual))

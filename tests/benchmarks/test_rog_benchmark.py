@@ -25,7 +25,7 @@ from attacker.attacks import cpl
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
-ASKED = Options(quick=True, json=False, data=None, device="cpu", seed=0, table=None)
+OPTIONS = Options(quick=True, json=False, data=None, device="cpu", seed=0, table=None)
 SETTING = BatchSetting(model="lenet_dlg", side=8, epochs=1)
 FED_CDP = "Fed-CDP: fed_cdp(4, snr_db=-5)"
 ROWS: list[dict[str, Any]] = [
@@ -49,7 +49,7 @@ def test_answers_are_stored_by_settings_and_images_and_not_by_the_name_of_a_colu
     ]
     counts = []
     for column, setting, x, chosen in trials:
-        folder.attack(chosen, observe(column, setting, x, y, key="client", seed=0), x, ASKED)
+        folder.attack(chosen, observe(column, setting, x, y, key="client", seed=0), x, OPTIONS)
         counts.append(len(list(tmp_path.glob("*.safetensors"))))
     assert counts == [1, 1, 2, 3, 4, 5, 6]
 
@@ -61,7 +61,7 @@ def test_rows_do_not_depend_on_the_number_of_worker_processes(
     chosen = [column for column in COLUMNS if column.table in ("raw", "sign")]
     found = []
     for workers in (1, 2):
-        rows, summary = measure_columns(replace(ASKED, workers=workers), chosen)
+        rows, summary = measure_columns(replace(OPTIONS, workers=workers), chosen)
         found.append([{key: value for key, value in row.items() if key != "cpu_seconds"} for row in rows])
         assert summary["columns"] == 2
         assert 0 < summary["peak_mb"] < 4000
@@ -77,7 +77,7 @@ def test_failed_column_is_named_after_the_others_are_finished(
     monkeypatch.chdir(tmp_path)
     wrong = DefendedColumn("wrong", defense="rog_top_k(2.0)", cost=1000)
     with pytest.raises(RuntimeError, match=r"columns that failed: wrong\. Run it again without --fresh"):
-        measure_in_processes(replace(ASKED, workers=1), [COLUMNS[0], wrong])
+        measure_in_processes(replace(OPTIONS, workers=1), [COLUMNS[0], wrong])
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("wrong: column 1 of 2 after ")
     assert "failed: " in first
@@ -120,9 +120,9 @@ def test_means_have_intervals_for_as_many_batches_as_are_repeated() -> None:
 
 def test_batches_differ_in_their_images_and_in_their_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = (load_tools(replace(ASKED, flags=frozenset({"repeated"})), batch) for batch in (0, 1))
+    first, second = (load_tools(replace(OPTIONS, flags=frozenset({"repeated"})), batch) for batch in (0, 1))
     assert not any(torch.equal(a, b) for a in first.x for b in second.x)
-    assert (first.scale.batches, first.asked.seed, second.asked.seed) == (REPEATED, 0, 1)
+    assert (first.scale.batches, first.options.seed, second.options.seed) == (REPEATED, 0, 1)
 
 
 def test_rog_is_better_where_its_distance_is_lower_or_its_psnr_higher() -> None:

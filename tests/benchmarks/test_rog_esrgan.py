@@ -46,8 +46,8 @@ def test_ported_network_computes_what_the_original_does(tmp_path: Path) -> None:
     network = write_package(tmp_path / "esrgan-medium")
     found = rename(read_weights(tmp_path / "esrgan-medium"))
     assert all(torch.equal(found[name], p) for name, p in network.state_dict().items())
-    asked = Options(quick=True, json=False, data=tmp_path, device="cpu", seed=0, table=None)
-    rows, _ = port_upscaler(asked, tmp_path / "out" / "esrgan.safetensors")
+    options = Options(quick=True, json=False, data=tmp_path, device="cpu", seed=0, table=None)
+    rows, _ = port_upscaler(options, tmp_path / "out" / "esrgan.safetensors")
     x = torch.rand(1, 3, 10, 8)  # sides that 4 does not divide
     made = read_enhancer(tmp_path / "out" / "esrgan.safetensors")(x)
     padded = torch.nn.functional.pad(x, (0, 0, 0, 2), mode="replicate")

@@ -67,12 +67,12 @@ AIMED_GAP = 0.05
 class ColumnTools:
     """What the attacks on all columns share for one batch.
 
-    asked: options; their seed is that of the benchmark plus the number of the batch. x, y: original images (N, 3, H, W) and their
-    labels (N,), of the data set's part `part`. folder: kept reconstructions. perceptual: LPIPS; None if it cannot be measured.
+    options: of the benchmark, with its seed plus the number of the batch. x, y: original images (N, 3, H, W) and their labels
+    (N,), of the data set's part `part`. folder: kept reconstructions. perceptual: LPIPS; None if it cannot be measured.
     enhancer: None if there is no file of its weights.
     """
 
-    asked: Options
+    options: Options
     scale: Scale
     x: Tensor
     y: Tensor
@@ -85,23 +85,23 @@ class ColumnTools:
         return measure_similarity(x, self.x, self.perceptual)
 
 
-def choose_scale(asked: Options) -> Scale:
+def choose_scale(options: Options) -> Scale:
     """Return the scale that the options select."""
-    full = PUBLISHED if "published" in asked.flags else FULL
-    scale = replace(QUICK, all_attacks=full.all_attacks) if asked.quick else full
-    return replace(scale, batches=REPEATED if "repeated" in asked.flags else 1)
+    full = PUBLISHED if "published" in options.flags else FULL
+    scale = replace(QUICK, all_attacks=full.all_attacks) if options.quick else full
+    return replace(scale, batches=REPEATED if "repeated" in options.flags else 1)
 
 
 @cache
-def load_tools(asked: Options, batch: int = 0) -> ColumnTools:
+def load_tools(options: Options, batch: int = 0) -> ColumnTools:
     """Load what all columns share for a batch, once for each process. batch: its number, from 0."""
-    scale = choose_scale(asked)
-    images = load_images(asked, "imagenet", scale.images, skip=batch * scale.images)
-    folder = AnswerFolder(FOLDER / scale.folder, fresh="fresh" in asked.flags or asked.quick)
+    scale = choose_scale(options)
+    images = load_images(options, "imagenet", scale.images, skip=batch * scale.images)
+    folder = AnswerFolder(FOLDER / scale.folder, fresh="fresh" in options.flags or options.quick)
     enhancer = read_enhancer(READY_FILE) if READY_FILE.exists() else None
-    perceptual = load_perceptual(asked, scale.setting.side)
+    perceptual = load_perceptual(options, scale.setting.side)
     x = resize(images, scale.setting.side)
-    own = replace(asked, seed=asked.seed + batch)
+    own = replace(options, seed=options.seed + batch)
     return ColumnTools(own, scale, x, images.y, images.part, folder, perceptual, enhancer)
 
 
@@ -162,10 +162,10 @@ class ColumnResult:
         return own.is_better_than(theirs, or_equal=or_equal)
 
 
-def measure_columns(asked: Options, columns: Sequence[DefendedColumn] = ()) -> TableAndSummary:
+def measure_columns(options: Options, columns: Sequence[DefendedColumn] = ()) -> TableAndSummary:
     """Attack every column, or the selected one; return the rows and a summary.
 
-    columns: the columns; if there are none, those that `asked` selects.
+    columns: the columns; if there are none, those that `options` selects.
     columns_better_than_identity, columns_not_worse_than_ig: numbers of columns with `ColumnResult.is_better_than_pixels` and
     `ColumnResult.is_not_worse_than_ig`; None if only ROG was measured. If the first column is measured, and all attacks are, the
     summary includes `measure_iterations`. lpips_gap: at the published size, the largest difference between ROG's LPIPS with the
@@ -174,8 +174,8 @@ def measure_columns(asked: Options, columns: Sequence[DefendedColumn] = ()) -> T
     Raises RuntimeError, naming the columns, if columns failed, after all others are finished.
     """
     if not columns:
-        columns = COLUMNS if asked.table is None else [c for c in (*COLUMNS, *OTHER_COLUMNS) if c.table == asked.table]
-    found = measure_in_processes(asked, columns)
+        columns = COLUMNS if options.table is None else [c for c in (*COLUMNS, *OTHER_COLUMNS) if c.table == options.table]
+    found = measure_in_processes(options, columns)
     rows = [row for one in found for row in one.rows]
     better, not_worse = [one.is_better_than_pixels for one in found], [one.is_not_worse_than_ig for one in found]
     summary = {
@@ -189,24 +189,24 @@ def measure_columns(asked: Options, columns: Sequence[DefendedColumn] = ()) -> T
     others = {
         "lpips_gap": max(gaps, default=None),
         "columns_within_gap": sum(gap <= AIMED_GAP for gap in gaps) if gaps else None,
-        "images": choose_scale(asked).images * choose_scale(asked).batches,
-        "batches": choose_scale(asked).batches,
+        "images": choose_scale(options).images * choose_scale(options).batches,
+        "batches": choose_scale(options).batches,
         "part": found[0].part,
         "peak_mb": max(one.peak_mb for one in found),
     }
     return rows, summary | others
 
 
-def measure_in_processes(asked: Options, columns: Sequence[DefendedColumn]) -> list[ColumnResult]:
-    """Attack columns in `asked.workers` processes, the most expensive ones first; return the results in the order of `columns`.
+def measure_in_processes(options: Options, columns: Sequence[DefendedColumn]) -> list[ColumnResult]:
+    """Attack columns in `options.workers` processes, the most expensive ones first; return the results in the order of `columns`.
 
     Progress is printed to stderr. Raises RuntimeError, naming the columns, if columns failed, after all others are finished.
     """
     started = monotonic()
-    pool = ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn"), initializer=prepare_worker)
+    pool = ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=prepare_worker)
     try:
         order = sorted(columns, key=lambda column: -column.cost)
-        futures = {pool.submit(measure_column, asked, column): column for column in order}
+        futures = {pool.submit(measure_column, options, column): column for column in order}
         for count, future in enumerate(as_completed(futures), start=1):
             outcome = f"failed: {future.exception()}" if future.exception() else f"peak {future.result().peak_mb:.0f} MB"
             seconds = monotonic() - started
@@ -223,7 +223,7 @@ def measure_in_processes(asked: Options, columns: Sequence[DefendedColumn]) -> l
     return [made[column.name].result() for column in columns]
 
 
-def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
+def measure_column(options: Options, column: DefendedColumn) -> ColumnResult:
     """Attack one column with ROG, its search in pixels, Inverting Gradients, and the nulls of ROG and of Inverting Gradients.
 
     If the scale does not have `all_attacks` and no column is selected, only ROG and its null attack. Rows hold means over the
@@ -231,15 +231,15 @@ def measure_column(asked: Options, column: DefendedColumn) -> ColumnResult:
     enhancer and that of Inverting Gradients, with the enhancer or without it, whichever is better in the mean. The entries
     enhanced_lpips and lpips_minus_ig come with limits of 95 % intervals (`_low`, `_high`), which are None for few batches.
     """
-    scale = choose_scale(asked)
-    batches = [load_tools(asked, batch) for batch in range(scale.batches)]
+    scale = choose_scale(options)
+    batches = [load_tools(options, batch) for batch in range(scale.batches)]
     cases = [make_case(tools, column) for tools in batches]
     attacks = make_attacks(scale)
-    if not (scale.all_attacks or asked.table):
+    if not (scale.all_attacks or options.table):
         attacks = {"ROG": attacks["ROG"]}
     attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients") if name in attacks}
     scores = {name: score_attack(attack, batches, cases, column) for name, attack in attacks.items()}
-    labels = mean([share_of_labels(case, tools.y, tools.asked) for tools, case in zip(batches, cases, strict=True)]).value
+    labels = mean([share_of_labels(case, tools.y, tools.options) for tools, case in zip(batches, cases, strict=True)]).value
     rows = []
     for name, own in scores.items():
         lpips = [one.lpips for one in own.enhanced if one.lpips is not None]
@@ -273,7 +273,7 @@ def score_attack(
     """Attack the case of each batch, and measure the images without the enhancer, with it and, if needed, equalised."""
     scores = BatchScores([], [], [], [])
     for tools, case in zip(batches, cases, strict=True):
-        answer = tools.folder.attack(attack, case, tools.x, tools.asked)
+        answer = tools.folder.attack(attack, case, tools.x, tools.options)
         scores.plain.append(tools.measure(answer.x))
         scores.enhanced.append(tools.measure(tools.enhancer(answer.x)) if tools.enhancer else scores.plain[-1])
         if column.is_equalized:
@@ -302,7 +302,7 @@ def estimate_mean(name: str, values: Sequence[float]) -> ResultRow:
 
 def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
     """Return the update of the client of one column as a case, in which the true labels are given to attacks."""
-    case = observe(column, tools.scale.setting, tools.x, tools.y, key="client", seed=tools.asked.seed)
+    case = observe(column, tools.scale.setting, tools.x, tools.y, key="client", seed=tools.options.seed)
     return replace(case, known_labels=tools.y)
 
 
@@ -325,10 +325,10 @@ def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
     likewise, both followed by the enhancer.
     """
     own = make_attacks(tools.scale)["Inverting Gradients"]
-    aim = tools.folder.attack(own, case, tools.x, tools.asked).x
+    aim = tools.folder.attack(own, case, tools.x, tools.options).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
-    for steps in (*(() if tools.asked.quick else RATIO_STEPS), tools.scale.steps):
-        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.asked).x
+    for steps in (*(() if tools.options.quick else RATIO_STEPS), tools.scale.steps):
+        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.options).x
         plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
         reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
         for name, is_reached in zip(ratios, reached, strict=True):

@@ -19,15 +19,15 @@ FACTS = PriorFacts(kind="upscaler", size=128, data="DIV2K, npm package @upscaler
 BLOCKS = 10
 
 
-def port_upscaler(asked: Options, out: Path) -> TableAndSummary:
+def port_upscaler(options: Options, out: Path) -> TableAndSummary:
     """Write the ported network to the file `out`; return one row on the file, and an empty summary.
 
     Raises ValueError if --data has no folder esrgan-medium with the package's files.
     """
-    folder = None if asked.data is None else asked.data / "esrgan-medium"
+    folder = None if options.data is None else options.data / "esrgan-medium"
     if folder is None or not (folder / "model.json").exists():
         raise ValueError(
-            f"the folder of --data, {asked.data}, must have esrgan-medium/model.json: run npm pack @upscalerjs/esrgan-medium, "
+            f"the folder of --data, {options.data}, must have esrgan-medium/model.json: run npm pack @upscalerjs/esrgan-medium, "
             "unpack the archive, and copy its folder package/models/x4 to esrgan-medium"
         )
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -91,25 +91,25 @@ LARGE_BATCH = PriorScale(
 )
 
 
-def train_priors(asked: Options, folder: Path) -> TableAndSummary:
+def train_priors(options: Options, folder: Path) -> TableAndSummary:
     """Train the priors of `PLANS`, and write them into the folder; return one row for each, and an empty summary.
 
     A prior whose file exists is not trained again, unless --fresh or --quick is given.
     """
-    count = 8 if asked.quick else count_part(asked, "cifar10", "tuning")
-    images = load_images(asked, "cifar10", count, part="tuning")
+    count = 8 if options.quick else count_part(options, "cifar10", "tuning")
+    images = load_images(options, "cifar10", count, part="tuning")
     rows: list[ResultRow] = []
     folder.mkdir(parents=True, exist_ok=True)
     for name, plan in PLANS.items():
         file = folder / f"{name}.safetensors"
-        if file.exists() and not asked.quick and "fresh" not in asked.flags:
+        if file.exists() and not options.quick and "fresh" not in options.flags:
             continue
         told = "CIFAR-10, tuning part of benchmarks/support/splits.py"
         trainer = Trainer(
             (images.x * 255).round().to(torch.uint8),
             PriorFacts(kind=plan.kind, size=SIDE, settings=plan.settings, data=told),
-            replace(plan.training, steps=4) if asked.quick else plan.training,
-            asked.device,
+            replace(plan.training, steps=4) if options.quick else plan.training,
+            options.device,
             checkpoint=file.with_name(file.name + ".checkpoint"),
             labels=images.y % CLASSES if plan.kind == "generator" else None,
         )
@@ -155,38 +155,38 @@ DENOISER_WEIGHT, DENOISER_NOISE = 1.0, 0.2
 step."""
 
 
-def measure_priors(asked: Options, folder: Path, scale: PriorScale, *, part: Part = "report") -> TableAndSummary:
+def measure_priors(options: Options, folder: Path, scale: PriorScale, *, part: Part = "report") -> TableAndSummary:
     """Attack clients that train for one epoch of one batch each, with every prior and its null.
 
     folder: of the trained priors; with --quick, the priors are trained there first, and the batches and searches are smaller.
     Answers are kept in its subfolder `answers`, and used again unless --fresh or --quick is given. The first row is the limit of
     the generator: of all images that it can make with the true labels, those nearest to the originals.
     """
-    if asked.quick:
-        train_priors(asked, folder)
+    if options.quick:
+        train_priors(options, folder)
         scale = replace(scale, images=4, batch=4, steps=8)
     batch = scale.batch
-    images = load_images(asked, "cifar10", scale.images, part=part)
+    images = load_images(options, "cifar10", scale.images, part=part)
     images = replace(images, y=images.y % CLASSES)
-    perceptual = load_perceptual(asked, SIDE)
-    weights = "" if perceptual is None or asked.data is None else str(asked.data / LPIPS_FILE)
+    perceptual = load_perceptual(options, SIDE)
+    weights = "" if perceptual is None or options.data is None else str(options.data / LPIPS_FILE)
     network = read_prior(folder / "generator.safetensors", "generator").network
     assert isinstance(network, ImageGenerator)
-    nearest = match_images(network, images.x, images.y, perceptual=perceptual, steps=4 if asked.quick else 0)
+    nearest = match_images(network, images.x, images.y, perceptual=perceptual, steps=4 if options.quick else 0)
     rows: list[ResultRow] = [
         {"column": "none", "attack": "nearest image of the generator", **_list(measure_similarity(nearest, images.x, perceptual))}
     ]
-    answers = AnswerFolder(folder / "answers", fresh="fresh" in asked.flags or asked.quick)
+    answers = AnswerFolder(folder / "answers", fresh="fresh" in options.flags or options.quick)
     best: dict[str, str] = {}
     for column in scale.columns:
         parts = [slice(i, i + batch) for i in range(0, len(images), batch)]
-        cases = [_observe_batch(column, scale.setting, images, part, asked) for part in parts]
-        labels = mean(share_of_labels(case, images.y[part], asked) for case, part in zip(cases, parts, strict=True))
+        cases = [_observe_batch(column, scale.setting, images, part, options) for part in parts]
+        labels = mean(share_of_labels(case, images.y[part], options) for case, part in zip(cases, parts, strict=True))
         found = {}
         attacks = make_attacks(folder, scale.steps, weights)
         for name, attack in ((name, attacks[name]) for name in scale.names or attacks):
             for title, one in ((name, attack), (f"{name}, null", attack.null())):
-                own = [answers.attack(one, case, images.x[part], asked) for case, part in zip(cases, parts, strict=True)]
+                own = [answers.attack(one, case, images.x[part], options) for case, part in zip(cases, parts, strict=True)]
                 found[title] = measure_similarity(torch.cat([answer.x for answer in own]), images.x, perceptual)
                 cost = mean(answer.cpu_seconds for answer in own)
                 told = {"labels_inferred": None if one is not attack else labels, "cpu_seconds": cost}
@@ -195,8 +195,8 @@ def measure_priors(asked: Options, folder: Path, scale: PriorScale, *, part: Par
     return rows, {"best_by_psnr": best, "images": len(images), "part": images.part}
 
 
-def _observe_batch(column: DefendedColumn, setting: BatchSetting, images: Images, part: slice, asked: Options) -> Case:
-    key, seed = f"client {part.start}", asked.seed + part.start
+def _observe_batch(column: DefendedColumn, setting: BatchSetting, images: Images, part: slice, options: Options) -> Case:
+    key, seed = f"client {part.start}", options.seed + part.start
     return observe(column, setting, images.x[part], images.y[part], key=key, seed=seed, classes=CLASSES)
 
 

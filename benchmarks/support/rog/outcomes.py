@@ -69,32 +69,32 @@ class AnswerFolder:
         self.made: set[Path] = set()
         path.mkdir(parents=True, exist_ok=True)
 
-    def make_path(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options) -> Path:
+    def make_path(self, attack: GradientMatching, case: Case, x: Tensor, options: Options) -> Path:
         """Return the path of an answer, named by a hash of what it depends on.
 
         That is the attack's settings, the settings of the case's observations (network, data, training and defenses), the known
-        labels, the originals x, the name of the case, and the seed of `asked`, from which the initial weights are drawn.
+        labels, the originals x, the name of the case, and the seed of `options`, from which the initial weights are drawn.
         """
         parts = [attack.objective, attack.simulation, attack.parametrisation, attack.prior, attack.labels, attack.search]
         own = [attack.name, describe_settings(attack), attack.sees_gradient, attack.enhancer, *parts]
         seen = [(one.model, one.data, one.training, one.defenses, one.gradient, one.inputs) for one in case.observations]
         labels = None if case.known_labels is None else case.known_labels.tolist()
-        text = re.sub(" at 0x[0-9a-f]+", "", repr([own, seen, labels, case.key, tuple(x.shape), asked.seed]))
+        text = re.sub(" at 0x[0-9a-f]+", "", repr([own, seen, labels, case.key, tuple(x.shape), options.seed]))
         digest = hashlib.sha256(text.encode() + x.contiguous().numpy().tobytes()).hexdigest()[:16]
         return self.path / f"{digest}.safetensors"
 
-    def attack(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options) -> Answer:
+    def attack(self, attack: GradientMatching, case: Case, x: Tensor, options: Options) -> Answer:
         """Return what `attack` reconstructs from `case`, in the order of the originals x (N, *shape).
 
         If this folder holds the answer, and `fresh` is not set or this object made it, that answer is returned. Otherwise the
         attack runs, and its answer is stored. Stored answers are distinguished as `make_path` says.
         attack: an attack, or its null (the same attack without the client's message).
         """
-        file = self.make_path(attack, case, x, asked)
+        file = self.make_path(attack, case, x, options)
         cost = file.with_suffix(".json")
         if (self.fresh and file not in self.made) or not cost.exists():
             with measure_cpu() as clock:
-                (found,) = replace(attack, device=asked.device)([case], rng=torch.Generator().manual_seed(asked.seed))
+                (found,) = replace(attack, device=options.device)([case], rng=torch.Generator().manual_seed(options.seed))
             found.write(file)
             self.made.add(file)
             cost.write_text(json.dumps({"cpu_seconds": clock.seconds}))
@@ -103,18 +103,18 @@ class AnswerFolder:
         return Answer(found.x.nan_to_num().clamp(0, 1)[order], json.loads(cost.read_text())["cpu_seconds"])
 
 
-def load_perceptual(asked: Options, side: int) -> Lpips | None:
+def load_perceptual(options: Options, side: int) -> Lpips | None:
     """Return the measure LPIPS with AlexNet; None if --data has no weights of it, or images of side `side` are too small."""
-    path = asked.data / LPIPS_FILE if asked.data else None
+    path = options.data / LPIPS_FILE if options.data else None
     if path is None or not path.exists() or explain_missing("alex", (3, side, side)):
         return None
     return load("alex", path)
 
 
-def share_of_labels(case: Case, y: Tensor, asked: Options) -> float:
+def share_of_labels(case: Case, y: Tensor, options: Options) -> float:
     """Return the share of the labels y (N,), counting repetitions, that ROG infers from a case if no labels are given."""
     batch = CaseBatch(rog(), [replace(case, known_labels=None)])
-    found = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(asked.seed))
+    found = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(options.seed))
     return sum(match_labels(y.tolist(), found.tolist())) / len(y)
 
 

@@ -17,20 +17,20 @@ QUICK_TRAINING = PriorTraining(steps=4)
 FACTS = PriorFacts(kind="enhancer", size=64, settings={"width": 16}, data="ImageNet, tuning part of benchmarks/support/splits.py")
 
 
-def train_ready_enhancer(asked: Options, out: Path) -> TableAndSummary:
+def train_ready_enhancer(options: Options, out: Path) -> TableAndSummary:
     """Train the network that improves reconstructed images, and write it to the file `out`.
 
     An interrupted training continues from a checkpoint in the folder of `out`. Returns one row on the file, its size and hash,
     the number of images and the CPU-seconds, and an empty summary. Raises ValueError if --data lacks ImageNet, except with
     --quick.
     """
-    images = load_images(asked, "imagenet", 8 if asked.quick else count_part(asked, "imagenet", "tuning"), part="tuning")
+    images = load_images(options, "imagenet", 8 if options.quick else count_part(options, "imagenet", "tuning"), part="tuning")
     values = (images.x * 255).round().to(torch.uint8)
     trainer = Trainer(
         values,
         FACTS,
-        QUICK_TRAINING if asked.quick else TRAINING,
-        asked.device,
+        QUICK_TRAINING if options.quick else TRAINING,
+        options.device,
         checkpoint=out.with_name(out.name + ".checkpoint"),
     )
     with measure_cpu() as clock:

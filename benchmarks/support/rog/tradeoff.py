@@ -79,7 +79,7 @@ def make_narrow_lenet() -> nn.Sequential:
     )
 
 
-def measure_tradeoff(asked: Options, folder: Path) -> TableAndSummary:
+def measure_tradeoff(options: Options, folder: Path) -> TableAndSummary:
     """Run the sweep, and score every federation with LPIPS; an interrupted sweep continues.
 
     The picture is drawn into the folder, and with --picture into `docs/tradeoff.png`, too. Returns one row for each defense and
@@ -87,8 +87,8 @@ def measure_tradeoff(asked: Options, folder: Path) -> TableAndSummary:
     federation failed.
     """
     models.admit(NETWORK)
-    private, held_out = load_parts(asked)
-    grid = write_grid(asked, folder, private, held_out)
+    private, held_out = load_parts(options)
+    grid = write_grid(options, folder, private, held_out)
     with measure_cpu() as clock:
         state = run_sweep(grid, folder / "federations", watch=lambda done: print(f"{done.done} of {done.total}: {done.name}"))
     rows: list[ResultRow] = []
@@ -99,24 +99,24 @@ def measure_tradeoff(asked: Options, folder: Path) -> TableAndSummary:
                 f"the federation {federation.name} has no result: {reason}; start the benchmark again to continue it"
             )
         name = describe_defense(federation)
-        accuracy = measure_accuracy(folder / "federations" / federation.name, federation, held_out, asked.seed)
-        for one in score_federation(asked, folder / "federations" / federation.name):
+        accuracy = measure_accuracy(folder / "federations" / federation.name, federation, held_out, options.seed)
+        for one in score_federation(options, folder / "federations" / federation.name):
             rows.append({"defense": name, "accuracy": accuracy, **list_scores(one)})
     measure = "lpips" if all(row["lpips"] is not None for row in rows) else "psnr"
-    for path in (folder / "tradeoff.png", *([PICTURE_FILE] if "picture" in asked.flags else [])):
+    for path in (folder / "tradeoff.png", *([PICTURE_FILE] if "picture" in options.flags else [])):
         draw_regions(rows, measure, path)
     sizes = {"images": len(private), "held_out": len(held_out), "part": private.part}
     return rows, {**compare_attacks(rows, measure), **sizes, "cpu_seconds": clock.seconds}
 
 
-def load_parts(asked: Options) -> tuple[Images, Images]:
+def load_parts(options: Options) -> tuple[Images, Images]:
     """Return the images of the clients, and those on which accuracy is measured."""
-    trained, tested = (80, 40) if asked.quick else (TRAINED, HELD_OUT)
-    private = load_images(asked, "cifar10", trained)
-    return private, load_images(asked, "cifar10_test", tested, skip=trained if private.part == "embedded" else 0)
+    trained, tested = (80, 40) if options.quick else (TRAINED, HELD_OUT)
+    private = load_images(options, "cifar10", trained)
+    return private, load_images(options, "cifar10_test", tested, skip=trained if private.part == "embedded" else 0)
 
 
-def write_grid(asked: Options, folder: Path, private: Images, held_out: Images) -> SweepGrid:
+def write_grid(options: Options, folder: Path, private: Images, held_out: Images) -> SweepGrid:
     """Write the images, the experiment, and the sweep's grid of defenses and attacks into the folder, and return the grid."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in (("private", private), ("watched", held_out.take_first(WATCHED))):
@@ -125,21 +125,21 @@ def write_grid(asked: Options, folder: Path, private: Images, held_out: Images) 
         np.savez(folder / f"{name}.npz", images=pixels, labels=part.y.numpy(), class_names=classes)
     files = {name: str((folder / f"{file}.npz").absolute()) for name, file in (("train", "private"), ("test", "watched"))}
     experiment = {
-        "seed": asked.seed,
-        "rounds": 2 if asked.quick else 100,
+        "seed": options.seed,
+        "rounds": 2 if options.quick else 100,
         "model": {"name": NETWORK},
         "data": {"name": "npz", **PIXELS, **files},
         "partition": {"name": "dirichlet", "alpha": 0.5},
-        "clients": {"count": 10 if asked.quick else 100, "fraction": 0.1 if not asked.quick else 0.5},
+        "clients": {"count": 10 if options.quick else 100, "fraction": 0.1 if not options.quick else 0.5},
         "strategy": STRATEGY,
         "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
     }
-    steps = (4, 4) if asked.quick else (100, 400)
+    steps = (4, 4) if options.quick else (100, 400)
     grid = {
         "experiment": "experiment.toml",
-        "seeds": [asked.seed],
-        "attacked": {"rounds": "1", "clients": 2 if asked.quick else 5},
-        "defenses": {"top-k": DEFENSES["top-k"]} if asked.quick else DEFENSES,
+        "seeds": [options.seed],
+        "attacked": {"rounds": "1", "clients": 2 if options.quick else 5},
+        "defenses": {"top-k": DEFENSES["top-k"]} if options.quick else DEFENSES,
         "attacks": {
             "ROG": {"attack": "rog", "steps": steps[0], "enhancer": "small"},
             "Inverting Gradients": {"attack": "inverting_gradients", "steps": steps[1], "tv": 1e-2, "give_up": 0.0},
@@ -171,12 +171,12 @@ def measure_accuracy(run: Path, federation: GridFederation, held_out: Images, se
     return evaluate(model, found.arrays, held_out.x, held_out.y, data, settings.training)["accuracy"]
 
 
-def score_federation(asked: Options, run: Path) -> list[Summary]:
+def score_federation(options: Options, run: Path) -> list[Summary]:
     """Return a summary of the scores of each attack on one federation, with LPIPS if --data has its weights.
 
     run: folder of the federation, with the reconstructions.
     """
-    weights = asked.data / LPIPS_FILE if asked.data else None
+    weights = options.data / LPIPS_FILE if options.data else None
     scorer = Scorer(run, [run / "truth"], lpips_weights=weights if weights and weights.exists() else None)
     sources = sorted(path.parent for path in (run / RECONSTRUCTIONS_FOLDER).glob("*/attack.json"))
     return summarise(row for source in sources for row in scorer.score(source))
