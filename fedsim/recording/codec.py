@@ -46,10 +46,15 @@ def _refuse_update(update: Tensors) -> dict[str, Tensor]:
 
 
 def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
-    """Return the update `weights - start` by name, computed in float64 and rounded to the type of `weights`, float32 at least."""
-    return {
-        name: (w.double() - start[name].double()).to(torch.promote_types(w.dtype, torch.float32)) for name, w in weights.items()
-    }
+    """Return the update `weights - start` by name, computed in float64.
+
+    It is rounded to the type of `weights`; for weights in half precision, to float32.
+    """
+    return {name: (w.double() - start[name].double()).to(_get_update_type(w)) for name, w in weights.items()}
+
+
+def _get_update_type(weight: Tensor) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32) if weight.is_floating_point() else weight.dtype
 
 
 def _check_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
