@@ -213,8 +213,13 @@ class Observation:
         }
 
 
-def convert_to_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by name, those of floating point in float32, in which attacks compute."""
+def convert_to_float32(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors by name, those of floating point in float32, in which attacks compute.
+
+    If nothing changes, `tensors` itself is returned, so that observations of a round share the weights that were sent.
+    """
+    if all(t.dtype is torch.float32 for t in tensors.values() if t.is_floating_point()):
+        return tensors
     return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
