@@ -116,6 +116,7 @@ def measure_single(options: Options) -> TableAndSummary:
 def measure_unseen(options: Options) -> TableAndSummary:
     """Measure the quality of images that were shrunk, blurred and covered with noise, before and after the enhancer.
 
+    Each image is degraded with draws of its own; an eighth of them are left as they are.
     Returns one row for each data set and enhancer, with PSNR, SSIM and LPIPS before and after, and an empty summary.
     Images of --data are of the report part, on which neither the enhancer was trained nor any setting was chosen.
     LPIPS is only measured for images that are large enough for it.
@@ -126,7 +127,8 @@ def measure_unseen(options: Options) -> TableAndSummary:
     for name, side in (("lfw", 32), ("cifar10", 32), ("imagenet", 64)):
         images = load_images(options, name, count)
         x = resize(images, side)
-        given = degrade(x, torch.Generator().manual_seed(options.seed)).clamp(0, 1)
+        rng = torch.Generator().manual_seed(options.seed)
+        given = torch.cat([degrade(one, rng).clamp(0, 1) for one in x.split(1)])
         perceptual = load_perceptual(options, side)
         before = asdict(measure_similarity(given, x, perceptual))
         for title, enhancer in enhancers.items():
