@@ -37,6 +37,7 @@ from support.rog.outcomes import load_perceptual, measure_similarity
 from support.rog.ready_prior import train_ready_enhancer
 from support.rog.tradeoff import measure_tradeoff
 from support.splits import load_images
+from torch import Tensor
 
 from attacker.attacks import exact, inverting_gradients
 from attacker.attacks.learned.degradation import degrade
@@ -116,7 +117,7 @@ def measure_single(options: Options) -> TableAndSummary:
 def measure_unseen(options: Options) -> TableAndSummary:
     """Measure the quality of images that were shrunk, blurred and covered with noise, before and after the enhancer.
 
-    Each image is degraded with draws of its own; an eighth of them are left as they are.
+    Each image is degraded with draws of its own, see `degrade_visibly`.
     Returns one row for each data set and enhancer, with PSNR, SSIM and LPIPS before and after, and an empty summary.
     Images of --data are of the report part, on which neither the enhancer was trained nor any setting was chosen.
     LPIPS is only measured for images that are large enough for it.
@@ -128,7 +129,7 @@ def measure_unseen(options: Options) -> TableAndSummary:
         images = load_images(options, name, count)
         x = resize(images, side)
         rng = torch.Generator().manual_seed(options.seed)
-        given = torch.cat([degrade(one, rng).clamp(0, 1) for one in x.split(1)])
+        given = torch.cat([degrade_visibly(one, rng) for one in x.split(1)])
         perceptual = load_perceptual(options, side)
         before = asdict(measure_similarity(given, x, perceptual))
         for title, enhancer in enhancers.items():
@@ -138,6 +139,13 @@ def measure_unseen(options: Options) -> TableAndSummary:
                 | {f"enhanced_{key}": value for key, value in after.items()}
             )
     return rows, {}
+
+
+def degrade_visibly(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Return degraded images in [0, 1] of x (N, 3, H, W), with new draws for as long as all of them stay as they are."""
+    while torch.equal(given := degrade(x, rng).clamp(0, 1), x):
+        pass
+    return given
 
 
 if __name__ == "__main__":
