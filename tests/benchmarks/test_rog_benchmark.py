@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from support.contract import Options
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe
 from support.rog.comparison import (
@@ -19,7 +20,7 @@ from support.rog.comparison import (
     subtract_lpips,
 )
 from support.rog.outcomes import AnswerFolder, Similarity, average_similarities
-from support.rog.tradeoff import ATTACKS, compare_attacks, draw_regions, make_narrow_lenet
+from support.rog.tradeoff import ATTACKS, compare_attacks, draw_regions, make_narrow_lenet, measure_others
 
 from attacker.attacks import cpl
 from fedsim import models
@@ -123,6 +124,23 @@ def test_batches_differ_in_their_images_and_in_their_seed(tmp_path: Path, monkey
     first, second = (load_tools(replace(OPTIONS, flags=frozenset({"repeated"})), batch) for batch in (0, 1))
     assert not any(torch.equal(a, b) for a in first.x for b in second.x)
     assert (first.scale.batches, first.options.seed, second.options.seed) == (REPEATED, 0, 1)
+
+
+def test_control_compares_reconstructions_with_the_originals_of_other_updates(tmp_path: Path) -> None:
+    """Reconstructions are the originals of the other client in another order, so that the control is zero, and theirs is not."""
+    levels = {"a": (10, 60), "b": (200, 120)}
+    for client, other in (("a", "b"), ("b", "a")):
+        for i, level in enumerate(levels[client]):
+            pair = [torch.full((3, 32, 32), value, dtype=torch.uint8) for value in (level, levels[other][1 - i])]
+            for source in ("rog-1", "rog-null-2"):
+                (tmp_path / source).mkdir(exist_ok=True)
+                Image.fromarray(torch.cat(pair, dim=-1).permute(1, 2, 0).numpy()).save(
+                    tmp_path / source / f"00001-{client}-1-{i}.png"
+                )
+    assert measure_others(tmp_path, "rog", lambda x, y: (x - y).abs().mean((1, 2, 3))) == 0
+    assert measure_others(tmp_path, "rog", lambda x, y: x.mean((1, 2, 3))) == pytest.approx(97.5 / 255)
+    assert measure_others(tmp_path, "rog", None) is None
+    assert measure_others(tmp_path, "inverting_gradients", lambda x, y: x.mean((1, 2, 3))) is None
 
 
 def test_rog_is_better_where_its_distance_is_lower_or_its_psnr_higher() -> None:

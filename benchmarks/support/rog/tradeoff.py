@@ -7,7 +7,7 @@ ROG with its enhancer and by Inverting Gradients, both of which model the defens
 keeps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
+from PIL import Image
+from scipy.optimize import linear_sum_assignment
 from scipy.spatial import ConvexHull
 from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
-from support.rog.outcomes import LPIPS_FILE
+from support.rog.outcomes import LPIPS_FILE, load_perceptual
 from support.splits import Images, load_images
-from torch import nn
+from torch import Tensor, nn
 
 from attacker.scoring import Scorer, Summary, summarise
 from attacker.sweep import SweepGrid, read_grid, run_sweep
@@ -33,6 +35,10 @@ from fedsim.recording import DataSpec, ModelSpec
 from fedsim.server.checkpoint import ServerCheckpoint
 from fedsim.training.local import evaluate
 
+SIDE = 32
+"""Side of the images, in pixels."""
+PAIRS_FOLDER = "pairs"
+"""Folder of a federation with pictures of pairs of original and reconstruction."""
 TRAINED, HELD_OUT = 3000, 577
 """Number of images of all clients together, of CIFAR-10's training images, and number of those on which accuracy is measured, of
 its test images; both of the report part."""
@@ -100,8 +106,10 @@ def measure_tradeoff(options: Options, folder: Path) -> TableAndSummary:
             )
         name = describe_defense(federation)
         accuracy = measure_accuracy(folder / "federations" / federation.name, federation, held_out, options.seed)
-        for one in score_federation(options, folder / "federations" / federation.name):
-            rows.append({"defense": name, "accuracy": accuracy, **list_scores(one)})
+        run = folder / "federations" / federation.name
+        for one in score_federation(options, run):
+            others = measure_others(run / PAIRS_FOLDER, one.attack, load_perceptual(options, SIDE))
+            rows.append({"defense": name, "accuracy": accuracy, **list_scores(one), "lpips_others": others})
     measure = "lpips" if all(row["lpips"] is not None for row in rows) else "psnr"
     for path in (folder / "tradeoff.png", *([PICTURE_FILE] if "picture" in options.flags else [])):
         draw_regions(rows, measure, path)
@@ -180,6 +188,33 @@ def score_federation(options: Options, run: Path) -> list[Summary]:
     scorer = Scorer(run, [run / "truth"], lpips_weights=weights if weights and weights.exists() else None)
     sources = sorted(path.parent for path in (run / RECONSTRUCTIONS_FOLDER).glob("*/attack.json"))
     return summarise(row for source in sources for row in scorer.score(source))
+
+
+def measure_others(folder: Path, attack: str, perceptual: Callable[[Tensor, Tensor], Tensor] | None) -> float | None:
+    """Return the mean LPIPS between reconstructions of an attack and the originals of other updates.
+
+    This is the control for the LPIPS to their own originals. A null has smoother images, from which LPIPS is large for any image.
+    The images of two updates are assigned to each other by their squared distance.
+    folder: pictures of pairs of original and reconstruction, side by side, in a folder per attack; names begin with round and
+    client. perceptual: None if LPIPS cannot be measured; the result is then None, as it is for fewer than two updates.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for path in sorted(folder.glob(f"{attack}-*/*.png")):
+        if "-null-" not in path.parent.name:
+            found.setdefault("-".join(path.name.split("-")[:2]), []).append(_read_picture(path))
+    pairs = {client: torch.stack(images).chunk(2, dim=-1) for client, images in found.items()}
+    values = []
+    for client, (_, made) in pairs.items():
+        for originals in (pairs[other][0] for other in pairs if other != client):
+            rows, columns = linear_sum_assignment((made[:, None] - originals).square().mean((2, 3, 4)).numpy())
+            values += [perceptual(made[rows], originals[columns]).mean()] if perceptual else []
+    return float(torch.stack(values).mean()) if values else None
+
+
+def _read_picture(path: Path) -> Tensor:
+    """Return a picture as a tensor (3, H, W) in [0, 1]."""
+    with Image.open(path) as picture:
+        return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1) / 255
 
 
 def list_scores(one: Summary) -> ResultRow:
