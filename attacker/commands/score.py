@@ -207,9 +207,9 @@ def _print_summaries(summaries: "list[Summary]") -> None:
             out.print(f"[bold]{escape(one.spec.removesuffix('()'))}[/]: {escape(words)}.", soft_wrap=True)
         if one.other_success is not None:
             psnr = f", mean PSNR {one.other_psnr.value:.1f} dB" if one.other_psnr else ""
-            out.print(
-                f"  control: {_format_share(one.other_success)} of the examples are recovered from another client's update{psnr}"
-            )
+            lpips = f", mean LPIPS {one.other_lpips.value:.2f}" if one.other_lpips else ""
+            share = f"{_format_share(one.other_success)} of the examples are recovered from another client's update"
+            out.print(f"  control: {share}{psnr}{lpips}")
         if one.tag_jaccard is not None:
             null = f" (null {one.null.tag_jaccard.value:.2f})" if one.null and one.null.tag_jaccard else ""
             out.print(f"  tags by {escape(str(one.tagger))}: mean Jaccard similarity {one.tag_jaccard.value:.2f}{null}")

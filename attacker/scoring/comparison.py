@@ -20,9 +20,6 @@ from attacker.scoring.semantic import NOT_ASKED, Tagger, tag_pairs
 from attacker.scoring.states import CaseState, read_case
 from fedsim.recording import DataSpec
 
-NOT_MEASURED = "not measured in the comparison with another client's reconstructions"
-"""Reason why there is no LPIPS in this comparison, a second baseline beside the null."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredReconstruction:
@@ -157,30 +154,35 @@ def compare_with_other(
     spec: DataSpec,
     counts: Sequence[int],
     constant: Tensor,
+    lpips: Lpips | str,
 ) -> list[dict[str, Any]]:
     """Compare each original with what the attack reconstructed for another client; return a dict of scores for each original.
 
-    The scores, `other_success` and `other_psnr` (None for table rows), measure what the attack gets right without the update of
-    this client. An original to which no example of the other client's reconstruction is assigned is not recovered, and has the
-    PSNR of the constant image. This holds for all originals if the attack failed on the other client, or if its reconstruction
-    cannot be read or has examples of another shape. All dicts are empty if the other case was not attacked yet.
+    The scores, `other_success`, `other_psnr` and `other_lpips` (None for table rows), measure what the attack gets right without
+    the update of this client. An original to which no example of the other client's reconstruction is assigned is not recovered,
+    and has the PSNR and LPIPS of the constant image. This holds for all originals if the attack failed on the other client, or
+    if its reconstruction cannot be read or has examples of another shape. All dicts are empty if the other case was not attacked
+    yet.
 
     folder: folder of the attack's reconstructions. key: key of the other client's case, see `pair_clients`; None if there is
     none. truth: (N, *shape), the originals. labels: their N labels. counts: largest number of reconstructions that each original
-    may have. constant: (N, *shape), the image of one colour, or the mean table row, see `Gallery.constant`.
+    may have. constant: (N, *shape), the image of one colour, or the mean table row, see `Gallery.constant`. lpips: the LPIPS
+    model, or the reason why there is none.
     """
     if key is None:
         return [{} for _ in labels]
     reconstruction, state, _ = read_answer(folder, key, truth)
     if state == "waiting":
         return [{} for _ in labels]
-    failures: list[dict[str, Any]] = [
-        {"other_success": False, "other_psnr": fields["psnr"]} for fields in measure(constant, truth, spec, NOT_MEASURED)
-    ]
+    failures = [_select_control({**fields, "success": False}) for fields in measure(constant, truth, spec, lpips)]
     if reconstruction is None or not len(reconstruction.x):
         return failures
-    measured = compare_examples(reconstruction, truth, labels, spec, lpips=NOT_MEASURED, counts=counts)
+    measured = compare_examples(reconstruction, truth, labels, spec, lpips=lpips, counts=counts)
     return [
-        failure if fields is None else {"other_success": fields["success"], "other_psnr": fields.get("psnr")}
-        for fields, failure in zip(measured.fields, failures, strict=True)
+        failure if fields is None else _select_control(fields) for fields, failure in zip(measured.fields, failures, strict=True)
     ]
+
+
+def _select_control(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the success, the PSNR and the LPIPS in `fields` under the names of the comparison with another client."""
+    return {f"other_{name}": fields.get(name) for name in ("success", "psnr", "lpips")}

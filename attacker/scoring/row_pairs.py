@@ -99,6 +99,14 @@ class RowPairs:
                 values.setdefault(one.index, []).append(mine - its)
         return {index: sum(own) / len(own) for index, own in values.items()}
 
+    def compute_differences_from(self, score: str, control: str) -> dict[int, float]:
+        """Return a dict from an example's index in the data set to its mean score in the attack minus its mean control there.
+
+        score, control: names of fields. Examples without either of them are left out.
+        """
+        own, controls = (average_by_example(self.attack, name) for name in (score, control))
+        return {index: value - controls[index] for index, value in own.items() if index in controls}
+
 
 def pair_rows(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> RowPairs:
     """Pair the rows of an attack with the rows of its null by case and example; drop rows without a partner.

@@ -203,7 +203,7 @@ class Scorer:
         baselines: list[dict[str, Any]] = [{}] * len(examples)
         if state != "waiting":
             constant = self.gallery.repeat_constant(len(truth))
-            baselines = compare_with_other(folder, other, truth, labels.tolist(), self.data.spec, counts, constant)
+            baselines = compare_with_other(folder, other, truth, labels.tolist(), self.data.spec, counts, constant, self.lpips)
         if reconstruction is None:
             measures = self._score_missing(truth, state, reason)
             for example, place, missing, baseline in zip(examples, places, measures, baselines, strict=True):

@@ -42,8 +42,8 @@ class Summary:
     no case is done. failures: number of rows of finished cases without a reconstruction.
     identified: share of examples whose reconstruction is so near that guesses would be as near with a probability of at most 1 %,
     see `ScoreRow.identified`.
-    other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
-    if no other client was attacked.
+    other_success, other_psnr, other_lpips: share and means of what the same attack recovers from another client's update, a
+    second null; None if no other client was attacked.
     exact_match: share of the table rows that are matched exactly; one without a reconstruction is not. None for images.
     tag_jaccard: mean Jaccard similarity of the tags of originals and reconstructions, 0 for an original without a reconstruction.
     tagger: name of the tagger. Both are None without a tagger, see `semantic`.
@@ -91,6 +91,7 @@ class Summary:
     exact_match: Estimate | None = None
     other_success: Estimate | None = None
     other_psnr: Distribution | None = None
+    other_lpips: Distribution | None = None
     tag_jaccard: Distribution | None = None
     tagger: str | None = None
     bound: float | None = None
@@ -204,6 +205,7 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         exact_match=estimate_part("exact_match"),
         other_success=estimate_part("other_success"),
         other_psnr=estimate("other_psnr"),
+        other_lpips=estimate("other_lpips"),
         tag_jaccard=estimate("tag_jaccard"),
         tagger=next((row.tagger for row in rows if row.tagger), None),
         bound=bound,

@@ -26,6 +26,10 @@ SIGNIFICANCE_LEVEL = 0.05
 """Significance level: probability of reporting a leak if there is none, over all compared scores together."""
 MIN_CLUSTERS = 3
 """Smallest number of clusters for which mean differences are tested."""
+CONTROLS = {"lpips": "other_lpips"}
+"""Scores that depend on the texture of images whatever they show, and the field that holds the same score for what the attack
+found in another client's update. LPIPS of a smooth image is large for any original, and noise alone lowers it, so that a noisy
+answer is better than the null's smooth one without any leak."""
 
 
 @dataclass(frozen=True)
@@ -259,8 +263,9 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
 def _compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
     """Test each score of `COMPARED_SCORES`, re-identification and single examples; return their comparisons.
 
-    The p-values are adjusted for the number of tests. A score is left out if fewer than `MIN_CLUSTERS` clusters have it, and
-    `label_success` also if an oracle supplied the labels. The tests of re-identification and of single examples are left out if
+    The p-values are adjusted for the number of tests. A score is left out if fewer than `MIN_CLUSTERS` clusters have it or, for
+    the scores in `CONTROLS`, its control, and `label_success` also if an oracle supplied the labels. A score with a control must
+    be better than both the null's and the control. The tests of re-identification and of single examples are left out if
     the rows have no `case_chance` or no `chance`, see `run_reidentification_test` and `bound_single_example`. clusters: dict from
     an example's index to its cluster.
     """
@@ -275,6 +280,13 @@ def _compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Compa
         if count < MIN_CLUSTERS:
             continue
         signed = [score.sign * value for value in values]
+        tests = [_test_shares(pairs, score.name, differences, groups) if score.is_share else _test_means(signed, groups)]
+        if score.name in CONTROLS:
+            beyond = pairs.compute_differences_from(score.name, CONTROLS[score.name])
+            own_groups = [clusters[index] for index in beyond]
+            if len(set(own_groups)) < MIN_CLUSTERS:
+                continue
+            tests.append(_test_means([score.sign * value for value in beyond.values()], own_groups))
         found.append(
             {
                 "score": score.name,
@@ -283,7 +295,7 @@ def _compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Compa
                 "attack": _compute_mean(average_by_example(pairs.attack, score.name), differences),
                 "null": _compute_mean(average_by_example(pairs.null, score.name), differences),
                 "difference": mean(values, groups),
-                **(_test_shares(pairs, score.name, differences, groups) if score.is_share else _test_means(signed, groups)),
+                **_require_all(tests),
             }
         )
     if (test := run_reidentification_test(pairs, clusters)) is not None:
@@ -304,6 +316,13 @@ def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any
     difference of attack and null for each example, positive if the attack is better. groups: cluster of each example.
     """
     return {"p": run_t_test(signed, groups), "least": partial(find_detectable_mean, signed, groups)}
+
+
+def _require_all(tests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return `p` and `least`, as in `_test_means`, of the test that rejects if all `tests` do (intersection-union test)."""
+    if len(tests) == 1:
+        return dict(tests[0])
+    return {"p": max(test["p"] for test in tests), "least": lambda level: max(test["least"](level) for test in tests)}
 
 
 def _test_shares(pairs: RowPairs, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:

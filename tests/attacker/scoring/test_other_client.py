@@ -45,8 +45,12 @@ def test_an_exact_attack_recovers_nothing_from_another_clients_update(tmp_path: 
     assert summary.other_success is not None
     assert summary.other_success.value == 0
     constant = scorer.gallery.repeat_constant(1)
-    assert compare_with_other(replayed.folder, None, truth, labels.tolist(), scorer.data.spec, [1], constant) == [{}]
-    assert compare_with_other(replayed.folder, "99999-x", truth, labels.tolist(), scorer.data.spec, [1], constant) == [{}]
+    assert compare_with_other(replayed.folder, None, truth, labels.tolist(), scorer.data.spec, [1], constant, "no weights") == [
+        {}
+    ]
+    assert compare_with_other(
+        replayed.folder, "99999-x", truth, labels.tolist(), scorer.data.spec, [1], constant, "no weights"
+    ) == [{}]
 
     path = replayed.folder / f"{rows[1].case}.safetensors"
     answer = Reconstruction.read(path)

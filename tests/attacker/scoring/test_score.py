@@ -45,9 +45,13 @@ def test_rows_have_the_lpips_of_their_pairs_and_the_summary_the_mean(shared_data
     run = federate_here(model={"name": "mlp", "hidden": [16]}, data="photos")
     rows = Scorer(run, [run / "truth"], lpips_weights=weights).score(attack(run, steps=5).folder)
     assert len(rows) == 4
-    for row in rows:
-        pair = torch.from_numpy(np.asarray(Image.open(run / row.pair)).transpose(2, 0, 1).copy())[None] / 255
+    pairs = [torch.from_numpy(np.asarray(Image.open(run / row.pair)).transpose(2, 0, 1).copy())[None] / 255 for row in rows]
+    for row, pair in zip(rows, pairs, strict=True):
+        others = [pairs[i] for i, one in enumerate(rows) if one.rounds == row.rounds and one.client != row.client]
+        controls = [load("alex", weights)(pair[..., :32], other[..., 32:]).item() for other in others]
         assert row.lpips == pytest.approx(load("alex", weights)(pair[..., :32], pair[..., 32:]).item(), abs=5e-3)
+        assert row.other_lpips is not None
+        assert min(abs(row.other_lpips - control) for control in controls) < 5e-3
         assert (row.lpips_net, row.lpips_reason) == ("alex", None)
     assert len({row.lpips for row in rows}) == 4
     (summary,) = summarise(rows)

@@ -96,6 +96,24 @@ def test_higher_psnr_than_the_null_is_a_partial_leak(seed: int) -> None:
     assert found.leaked[0].difference.low > 0
 
 
+def test_lpips_shows_a_leak_only_beyond_that_of_another_clients_update() -> None:
+    """Noise brings LPIPS below that of a smooth null for any original, and its PSNR is lower than the null's."""
+    noisy, smooth, apart = around(0.29, 8, 0, 0.02), around(0.52, 8, 1, 0.02), around(0.4, 8, 2, 0.02)
+    psnr, null = around(10.0, 8, 3), rows(around(13.0, 8, 4), null=True, lpips=smooth)
+
+    def judge(**fields: list[float]) -> Verdict:
+        return judge_attack(rows(psnr, lpips=noisy, **fields), null)
+
+    def list_scores(found: Verdict) -> list[str]:
+        return [one.score for one in found.comparisons]
+
+    assert not judge(other_lpips=around(0.29, 8, 5, 0.02)).leaks
+    assert [one.score for one in judge(other_lpips=apart).leaked] == ["lpips"]
+    assert not judge_attack(rows(psnr, lpips=noisy, other_lpips=apart), rows(around(13.0, 8, 4), null=True, lpips=noisy)).leaks
+    assert "lpips" in list_scores(judge(other_lpips=apart))
+    assert "lpips" not in list_scores(judge())  # no other client was attacked
+
+
 def test_eight_clients_at_17_db_against_12_are_a_leak() -> None:
     """These are the values of the README's example of another app."""
     assert verdict(around(17.3, 8, 0), around(11.6, 8, 1)).outcome == "partly leaked"
