@@ -7,7 +7,7 @@ ROG with its enhancer and by Inverting Gradients, both of which model the defens
 keeps.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,11 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
-from PIL import Image
-from scipy.optimize import linear_sum_assignment
 from scipy.spatial import ConvexHull
 from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
-from support.rog.outcomes import LPIPS_FILE, load_perceptual
+from support.rog.outcomes import LPIPS_FILE
 from support.splits import Images, load_images
-from torch import Tensor, nn
+from torch import nn
 
 from attacker.scoring import Scorer, Summary, summarise
 from attacker.sweep import SweepGrid, read_grid, run_sweep
@@ -35,10 +33,6 @@ from fedsim.recording import DataSpec, ModelSpec
 from fedsim.server.checkpoint import ServerCheckpoint
 from fedsim.training.local import evaluate
 
-SIDE = 32
-"""Side of the images, in pixels."""
-PAIRS_FOLDER = "pairs"
-"""Folder of a federation with pictures of pairs of original and reconstruction."""
 TRAINED, HELD_OUT = 3000, 577
 """Number of images of all clients together, of CIFAR-10's training images, and number of those on which accuracy is measured, of
 its test images; both of the report part."""
@@ -108,8 +102,7 @@ def measure_tradeoff(options: Options, folder: Path) -> TableAndSummary:
         accuracy = measure_accuracy(folder / "federations" / federation.name, federation, held_out, options.seed)
         run = folder / "federations" / federation.name
         for one in score_federation(options, run):
-            others = measure_others(run / PAIRS_FOLDER, one.attack, load_perceptual(options, SIDE))
-            rows.append({"defense": name, "accuracy": accuracy, **list_scores(one), "lpips_others": others})
+            rows.append({"defense": name, "accuracy": accuracy, **list_scores(one)})
     measure = "lpips" if all(row["lpips"] is not None for row in rows) else "psnr"
     for path in (folder / "tradeoff.png", *([PICTURE_FILE] if "picture" in options.flags else [])):
         draw_regions(rows, measure, path)
@@ -190,38 +183,12 @@ def score_federation(options: Options, run: Path) -> list[Summary]:
     return summarise(row for source in sources for row in scorer.score(source))
 
 
-def measure_others(folder: Path, attack: str, perceptual: Callable[[Tensor, Tensor], Tensor] | None) -> float | None:
-    """Return the mean LPIPS between reconstructions of an attack and the originals of other updates.
-
-    This is the control for the LPIPS to their own originals. A null has smoother images, from which LPIPS is large for any image.
-    The images of two updates are assigned to each other by their squared distance.
-    folder: pictures of pairs of original and reconstruction, side by side, in a folder per attack; names begin with round and
-    client. perceptual: None if LPIPS cannot be measured; the result is then None, as it is for fewer than two updates.
-    """
-    found: dict[str, list[Tensor]] = {}
-    for path in sorted(folder.glob(f"{attack}-*/*.png")):
-        if "-null-" not in path.parent.name:
-            found.setdefault("-".join(path.name.split("-")[:2]), []).append(_read_picture(path))
-    pairs = {client: torch.stack(images).chunk(2, dim=-1) for client, images in found.items()}
-    values = []
-    for client, (_, made) in pairs.items():
-        for originals in (pairs[other][0] for other in pairs if other != client):
-            rows, columns = linear_sum_assignment((made[:, None] - originals).square().mean((2, 3, 4)).numpy())
-            values += [perceptual(made[rows], originals[columns]).mean()] if perceptual else []
-    return float(torch.stack(values).mean()) if values else None
-
-
-def _read_picture(path: Path) -> Tensor:
-    """Return a picture as a tensor (3, H, W) in [0, 1]."""
-    with Image.open(path) as picture:
-        return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1) / 255
-
-
 def list_scores(one: Summary) -> ResultRow:
     """Return the columns of one attack: its name, numbers of examples and of updates, and mean scores, also of its null.
 
-    A score that was not measured is None. The null is the same attack without the update. low, high: limits of the interval of
-    95 % of PSNR over updates, None if there are too few of them.
+    A score that was not measured is None. The null is the same attack without the update. other_lpips, other_psnr: scores of what
+    the attack found in another client's update, a control, since noise alone lowers LPIPS below the null's. low, high: limits of
+    the interval of 95 % of PSNR over updates, None if there are too few of them.
     """
     null = one.null
     limits = (one.psnr.low, one.psnr.high) if one.psnr and one.psnr.is_interval else (None, None)
@@ -230,8 +197,10 @@ def list_scores(one: Summary) -> ResultRow:
         "examples": one.examples,
         "updates": one.psnr.clusters if one.psnr else None,
         "lpips": one.lpips.value if one.lpips else None,
+        "other_lpips": one.other_lpips.value if one.other_lpips else None,
         "null_lpips": null.lpips.value if null and null.lpips else None,
         "psnr": one.psnr.value if one.psnr else None,
+        "other_psnr": one.other_psnr.value if one.other_psnr else None,
         "low": limits[0],
         "high": limits[1],
         "null_psnr": null.psnr.value if null and null.psnr else None,
@@ -256,7 +225,8 @@ def draw_regions(rows: Sequence[ResultRow], measure: str, path: Path) -> None:
     """Draw accuracy beside a measure of leakage, with one point per defense and one region per attack, into the file `path`.
 
     A region is the convex hull of the attack's points. A grey line joins the points of a defense, and leads to its name at the
-    right. Dashed lines show the mean score of each attack's null and the accuracy of a guess. measure: "lpips" or "psnr".
+    right. Hollow points show the score of what the attack found in another client's update, and dashed lines the mean score of
+    each attack's null and the accuracy of a guess. measure: "lpips" or "psnr".
     """
     with mpl.rc_context({"svg.hashsalt": "fedleak rog", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")
@@ -267,6 +237,9 @@ def draw_regions(rows: Sequence[ResultRow], measure: str, path: Path) -> None:
             axes.scatter(*points.T, color=colour, label=name, s=16, zorder=3)
             if len(points) > 2 and np.linalg.matrix_rank(points - points[0]) == 2:
                 axes.add_patch(Polygon(points[ConvexHull(points).vertices], color=colour, alpha=0.15, linewidth=0))
+            controls = [[row[f"other_{measure}"], row["accuracy"]] for row in own if row.get(f"other_{measure}") is not None]
+            if controls:
+                axes.scatter(*np.array(controls).T, facecolors="none", edgecolors=colour, label=f"{name}, other update", s=16)
             nulls = [row[f"null_{measure}"] for row in own if row.get(f"null_{measure}") is not None]
             if nulls:
                 axes.axvline(np.mean(nulls), color=colour, linestyle="--", linewidth=1, label=f"null of {name}")
