@@ -27,7 +27,7 @@ of iterations after which it pays. `--quick` measures a few iterations once, and
 time.
 
 The tables `positions`, `queue` and `pool` compare our codec, job queue and worker pool with libraries
-(support/library_comparison.py).
+(support/compared_libraries.py).
 """
 
 import warnings
@@ -41,8 +41,8 @@ from types import SimpleNamespace
 
 import torch
 from scipy.stats import t as student
+from support.compared_libraries import LIBRARY_TABLES
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
-from support.library_comparison import LIBRARY_TABLES
 from support.single_cases import make_client
 from support.splits import load_images
 from torch import Generator, Tensor, nn
