@@ -10,7 +10,7 @@ from generators import seeded
 from torch import Tensor
 from torch.distributions import Laplace, Normal
 
-from attacker.attacks import Case, cpl, exact, inverting_gradients
+from attacker.attacks import Case, GradientMatching, cpl, exact, inverting_gradients, rog
 from attacker.attacks.closed_form.observations import observe as observe_closed
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
@@ -153,14 +153,17 @@ def test_search_is_not_given_up_for_a_loss_that_the_noise_explains(image_case: M
     assert mse(found.x, x).item() < mse(null.x, x).item()
 
 
-def test_known_noise_adds_total_variation_to_inverting_gradients(image_case: Make) -> None:
-    """The weight grows with the ratio of noise to signal, up to 100 times 0.2, and only if the attacker knows the noise."""
+@pytest.mark.parametrize(("make", "largest"), [(inverting_gradients, 20.0), (rog, 0.5)])
+def test_known_noise_adds_total_variation_to_cosines(
+    make: Callable[..., GradientMatching], largest: float, image_case: Make
+) -> None:
+    """The weight grows with the ratio of noise to signal, up to 100 times 0.2 or 0.005, if the attacker knows the noise."""
     weights = {}
     for std in (0.0, 0.001, 0.002, 10.0):
         case, _, _ = image_case(1, defense=f"gaussian({std})" if std else "")
-        weights[std] = CaseBatch(inverting_gradients(tv=0.0), [case]).scales.smoothing.item()
-        assert CaseBatch(inverting_gradients(tv=0.0, denoised=False), [case]).scales.smoothing.item() == 0
-        assert CaseBatch(inverting_gradients(tv=0.0, knows_defense=False), [case]).scales.smoothing.item() == 0
+        weights[std] = CaseBatch(make(tv=0.0), [case]).scales.smoothing.item()
+        assert CaseBatch(make(tv=0.0, denoised=False), [case]).scales.smoothing.item() == 0
+        assert CaseBatch(make(tv=0.0, knows_defense=False), [case]).scales.smoothing.item() == 0
     assert weights[0.0] == 0
     assert 0 < 3 * weights[0.001] < weights[0.002]  # four times the power, as far as the signal is estimated well
-    assert weights[10.0] == pytest.approx(20.0)
+    assert weights[10.0] == pytest.approx(largest)
