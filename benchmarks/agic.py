@@ -183,13 +183,13 @@ def _measure_router(options: Options, cases: Sequence[Case]) -> ResultRow:
     with measure_cpu() as clock:
         try:
             found = replace(exact(fallback="none"), device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
-            said = f"{found[0].route}, confidence {float(found[0].confidence.mean()):.2g}"
+            outcome = f"{found[0].route}, confidence {float(found[0].confidence.mean()):.2g}"
         except ValueError as error:
-            said = f"no closed form ({str(error).split(';')[0]}): the search as above"
-    return {"source": "measured", "weights": "router", "each": said, "cpu_seconds": clock.seconds}
+            outcome = f"no closed form ({str(error).split(';')[0]}): the search as above"
+    return {"source": "measured", "weights": "router", "each": outcome, "cpu_seconds": clock.seconds}
 
 
-def _attack_cases(options: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> ResultRow:
+def _attack_cases(options: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **columns: Any) -> ResultRow:
     with measure_cpu() as clock:
         found = replace(attack, device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
     x = torch.cat([one.x for one in found]).nan_to_num().clamp(0, 1)
@@ -203,7 +203,7 @@ def _attack_cases(options: Options, attack: GradientMatching, cases: Sequence[Ca
     row = {
         "source": "measured",
         "data": truth.name,
-        **said,
+        **columns,
         "iterations": attack.search.steps,
         "psnr": mean(values),
         "each": each,

@@ -253,8 +253,8 @@ def _run_breaching(
             attacker = breaching.attacks.prepare_attack(model, nn.CrossEntropyLoss(), settings)
             public = SimpleNamespace(shape=data.shape, mean=data.mean, std=data.std, modality="vision")
             sent = {"parameters": list(model.parameters()), "buffers": list(model.buffers()), "metadata": public}
-            told = {"num_data_points": 1, "labels": _read_label(case), "local_hyperparams": None}
-            shared = {"gradients": _compute_gradient(observation), "buffers": None, "metadata": told}
+            metadata = {"num_data_points": 1, "labels": _read_label(case), "local_hyperparams": None}
+            shared = {"gradients": _compute_gradient(observation), "buffers": None, "metadata": metadata}
             answer, _ = attacker.reconstruct([sent], [shared], {}, initial_data=start)
             answers.append(data.denormalise(answer["data"])[0].detach().clamp(0, 1))
     return answers

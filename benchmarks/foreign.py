@@ -197,8 +197,8 @@ def _save_step(model: nn.Module, data: DataSpec, folder: Path) -> None:
 def _call_command(command: Any, *arguments: str) -> None:
     result = CliRunner().invoke(command, list(arguments))
     if result.exit_code:
-        said = " ".join(result.output.split()) or "".join(traceback.format_exception(result.exception))
-        raise RuntimeError(f"{arguments[0]}: {said[-300:]}")
+        output = " ".join(result.output.split()) or "".join(traceback.format_exception(result.exception))
+        raise RuntimeError(f"{arguments[0]}: {output[-300:]}")
 
 
 def _read_first_line(error: Exception) -> str:

@@ -99,8 +99,8 @@ def run_interrupted(folder: Path, seconds: float) -> ResultRow:
         spent, cpu = spent + one["seconds"], cpu + one["cpu_seconds"]
         finished.append(len(list(out.glob("*/sweep.json"))))
     last = run_sweep(folder, out, kill_after=None)
-    told = {"seconds": spent + last["seconds"], "cpu_seconds": cpu + last["cpu_seconds"]}
-    return {"kills": KILL_COUNT, **told, "finished": ", ".join(map(str, finished))}
+    total = {"seconds": spent + last["seconds"], "cpu_seconds": cpu + last["cpu_seconds"]}
+    return {"kills": KILL_COUNT, **total, "finished": ", ".join(map(str, finished))}
 
 
 def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow:

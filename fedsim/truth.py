@@ -129,8 +129,8 @@ class TruthReader:
         path = self.folder / f"{os.path.basename(client)}{CANARIES_SUFFIX}"
         if not os.path.lexists(path):
             return ()
-        told = read_json(path)
-        pairs = told.get("pairs") if isinstance(told, dict) else None
+        content = read_json(path)
+        pairs = content.get("pairs") if isinstance(content, dict) else None
         if not isinstance(pairs, list) or not all(isinstance(one, list) and len(one) == 2 and _are_counts(*one) for one in pairs):
             raise DamagedFile(path, "holds no pairs of examples; copy the file that the client wrote")
         return tuple((a, b) for a, b in pairs)

@@ -46,11 +46,11 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
         return
     gaussian = _has_gaussian_noise(recording)
     epsilon = _bound(found, delta, gaussian=gaussian)
-    told = "none, as no noise is accounted" if not isinstance(accounted, int | float) else f"{accounted:.3g}"
+    stated = "none, as no noise is accounted" if not isinstance(accounted, int | float) else f"{accounted:.3g}"
     evidence = (
         f"{found.right_of_all} of {found.canaries} guesses about canaries are right, and {found.right} of the {found.guesses} "
         f"surest: epsilon is at least {epsilon:.3g} with a confidence of {CONFIDENCE_LEVEL:.0%}. "
-        f"The accountant's epsilon: {told}."
+        f"The accountant's epsilon: {stated}."
     )
     refuted = _bound(found, delta, gaussian=gaussian, confidence=ACCUSATION_LEVEL)
     if isinstance(accounted, int | float) and math.isfinite(accounted) and refuted > accounted:

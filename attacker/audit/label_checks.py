@@ -61,20 +61,20 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     distances = torch.cat([(counts - counts.round()).abs()[1:] for counts in tested])
     near = int((distances <= INTEGER_TOLERANCE).sum())
     chance = float(binom.sf(near - 1, len(distances), 2 * INTEGER_TOLERANCE))
-    told = (
+    tally = (
         f"{near} of {len(distances)} estimated numbers of examples per label are within {INTEGER_TOLERANCE:g} of a whole number"
     )
     if binom.sf(len(distances) - 1, len(distances), 2 * INTEGER_TOLERANCE) > MAX_CHANCE:
-        yield NotChecked(rule=READABLE, reason=f"{told}; so few estimates cannot show more than chance", kind="inconclusive")
+        yield NotChecked(rule=READABLE, reason=f"{tally}; so few estimates cannot show more than chance", kind="inconclusive")
         return
     if chance > MAX_CHANCE:
-        yield PassedCheck(rule=READABLE, evidence=f"{told}, as many as by chance")
+        yield PassedCheck(rule=READABLE, evidence=f"{tally}, as many as by chance")
         return
     yield Finding(
         rule=READABLE,
         grade="moderate",
         title="The server can count how many examples of each label a client used.",
-        evidence=f"{told}, in {len(tested)} updates; by chance it would be {2 * INTEGER_TOLERANCE:.0%}. In the first "
+        evidence=f"{tally}, in {len(tested)} updates; by chance it would be {2 * INTEGER_TOLERANCE:.0%}. In the first "
         f"update, {format_counts(tested[0].round().int().tolist())}.",
         advice="Add noise to the update of the last layer (clip and gaussian), or sum the updates of many clients by secure "
         "aggregation. If labels are no secret, accept this finding.",

@@ -94,12 +94,12 @@ def to_sarif(found: Audit) -> dict[str, Any]:
         }
         for one in found.findings
     ]
-    told = [("warning", f"{one.spec} {one.failure_words}") for one in found.attacks if one.failed]
+    notifications = [("warning", f"{one.spec} {one.failure_words}") for one in found.attacks if one.failed]
     if not found.has_answer:
-        told.append(("error", NO_ANSWER))
+        notifications.append(("error", NO_ANSWER))
     invocation = {
         "executionSuccessful": found.has_answer,
-        "toolExecutionNotifications": [{"level": level, "message": {"text": text}} for level, text in told],
+        "toolExecutionNotifications": [{"level": level, "message": {"text": text}} for level, text in notifications],
     }
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",

@@ -42,24 +42,25 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
     if not whole:
         return NotChecked(rule=TRAINING_RULE, reason="no client sends whole weights, which could be compared with its training")
     unused = _list_unused(whole[0])
-    told = [(one, words) for one in whole if (words := _list_contradictions(one, unused))]
-    if 2 * len(told) <= len(whole):
+    wrong = [(one, words) for one in whole if (words := _list_contradictions(one, unused))]
+    if 2 * len(wrong) <= len(whole):
         ranked = whole[:MAX_RANKED]
         crowded = [(one, words) for one in ranked if (words := _judge_examples(one))]
         if 2 * len(crowded) > len(ranked):
             return _make_finding(crowded, len(ranked))
-        return PassedCheck(rule=TRAINING_RULE, evidence=f"{len(told)} of {len(whole)} updates contradict the stated training")
-    return _make_finding(told, len(whole))
+        return PassedCheck(rule=TRAINING_RULE, evidence=f"{len(wrong)} of {len(whole)} updates contradict the stated training")
+    return _make_finding(wrong, len(whole))
 
 
-def _make_finding(told: Sequence[tuple[Observation, list[str]]], count: int) -> Finding:
+def _make_finding(wrong: Sequence[tuple[Observation, list[str]]], count: int) -> Finding:
     """Return the finding for updates with sentences on what contradicts the stated training. count: number of tested updates."""
-    first, words = told[0]
+    first, words = wrong[0]
     return Finding(
         rule=TRAINING_RULE,
         grade="low",
         title="Clients do not train as stated, so that attacks simulate another training and find less than they could.",
-        evidence=f"In {len(told)} of {count} updates; the first, round {first.round}, client {first.client}: {'; '.join(words)}.",
+        evidence=f"In {len(wrong)} of {count} updates; the first, round {first.round}, client {first.client}: "
+        f"{'; '.join(words)}.",
         advice="Correct the settings in record(), or what clients send, and record again: the results of attacks on this run "
         "show little.",
     )

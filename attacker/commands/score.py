@@ -119,10 +119,10 @@ def _print_failed(rows: "list[ScoreRow]") -> bool:
     reason, _ = Counter(str(row.failure) for row in failed).most_common(1)[0]
     cases, of = len({(row.source, row.case) for row in failed}), len({(row.source, row.case) for row in rows})
     if all(row.null or row.state == "failed" for row in rows):
-        told = f"[bold red]every attack failed[/]: {cases} of {of} cases, including those of nulls, have no reconstruction"
+        summary = f"[bold red]every attack failed[/]: {cases} of {of} cases, including those of nulls, have no reconstruction"
     else:
-        told = f"[bold yellow]{cases} of {of} cases[/], including those of nulls, failed"
-    err.print(f"{told}; most often: {escape(reason)}")
+        summary = f"[bold yellow]{cases} of {of} cases[/], including those of nulls, failed"
+    err.print(f"{summary}; most often: {escape(reason)}")
     return True
 
 
@@ -153,7 +153,7 @@ def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
     The list `untold` has the keys of cases without truth. The dict `superseded` maps the key of a case to a sentence if
     its examples are scored, wholly or in part, in another case of the same rounds. source: name of the folder.
     """
-    return {"untold": scorer.untold[source], "superseded": scorer.superseded[source]}
+    return {"untold": scorer.without_truth[source], "superseded": scorer.superseded[source]}
 
 
 def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
@@ -178,10 +178,10 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
         key, words = superseded[0]
         more = f", and {len(superseded) - 1} more cases like it" if len(superseded) > 1 else ""
         err.print(f"{escape(key)} is {escape(words)}{more}")
-    if untold := sorted({key for keys in scorer.untold.values() for key in keys}):
-        many = "1 case has no truth and is" if len(untold) == 1 else f"{len(untold)} cases have no truth and are"
+    if unscored := sorted({key for keys in scorer.without_truth.values() for key in keys}):
+        many = "1 case has no truth and is" if len(unscored) == 1 else f"{len(unscored)} cases have no truth and are"
         hint = "give --truth for every client"
-        err.print(f"[bold yellow]{many} not scored[/], the first: {escape(untold[0])}; {hint}")
+        err.print(f"[bold yellow]{many} not scored[/], the first: {escape(unscored[0])}; {hint}")
     return rows
 
 

@@ -106,7 +106,7 @@ def _read_identity(folder: Path) -> str | None:
     if not os.path.lexists(path):
         return None
     try:
-        told = read_json(path, limit=MAX_BYTES)
+        content = read_json(path, limit=MAX_BYTES)
     except DamagedFile:
         return ""
-    return str(told.get("identity", "")) if isinstance(told, dict) else ""
+    return str(content.get("identity", "")) if isinstance(content, dict) else ""

@@ -125,8 +125,8 @@ class Replay:
     @property
     def _oracles(self) -> tuple[str, ...]:
         """Return the names, "labels" or "logits", of the oracles (information that no server has) that the user gave."""
-        told = {"labels": self.oracle_labels, "logits": self.oracle_logits}
-        return tuple(name for name, oracle in told.items() if oracle is not None)
+        oracles = {"labels": self.oracle_labels, "logits": self.oracle_logits}
+        return tuple(name for name, oracle in oracles.items() if oracle is not None)
 
     @cached_property
     def _chosen(self) -> ChosenRows:

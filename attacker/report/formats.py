@@ -109,20 +109,20 @@ def describe_privacy(row: Mapping[str, Any]) -> str:
     The text is "none", with the reason if it is known, if there is no epsilon, and "" if the row has no accounting. row: the
     round's row of `metrics.jsonl`.
     """
-    told = row.get("privacy")
-    if not isinstance(told, Mapping):
+    privacy = row.get("privacy")
+    if not isinstance(privacy, Mapping):
         return ""
-    text = _format_epsilon(told)
-    if isinstance(central := told.get("central"), Mapping):
+    text = _format_epsilon(privacy)
+    if isinstance(central := privacy.get("central"), Mapping):
         text += f"; for an observer of the global model alone, {_format_epsilon(central)}"
     return text
 
 
-def _format_epsilon(told: Mapping[str, Any]) -> str:
-    epsilon, delta, prior, bound = (told.get(key) for key in ("epsilon", "delta", "prior", "bound"))
+def _format_epsilon(privacy: Mapping[str, Any]) -> str:
+    epsilon, delta, prior, bound = (privacy.get(key) for key in ("epsilon", "delta", "prior", "bound"))
     if not isinstance(epsilon, int | float) or not isinstance(delta, int | float):
-        return f"none: {told['why']}" if told.get("why") else "none"
-    unit = {"client": "a client's whole update", "example": "one example"}.get(str(told.get("unit")), str(told.get("unit")))
+        return f"none: {privacy['why']}" if privacy.get("why") else "none"
+    unit = {"client": "a client's whole update", "example": "one example"}.get(str(privacy.get("unit")), str(privacy.get("unit")))
     text = f"epsilon {epsilon:.3g} at delta {delta:g} for {unit}"
     if not isinstance(prior, int | float) or not isinstance(bound, int | float):
         return text

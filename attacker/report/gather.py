@@ -135,8 +135,8 @@ def _read_all_metadata(folder: Path, manifest: Manifest, hints: list[Hint]) -> d
             hints.append(Hint(f"{path.relative_to(folder)} cannot be read: {error}"))
             continue
         if all(
-            metadata.get("run", {}).get(key, mine) == mine
-            for key, mine in (("name", manifest.name), ("created", manifest.created))
+            metadata.get("run", {}).get(key, expected) == expected
+            for key, expected in (("name", manifest.name), ("created", manifest.created))
         ):
             found[path.parent.name] = metadata
     return found

@@ -171,23 +171,23 @@ def write_verdict(report: RankReport) -> list[str]:
     which ranks were only counted or depend on the data.
     """
     if report.full:
-        said = ["Every layer has as many independent equations as unknowns: R-GAP computes the input "
+        lines = ["Every layer has as many independent equations as unknowns: R-GAP computes the input "
                 "layer by layer from the gradient of one example, up to rounding."]  # fmt: skip
     else:
-        said = [] if report.readable else ["Its last layer is a convolution, and closed forms need a linear last layer."]
-        said += [_describe_lack(i, report) for i in reversed(report.deficient_layers)]
-        said += [_describe_unused(report)] * bool(report.unused)
-        said.append(_describe_whole(report))
+        lines = [] if report.readable else ["Its last layer is a convolution, and closed forms need a linear last layer."]
+        lines += [_describe_lack(i, report) for i in reversed(report.deficient_layers)]
+        lines += [_describe_unused(report)] * bool(report.unused)
+        lines.append(_describe_whole(report))
     if report.dead is not None:
-        said.append(f"This assumes that {report.dead:.0%} of each ReLU's outputs are 0, each of which hides a pre-activation.")
+        lines.append(f"This assumes that {report.dead:.0%} of each ReLU's outputs are 0, each of which hides a pre-activation.")
     if counted := [i for i, layer in enumerate(report.layers) if layer.counted]:
-        said.append(f"The rank of {_list_layers(counted)} is an upper bound, found by counting, and may be lower.")
+        lines.append(f"The rank of {_list_layers(counted)} is an upper bound, found by counting, and may be lower.")
     if varying := [i for i, layer in enumerate(report.layers) if not layer.proved and not layer.counted]:
-        said.append(
+        lines.append(
             f"The rank of {_list_layers(varying)} depends on which pre-activations are negative. It was computed for a random "
             "choice of them, and may be another for other data."
         )
-    return said
+    return lines
 
 
 def _list_layers(positions: Sequence[int]) -> str:

@@ -144,8 +144,8 @@ def _draw_growth_chart(number: int, run: ReportedRun) -> Chart | None:
     svg = figures.draw_growth(f"run-{number} growth", lines)
     if svg is None:
         return None
-    said = "; ".join(f"{line.spec}: {formats.describe_growth(line.points)}" for line in run.growth)
-    return Chart("Examples recovered, by number of recorded rounds", Markup(svg), f"Share of examples recovered. {said}")
+    description = "; ".join(f"{line.spec}: {formats.describe_growth(line.points)}" for line in run.growth)
+    return Chart("Examples recovered, by number of recorded rounds", Markup(svg), f"Share of examples recovered. {description}")
 
 
 def _list_points(points: Sequence[GrowthPoint]) -> list[tuple[float, float]]:

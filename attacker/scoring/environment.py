@@ -75,7 +75,7 @@ def _run_git(root: Path, *arguments: str) -> str | None:
     """Return the output of a git command, or None if it fails."""
     try:
         command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip()
+    return result.stdout.strip()

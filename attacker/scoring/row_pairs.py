@@ -94,9 +94,9 @@ class RowPairs:
         """
         values: dict[int, list[float]] = {}
         for one, other in zip(self.attack, self.null, strict=True):
-            mine, its = get_score(one, score), get_score(other, score)
-            if mine is not None and its is not None:
-                values.setdefault(one.index, []).append(mine - its)
+            attack_score, null_score = get_score(one, score), get_score(other, score)
+            if attack_score is not None and null_score is not None:
+                values.setdefault(one.index, []).append(attack_score - null_score)
         return {index: sum(own) / len(own) for index, own in values.items()}
 
     def compute_differences_from(self, score: str, control: str) -> dict[int, float]:

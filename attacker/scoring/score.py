@@ -63,7 +63,7 @@ class Scorer:
     Attributes that tell what is missing, filled by `score`:
 
     bounds:     None without `bound_seconds`; its `reasons` is a dict from the key of each case without a bound to the reason.
-    untold:     dict from the name of an attack's folder to the keys of its cases without truth, which get no rows.
+    without_truth: dict from the name of an attack's folder to the keys of its cases without truth, which get no rows.
     superseded: dict from the name of an attack's folder to its cases whose examples are scored in another case of the same
                 rounds, wholly or in part: a dict from the key of such a case to a text about it. See `find_superseded`.
     """
@@ -81,7 +81,7 @@ class Scorer:
     ) -> None:
         self.run = run
         check_run(run)
-        self.untold: dict[str, list[str]] = {}
+        self.without_truth: dict[str, list[str]] = {}
         self.superseded: dict[str, dict[str, str]] = {}
         self._lpips = lpips_net, lpips_weights
         if lpips_weights or lpips_net not in BACKBONES:
@@ -114,8 +114,8 @@ class Scorer:
               too: the examples of a round that several of these cases share are scored in only one of them, see
               `find_superseded`. A case whose rounds are all scored in other cases gets no rows.
 
-        Cases without truth get no rows and are listed in `untold`. If there are no rows for this reason, raises NoTruth and
-        leaves the scores as they are. Raises ValueError, naming the file, if `attack.json` cannot be read.
+        Cases without truth get no rows and are listed in `without_truth`. If there are no rows for this reason, raises NoTruth
+        and leaves the scores as they are. Raises ValueError, naming the file, if `attack.json` cannot be read.
         """
         check_run(folder)
         metadata = read_metadata(folder / "attack.json")
@@ -127,7 +127,7 @@ class Scorer:
             raise DamagedFile(folder / "attack.json", f"{to_printable(str(error))}; replay the attack again") from None
         pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
         rows: list[ScoreRow] = []
-        untold: dict[str, NoTruth] = {}
+        problems: dict[str, NoTruth] = {}
         overlaps = find_superseded(folder, metadata["cases"])
         self.superseded[folder.name] = {key: overlap.words for key, overlap in overlaps.items()}
         cases, other_clients = _select_cases(metadata["cases"], only), pair_clients(metadata["cases"])
@@ -139,10 +139,10 @@ class Scorer:
                     scored = self._score_case(folder, metadata, case, pairs, other_clients.get(case["key"]))
                     rows += [row for row in scored if overlap is None or overlap.rounds.isdisjoint(row.rounds)]
                 except NoTruth as error:
-                    untold[case["key"]] = error
-        self.untold[folder.name] = list(untold)
-        if untold and not rows:
-            raise next(iter(untold.values()))
+                    problems[case["key"]] = error
+        self.without_truth[folder.name] = list(problems)
+        if problems and not rows:
+            raise next(iter(problems.values()))
         path = self.run / "scores.jsonl"
         with hold_lock(pairs.parent / ".lock", below=self.run, wait=True):  # another attack may be scored at the same time
             replace_rows(path, rows, folder.name, only)

@@ -170,23 +170,23 @@ def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], le
     return float((t.isf(level, count - 1) + t.ppf(TEST_POWER, count - 1)) * wide)
 
 
-def run_fisher_test(mine: Sequence[float], its: Sequence[float]) -> float:
-    """Return the p-value of Fisher's exact test, one-sided, that the attack (`mine`) has more successes than the null (`its`).
+def run_fisher_test(attack: Sequence[float], null: Sequence[float]) -> float:
+    """Return the p-value of Fisher's exact test, one-sided, that the attack has more successes than the null.
 
-    mine, its: success of attack and null on the same independent examples, 0 or 1. The test uses only the two numbers of
+    attack, null: success of attack and null on the same independent examples, 0 or 1. The test uses only the two numbers of
     successes, and ignores which examples succeeded.
     """
-    count, more, less = len(mine), sum(value > 0.5 for value in mine), sum(value > 0.5 for value in its)
+    count, more, less = len(attack), sum(value > 0.5 for value in attack), sum(value > 0.5 for value in null)
     return float(hypergeom.sf(more - 1, 2 * count, more + less, count))
 
 
-def find_detectable_successes(its: Sequence[float], level: float) -> float | None:
+def find_detectable_successes(null: Sequence[float], level: float) -> float | None:
     """Return the smallest difference of shares, attack minus null, that `run_fisher_test` detects with probability `TEST_POWER`.
 
     The null's successes are taken as given. The attack's share is found in steps of 0.001. The result is None if even an attack
-    that recovers every example is not detected. its: success of the null on each example, 0 or 1. level: significance level.
+    that recovers every example is not detected. null: success of the null on each example, 0 or 1. level: significance level.
     """
-    count, less = len(its), sum(value > 0.5 for value in its)
+    count, less = len(null), sum(value > 0.5 for value in null)
     needed = np.arange(less, count + 1)
     shown = needed[hypergeom.sf(needed - 1, 2 * count, needed + less, count) <= level]
     if not len(shown):

@@ -35,8 +35,8 @@ def find_state(row: Mapping[str, Any]) -> CaseState:
     the entry `interrupted` is true. If not, it depends on the entry `failure`: "waiting" for `REASON_WAITING`, "done" for None
     and `REASON_UNMATCHED`, and "failed" for any other reason.
     """
-    if (said := row.get("state")) in STATES:
-        state: CaseState = said
+    if (stored := row.get("state")) in STATES:
+        state: CaseState = stored
         return state
     if row.get("interrupted"):
         return "interrupted"

@@ -165,11 +165,11 @@ class Verdict:
             return f"recovered: {recovered}{_format_leaked(self.leaked)}"
         if self.outcome == "partly leaked":
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
-        told = (
+        details = (
             f"{self._sample} were compared with the null, the same attack without the update; the attack recovered "
             f"{self.recovered} and the null {self.null_recovered}; {_format_detectable(self)}"
         )
-        return f"not distinguishable from the null at this sample: {told}"
+        return f"not distinguishable from the null at this sample: {details}"
 
     @property
     def caveat(self) -> str:
@@ -193,8 +193,8 @@ def _format_count(count: int) -> str:
 
 
 def _format_leaked(leaked: Sequence[Comparison]) -> str:
-    told = [one.words for one in leaked if one.score not in (SINGLE, "success", REIDENTIFIED)]
-    return f"; {'; '.join(told)}" if told else ""
+    scores = [one.words for one in leaked if one.score not in (SINGLE, "success", REIDENTIFIED)]
+    return f"; {'; '.join(scores)}" if scores else ""
 
 
 def _format_detectable(verdict: Verdict) -> str:
@@ -204,9 +204,9 @@ def _format_detectable(verdict: Verdict) -> str:
     cases, only a recovered example or one much nearer to its original than the null's reconstruction shows a leak.
     """
     sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None and one.unit != "%"}
-    told = [_format_size(one) for one in sizes.values()]
-    if told:
-        return f"a mean difference of less than {' or '.join(told)} may have gone unnoticed"
+    differences = [_format_size(one) for one in sizes.values()]
+    if differences:
+        return f"a mean difference of less than {' or '.join(differences)} may have gone unnoticed"
     return "so few cases show a leak only if an example is recovered, or is much nearer to its original than the null's answer is"
 
 
@@ -333,11 +333,11 @@ def _test_shares(pairs: RowPairs, name: str, differences: Mapping[int, float], g
     detected. name: field of `ScoreRow`. differences: dict from each example's index in the data set to attack minus null. groups:
     cluster of each of these examples.
     """
-    mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (pairs.attack, pairs.null))
+    attack, null = ([average_by_example(rows, name)[index] for index in differences] for rows in (pairs.attack, pairs.null))
     count = len(set(groups))
-    if count == len(groups) and {*mine, *its} <= {0.0, 1.0}:
-        return {"p": run_fisher_test(mine, its), "least": partial(find_detectable_successes, its)}
-    least = partial(find_detectable_share, sum(its) / len(its), len(its), count)
+    if count == len(groups) and {*attack, *null} <= {0.0, 1.0}:
+        return {"p": run_fisher_test(attack, null), "least": partial(find_detectable_successes, null)}
+    least = partial(find_detectable_share, sum(null) / len(null), len(null), count)
     return {"p": run_sign_flip_test(list(differences.values()), groups), "least": least}
 
 
@@ -379,5 +379,5 @@ def _has_recovered(pairs: RowPairs, compared: Sequence[Comparison]) -> bool:
             return True
     if answered:
         return False
-    mine, its = average_by_example(pairs.attack, "success"), average_by_example(pairs.null, "success")
-    return sum(mine.values()) - sum(its.values()) > len(mine) / 2  # without `chance`, more than half must be recovered
+    attack, null = average_by_example(pairs.attack, "success"), average_by_example(pairs.null, "success")
+    return sum(attack.values()) - sum(null.values()) > len(attack) / 2  # without `chance`, more than half must be recovered

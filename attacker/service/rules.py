@@ -193,8 +193,8 @@ class Rules:
         rounds = f"1-{one.round}" if _uses_all_rounds(rule) else str(one.round)
         self._ledger.take(rule.name, recording, [one], rule.make_spec(recording.id, rounds, clients))
         if again:
-            told = "submits a job for round %d again: the round was recorded again, in attempt %d of the federation"
-            log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
+            message = "submits a job for round %d again: the round was recorded again, in attempt %d of the federation"
+            log.warning(f"rule %s, %s: {message}", rule.name, recording.id, one.round, one.attempt)
 
     def _choose_clients(self, rule: Rule, recording: RecordingIdentity, round: int) -> tuple[str, ...] | None:
         """Return the clients of a round that match the patterns of the rule.

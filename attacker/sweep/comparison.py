@@ -204,8 +204,8 @@ def _dominates(other: SettingResult, one: SettingResult) -> bool:
     """
     if other.training != one.training or not _is_ranked(other):
         return False
-    mine, its = (one.accuracy, _protection(one)), (other.accuracy, _protection(other))
-    return its != mine and all(b >= a for a, b in zip(mine, its, strict=True) if a is not None and b is not None)
+    ours, theirs = (one.accuracy, _protection(one)), (other.accuracy, _protection(other))
+    return theirs != ours and all(b >= a for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None)
 
 
 def _protection(one: SettingResult) -> float:
@@ -240,15 +240,15 @@ def _compare_pair(winner: SettingResult, other: SettingResult, number: int) -> P
 
     number: number of comparisons of the training, by which the error level of the interval is divided (Bonferroni).
     """
-    mine, its = winner.leak, other.leak
-    assert mine is not None  # both are audited
-    assert its is not None
-    shared = [key for key in mine.errors if key in its.errors]
+    first, second = winner.leak, other.leak
+    assert first is not None  # both are audited
+    assert second is not None
+    shared = [key for key in first.errors if key in second.errors]
     if not shared:
         return None
-    clusters = find_clusters((key, case) for one in (mine, its) for key, case in one.cases.items())
+    clusters = find_clusters((key, case) for one in (first, second) for key, case in one.cases.items())
     groups = [clusters[key] for key in shared]
-    values = [mine.errors[key] - its.errors[key] for key in shared]
+    values = [first.errors[key] - second.errors[key] for key in shared]
     difference = mean(values, groups, level=1 - FAMILY_ERROR_LEVEL / number)
     p = None
     if len(set(groups)) >= MIN_INTERVAL_CLUSTERS:

@@ -77,11 +77,11 @@ def read_result(grid: SweepGrid, federation: GridFederation, out: Path) -> Feder
     path = out / federation.name / RESULT_FILE
     if not path.exists():
         return None
-    told = read_json(path, limit=MAX_RESULT_BYTES)
-    if told.pop("digest", None) != grid.digest(federation):
+    stored = read_json(path, limit=MAX_RESULT_BYTES)
+    if stored.pop("digest", None) != grid.digest(federation):
         return None
-    attacks = {name: AttackScores(**{**one, "examples": tuple(one["examples"])}) for name, one in told.pop("attacks").items()}
-    return FederationResult(**told, attacks=attacks)
+    attacks = {name: AttackScores(**{**one, "examples": tuple(one["examples"])}) for name, one in stored.pop("attacks").items()}
+    return FederationResult(**stored, attacks=attacks)
 
 
 def measure_federation(
@@ -203,21 +203,21 @@ def _list_examples(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:
     both = pair_rows(
         [row for row in rows if not row.null and row.is_finished], [row for row in rows if row.null and row.is_finished]
     )
-    mine: dict[str, Mapping[int, float]] = {}
+    scores: dict[str, Mapping[int, float]] = {}
     for prefix, own in (("", both.attack), ("null_", fill_failures(both.null))):
-        mine |= {f"{prefix}{score}": average_by_example(own, score) for score in ("mse", "psnr", "success", "label_success")}
+        scores |= {f"{prefix}{score}": average_by_example(own, score) for score in ("mse", "psnr", "success", "label_success")}
     cases = {row.index: row.case for row in both.attack}
     return [
         {
             "index": index,
             "case": case,
-            "rmse": mine["mse"][index] ** 0.5,
-            "null_rmse": mine["null_mse"][index] ** 0.5,
-            "psnr": mine["psnr"].get(index),
-            "success": mine["success"].get(index, 0.0),
-            "null_success": mine["null_success"].get(index, 0.0),
-            "labels": mine["label_success"].get(index),
+            "rmse": scores["mse"][index] ** 0.5,
+            "null_rmse": scores["null_mse"][index] ** 0.5,
+            "psnr": scores["psnr"].get(index),
+            "success": scores["success"].get(index, 0.0),
+            "null_success": scores["null_success"].get(index, 0.0),
+            "labels": scores["label_success"].get(index),
         }
         for index, case in cases.items()
-        if index in mine["mse"] and index in mine["null_mse"]
+        if index in scores["mse"] and index in scores["null_mse"]
     ]

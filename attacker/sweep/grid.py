@@ -191,8 +191,8 @@ def _check_tuning(path: Path, grid: SweepGrid) -> None:
             "set attacked.tuning_clients to 1, or give each attack one setting"
         )
     if len(set(tuned.values())) > 1:
-        told = ", ".join(f"{name} {count}" for name, count in tuned.items())
-        raise GridError(f"{path}: attacks: attacks with several settings must all list the same number of them, got {told}")
+        counts = ", ".join(f"{name} {count}" for name, count in tuned.items())
+        raise GridError(f"{path}: attacks: attacks with several settings must all list the same number of them, got {counts}")
 
 
 def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]:

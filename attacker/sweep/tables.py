@@ -194,6 +194,6 @@ def describe_comparison(one: PairedComparison) -> str:
     found = one.difference
     ends = f"{'simultaneous 95 % interval' if found.is_interval else 'too few batches for an interval; values from'}"
     names = f"behind {one.winner.name} than behind {one.other.name}"
-    told = f"reconstructions have a higher RMSE, which is better protection, {names}, by {found.value:+.3f}"
+    text = f"reconstructions have a higher RMSE, which is better protection, {names}, by {found.value:+.3f}"
     chance = "" if one.adjusted is None else f", p = {one.adjusted:.2g} after Holm's correction"
-    return f"{told} ({ends} {found.low:+.3f} to {found.high:+.3f}, {found.count} examples in {found.clusters} batches{chance})."
+    return f"{text} ({ends} {found.low:+.3f} to {found.high:+.3f}, {found.count} examples in {found.clusters} batches{chance})."

@@ -121,18 +121,18 @@ def _set_threads(count: int | None) -> Iterator[None]:
 def _train(message: Message, context: Context, settings: ClientSettings) -> Message:
     round, attempt = records.read_number(message, "server-round"), records.read_number(message, "attempt")
     identity = settings.load_identity(context)
-    examples, mine = settings.holdings(int(context.node_config["partition-id"]))
+    examples, indices = settings.holdings(int(context.node_config["partition-id"]))
     truth = TruthWriter(settings.truth, identity.pseudonym)
     if settings.canaries:
-        mine, pairs = choose_versions(mine, settings.canaries, identity.flip_coins(settings.canaries))
+        indices, pairs = choose_versions(indices, settings.canaries, identity.flip_coins(settings.canaries))
         truth.write_canaries(pairs)
     chosen, cursor = draw_batches(
         _read_cursor(context),
-        len(mine),
+        len(indices),
         settings.training,
-        lambda epoch: identity.draw_order(epoch, len(mine), shuffle=settings.training.shuffle),
+        lambda epoch: identity.draw_order(epoch, len(indices), shuffle=settings.training.shuffle),
     )
-    used = [mine[positions] for positions in chosen]
+    used = [indices[positions] for positions in chosen]
     describe_dataset(settings.truth, settings.described)
     truth.write(round, attempt, [step.tolist() for step in used])
 

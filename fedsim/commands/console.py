@@ -137,8 +137,8 @@ def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -
         if verbose:
             raise
         # names may contain terminal escape sequences
-        told = "".join(c if c.isprintable() or c == "\n" else "?" for c in describe_error(error))
-        err.print(f"[bold red]error[/] {escape(told)}")
+        message = "".join(c if c.isprintable() or c == "\n" else "?" for c in describe_error(error))
+        err.print(f"[bold red]error[/] {escape(message)}")
         usage = isinstance(error, (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError))
         raise typer.Exit(2 if usage else 1) from None
 

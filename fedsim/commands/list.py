@@ -31,11 +31,11 @@ def list_(
         if as_json:
             print_json(found)
             return
-        for name, told in found.items():
-            out.print(f"[bold]{name:<14}[/] {escape(told['summary'])}")
+        for name, entry in found.items():
+            out.print(f"[bold]{name:<14}[/] {escape(entry['summary'])}")
             for key in ("arguments", "reference"):
-                if told[key]:
-                    out.print(f"    {key:<10} {escape(told[key])}", style="dim")
+                if entry[key]:
+                    out.print(f"    {key:<10} {escape(entry[key])}", style="dim")
 
 
 def describe_names(kind: str) -> dict[str, dict[str, Any]]:

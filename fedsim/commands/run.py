@@ -171,18 +171,18 @@ def federate(
         experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
         places=PartyLocations(public=public.absolute() if public else None),
     )  # fmt: skip
-    said, reported = list[str](), list[str]()
+    printed, reported = list[str](), list[str]()
 
     def print_warning(words: str) -> None:
         if words.startswith(ending.FAILURE_PREFIX):
             reported.append(words.removeprefix(ending.FAILURE_PREFIX))
             return
-        said.append(words)
+        printed.append(words)
         err.print(f"[yellow]{escape(words)}[/]")
 
     def check_end() -> None:
         if (folder / "recording").exists():
-            ending.check_end(folder, lambda words: None if words in said else print_warning(words))
+            ending.check_end(folder, lambda words: None if words in printed else print_warning(words))
 
     if federation.is_done():
         check_end()

@@ -60,10 +60,10 @@ def _read(path: Path) -> _Archive:
         raise FileNotFoundError(f"data set file {path} does not exist")
     present = read_names(path)
     keys = _find_arrays(path, present)
-    told = ("class_names",) if "class_names" in present else ()
-    arrays = read_arrays(path, [*(name for pair in keys for name in pair), *told])
+    optional = ("class_names",) if "class_names" in present else ()
+    arrays = read_arrays(path, [*(name for pair in keys for name in pair), *optional])
     found = [_to_examples(path, arrays[images], arrays[labels]) for images, labels in keys]
-    names = tuple(map(str, arrays["class_names"].ravel())) if told else ()
+    names = tuple(map(str, arrays["class_names"].ravel())) if optional else ()
     if names and found[0].labels.max() >= len(names):
         raise ValueError(f"{path}: label {found[0].labels.max()} is not one of the {len(names)} class_names")
     return _Archive(found[0], found[1] if len(found) > 1 else None, names)

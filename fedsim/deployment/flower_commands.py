@@ -197,14 +197,14 @@ class SubmittedRun:
         The log that `flwr run` prints ends before the run if the SuperLink is unreachable for a moment.
         Raises NotReached if the SuperLink does not answer for `ANSWER_SECONDS`.
         """
-        heard, is_cut = time.monotonic(), False
+        last_answer, is_cut = time.monotonic(), False
         while True:
             try:
-                (status, details), heard = self._ask_status(), time.monotonic()
+                (status, details), last_answer = self._ask_status(), time.monotonic()
                 if status.startswith("finished"):
                     return status, details, is_cut
             except NotReached:
-                if time.monotonic() - heard > ANSWER_SECONDS:
+                if time.monotonic() - last_answer > ANSWER_SECONDS:
                     raise
                 if on_words is not None and not self._was_unreachable:
                     on_words(f"the SuperLink at {self.link.address} does not answer; waiting up to {ANSWER_SECONDS:g} seconds")

@@ -77,9 +77,9 @@ class Processes:
         """Return the complete lines that a process has written since the last call for it, or since its start."""
         with self.find_log(name).open("rb") as log:
             log.seek(self._heard[name])
-            said, newline, _ = log.read().rpartition(b"\n")
-        self._heard[name] += len(said) + len(newline)
-        return said.decode(errors="replace").splitlines()
+            complete, newline, _ = log.read().rpartition(b"\n")
+        self._heard[name] += len(complete) + len(newline)
+        return complete.decode(errors="replace").splitlines()
 
     def find_status(self, name: str) -> int | None:
         """Return the exit status of a process; None while it runs."""

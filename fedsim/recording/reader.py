@@ -147,10 +147,10 @@ class Recording:
 
     def _limit_rounds(self, rounds: Iterable[int]) -> Iterable[int]:
         """Return the rounds to list in a query: all that are given or, of over `MAX_QUERIED_ROUNDS`, only those in the index."""
-        asked = Rounds.of(rounds)
-        if len(asked) <= MAX_QUERIED_ROUNDS:
-            return asked
-        return [number for number in self.list_observed_rounds() if number in asked]
+        wanted = Rounds.of(rounds)
+        if len(wanted) <= MAX_QUERIED_ROUNDS:
+            return wanted
+        return [number for number in self.list_observed_rounds() if number in wanted]
 
     def count_replies(self) -> list[ReplyCounts]:
         """Return the numbers of replies by status: one `ReplyCounts` per round with rows in the index, in ascending order."""

@@ -24,33 +24,33 @@ T = TypeVar("T")
 class Exchanges:
     """One round of secure aggregation on the server.
 
-    grid:    the server's connection to its clients. agreement: settings agreed with the clients.
-    asked:   dict from the node id of each client in the round to the Flower message for it, with the weights and the
-             configuration.
-    timeout: seconds to wait for the answers to each exchange; None for no limit.
-    seed:    seed of the random graph of neighbours, the clients that share masks.
-    cohorts: store of the clients in the sum, for a round that is repeated after a crash; None keeps none.
+    grid:     the server's connection to its clients. agreement: settings agreed with the clients.
+    requests: dict from the node id of each client in the round to the Flower message for it, with the weights and the
+              configuration.
+    timeout:  seconds to wait for the answers to each exchange; None for no limit.
+    seed:     seed of the random graph of neighbours, the clients that share masks.
+    cohorts:  store of the clients in the sum, for a round that is repeated after a crash; None keeps none.
     """
 
     def __init__(
         self,
         grid: Grid,
         agreement: Agreement,
-        asked: Mapping[int, Message],
+        requests: Mapping[int, Message],
         *,
         timeout: float | None,
         seed: int,
         cohorts: Cohorts | None = None,
     ) -> None:
-        self._grid, self._agreement, self._asked, self._timeout = grid, agreement, asked, timeout
-        first = next(iter(asked.values()))
+        self._grid, self._agreement, self._requests, self._timeout = grid, agreement, requests, timeout
+        first = next(iter(requests.values()))
         start = first.content[records.WEIGHTS_KEY]
         assert isinstance(start, ArrayRecord)
         self._shapes = {name: tuple(array.shape) for name, array in start.items()}
         context = messages.read_context(first)
         self._aggregator = Aggregator(agreement, context, Random(f"{seed}/{context}"))
         self._cohorts, self._round = cohorts or Cohorts(), records.read_number(first, "server-round")
-        self._seen = {node: SecureClient(node) for node in asked}
+        self._seen = {node: SecureClient(node) for node in requests}
         self._numbers: dict[int, int] = {}  # numbers of members by node
 
     def run(self) -> SecureRound:
@@ -68,7 +68,7 @@ class Exchanges:
     def _compute_total(self) -> Words:
         aggregator = self._aggregator
         publics = self._select_cohort(
-            self._exchange("setup", {node: messages.ask_setup() for node in self._asked}, self._read_publics)
+            self._exchange("setup", {node: messages.ask_setup() for node in self._requests}, self._read_publics)
         )
         self._numbers = {node: number for number, node in enumerate(sorted(publics, key=self._make_sort_key), start=1)}
         rosters = self._key_by_node(aggregator.draw_rosters(self._key_by_number(publics)))
@@ -87,7 +87,7 @@ class Exchanges:
         self._cohorts.store(self._round, map(self._name_member, wanted))
         opened = self._exchange(
             "unmask",
-            {node: messages.ask_unmask(asked) for node, asked in wanted.items()},
+            {node: messages.ask_unmask(request) for node, request in wanted.items()},
             lambda node, content: messages.read_opened(content, wanted[node]),
         )
         return aggregator.unmask(self._key_by_number(opened))
@@ -120,18 +120,18 @@ class Exchanges:
         seen.words = words
         return words
 
-    def _exchange(self, stage: Stage, asked: Mapping[int, ConfigRecord], read: Callable[[int, RecordDict], T]) -> dict[int, T]:
+    def _exchange(self, stage: Stage, by_node: Mapping[int, ConfigRecord], read: Callable[[int, RecordDict], T]) -> dict[int, T]:
         """Send one exchange; return a dict from node id to valid answer, and store in `_seen` why the other nodes failed.
 
-        asked: dict from node id to the record that it is sent. read: maps the node id and the content of an answer to the parsed
-        answer; an error that it raises makes only this client fail.
+        by_node: dict from node id to the record that it is sent. read: maps the node id and the content of an answer to the
+        parsed answer; an error that it raises makes only this client fail.
         """
-        sent = [self._make_message(stage, node, record) for node, record in asked.items()]
+        sent = [self._make_message(stage, node, record) for node, record in by_node.items()]
         for message in sent:
             self._seen[message.metadata.dst_node_id].down[stage] = records.count_bytes(message.content)
         answers = {m.metadata.src_node_id: m for m in self._grid.send_and_receive(sent, timeout=self._timeout)}
         found = {}
-        for node in asked:
+        for node in by_node:
             seen, answer = self._seen[node], answers.get(node)
             if answer is None:
                 seen.reason, seen.late = f"no answer in time at exchange '{stage}'", True
@@ -149,7 +149,7 @@ class Exchanges:
 
     def _make_message(self, stage: Stage, node: int, record: ConfigRecord) -> Message:
         """Return the message of one exchange: `record`, the strategy's configuration and, only in "collect", the weights."""
-        template = self._asked[node]
+        template = self._requests[node]
         content = RecordDict(
             {key: own for key, own in template.content.items() if stage == "collect" or isinstance(own, ConfigRecord)}
         )

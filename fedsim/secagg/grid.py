@@ -49,22 +49,23 @@ class SecureGrid(GridWrapper):
         self._seed, self._observe, self._cohorts = seed, observe, cohorts or Cohorts()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        asked = {message.metadata.dst_node_id: message for message in messages}
-        if any(message.metadata.message_type.partition(".")[0] != "train" for message in asked.values()):
-            return self.inner.send_and_receive(asked.values(), timeout=timeout)
-        if not asked:
+        requests = {message.metadata.dst_node_id: message for message in messages}
+        if any(message.metadata.message_type.partition(".")[0] != "train" for message in requests.values()):
+            return self.inner.send_and_receive(requests.values(), timeout=timeout)
+        if not requests:
             return []
-        if len(asked) > self.agreement.clients:
+        if len(requests) > self.agreement.clients:
             raise ValueError(
-                f"{len(asked)} clients are asked in one round, but secure aggregation was agreed for {self.agreement.clients}, "
-                "since larger sums could overflow 32-bit words; lower the strategy's number of clients per round"
+                f"{len(requests)} clients are asked in one round, but secure aggregation was agreed for "
+                f"{self.agreement.clients}, since larger sums could overflow 32-bit words; lower the strategy's "
+                "number of clients per round"
             )
-        outcome = Exchanges(self.inner, self.agreement, asked, timeout=timeout, seed=self._seed, cohorts=self._cohorts).run()
+        outcome = Exchanges(self.inner, self.agreement, requests, timeout=timeout, seed=self._seed, cohorts=self._cohorts).run()
         if outcome.revealed is None:
             logging.getLogger(__name__).warning("the round is lost: %s", outcome.reason)
         if self._observe is not None:
             self._observe(outcome)
-        return make_replies(asked, outcome)
+        return make_replies(requests, outcome)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages that are not training messages, and return their ids.
@@ -78,15 +79,15 @@ class SecureGrid(GridWrapper):
         return self.inner.push_messages(sent)
 
 
-def make_replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
-    """Return the replies to the messages `asked` (dict by node id).
+def make_replies(requests: dict[int, Message], outcome: SecureRound) -> list[Message]:
+    """Return the replies to the messages `requests` (dict by node id).
 
     For a client in the sum, the reply holds the weights sent plus the mean update; for any other client, an error. A client that
     was late has no reply.
     """
     answers = []
     plain: RecordDict | None = None
-    for node, message in asked.items():
+    for node, message in requests.items():
         seen = outcome.seen[node]
         if outcome.revealed is not None and outcome.is_summed(node):
             plain = plain or _make_plain_reply(message, outcome.revealed.mean)

@@ -71,8 +71,8 @@ def ask_collect(sealed: Mapping[int, bytes]) -> ConfigRecord:
     return ConfigRecord({"stage": "collect", "peers": list(sealed), "sealed": list(sealed.values())})
 
 
-def ask_unmask(asked: ShareRequest) -> ConfigRecord:
-    return ConfigRecord({"stage": "unmask", "summed": asked.summed, "dropped": asked.dropped})
+def ask_unmask(request: ShareRequest) -> ConfigRecord:
+    return ConfigRecord({"stage": "unmask", "summed": request.summed, "dropped": request.dropped})
 
 
 def read_roster(content: RecordDict) -> Roster:
@@ -90,7 +90,7 @@ def read_sealed(content: RecordDict) -> dict[int, bytes]:
     return _read_by_member(_find_record(content), "peers", "sealed")
 
 
-def read_asked(content: RecordDict) -> ShareRequest:
+def read_share_request(content: RecordDict) -> ShareRequest:
     record = _find_record(content)
     return ShareRequest(_check_numbers(record["summed"], "summed"), _check_numbers(record["dropped"], "dropped"))
 
@@ -167,17 +167,17 @@ def read_words(content: RecordDict, length: int) -> Words:
     return cast(Words, words)
 
 
-def read_opened(content: RecordDict, asked: ShareRequest) -> RevealedShares:
+def read_opened(content: RecordDict, request: ShareRequest) -> RevealedShares:
     """Return the decrypted shares that a client reveals to the server.
 
-    Raises ValueError unless there is a share of the right length for exactly the members in the server's request `asked`.
+    Raises ValueError unless there is a share of the right length for exactly the members in the server's `request`.
     """
     record = _find_record(content)
     opened = RevealedShares(_read_by_member(record, "summed", "seeds"), _read_by_member(record, "dropped", "keys"))
-    if sorted(opened.seeds) != asked.summed or sorted(opened.keys) != asked.dropped:
+    if sorted(opened.seeds) != request.summed or sorted(opened.keys) != request.dropped:
         raise ValueError(
             f"the client revealed shares of members {shorten(sorted([*opened.seeds, *opened.keys]))}, but the server requested "
-            f"those of members {shorten(sorted([*asked.summed, *asked.dropped]))}; {VERSION_ADVICE}"
+            f"those of members {shorten(sorted([*request.summed, *request.dropped]))}; {VERSION_ADVICE}"
         )
     if sizes := {len(share) for shares in opened for share in shares.values()} - {SHARE_BYTES}:
         raise ValueError(

@@ -64,7 +64,7 @@ def make_secure_mod(part_of: Callable[[Context], SecureParticipant | None]) -> C
             me, sealed = participant.share(me, *messages.read_roster(message.content), draw_bytes)
             content[EXCHANGE_KEY] = messages.answer_share(sealed)
         else:
-            me, opened = participant.unmask(_check_context(known, message), *messages.read_asked(message.content))
+            me, opened = participant.unmask(_check_context(known, message), *messages.read_share_request(message.content))
             content[EXCHANGE_KEY] = messages.answer_unmask(opened)
         content[records.CLIENT_KEY] = ConfigRecord({"pseudonym": part.pseudonym})
         context.state[EXCHANGE_KEY] = messages.encode_state(me)

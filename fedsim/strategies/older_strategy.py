@@ -42,15 +42,15 @@ def watch_older(strategy: Any, watched: Strategy, messages: "SentMessages", netw
     names = ArrayNames(network)
 
     def configure_fit(server_round: int, parameters: Parameters, client_manager: Any) -> list[tuple[ClientProxy, Any]]:
-        asked: list[tuple[ClientProxy, Any]] = configure(server_round, parameters, client_manager)
+        instructed: list[tuple[ClientProxy, Any]] = configure(server_round, parameters, client_manager)
         arrays = names.name_arrays(parameters)
         messages.sent = []
-        for client, instructions in asked:
+        for client, instructions in instructed:
             own = arrays if instructions.parameters is parameters else names.name_arrays(instructions.parameters)
             content = RecordDict({records.WEIGHTS_KEY: own})
             messages.sent.append(_make_message(content, messages.number_client(client)))
         watched.configure_train(server_round, arrays, ConfigRecord(), cast(Grid, None))  # nothing is sent through it
-        return asked
+        return instructed
 
     def aggregate_fit(server_round: int, results: Any, failures: Any) -> Any:
         watched.aggregate_train(server_round, messages.list_replies(results, failures, names))
@@ -121,12 +121,12 @@ class SentMessages(Strategy):
         do not name their client, so that the error of each client without a result lists all of them. Results of clients that
         were not asked are left out, with a warning in the log.
         """
-        asked = {message.metadata.dst_node_id: message for message in self.sent}
+        sent = {message.metadata.dst_node_id: message for message in self.sent}
         replies = {}
         for client, result in [*results, *(one for one in failures if isinstance(one, tuple))]:
             node = self.number_client(client)
-            if node in asked:
-                replies[node] = _make_reply(asked[node], result, names)
+            if node in sent:
+                replies[node] = _make_reply(sent[node], result, names)
             else:
                 log(
                     WARNING,
@@ -135,7 +135,7 @@ class SentMessages(Strategy):
                 )
         raised = sorted({str(one) or type(one).__name__ for one in failures if isinstance(one, BaseException)})
         reason = "; ".join(raised) or "no answer"
-        missing = [_make_failure(message, reason) for node, message in asked.items() if node not in replies]
+        missing = [_make_failure(message, reason) for node, message in sent.items() if node not in replies]
         return [*replies.values(), *missing]
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:

@@ -177,12 +177,12 @@ def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[
     the message that it answers. A reply that fits no message keeps its own node id. sent: metadata of the messages that were
     sent.
     """
-    asked = {metadata.dst_node_id for metadata in sent}
+    nodes = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
     found: dict[int, Message] = {}
     for message in replies:
         node = message.metadata.src_node_id
-        found[node if node in asked else about.get(message.metadata.reply_to_message_id, node)] = message
+        found[node if node in nodes else about.get(message.metadata.reply_to_message_id, node)] = message
     return found
 
 

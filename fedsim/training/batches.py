@@ -25,24 +25,24 @@ class Cursor:
     position: int = 0
 
 
-def choose_versions(mine: BatchIndices, canaries: int, coins: BatchIndices) -> tuple[BatchIndices, list[tuple[int, int]]]:
+def choose_versions(indices: BatchIndices, canaries: int, coins: BatchIndices) -> tuple[BatchIndices, list[tuple[int, int]]]:
     """Return the indices of the examples that a client trains on, and its canary pairs, of which it uses one example each.
 
     Canary pairs serve an audit: from what the server saw, the audit guesses which example of each pair was used. Pair i consists
-    of `mine[2 * i]` and `mine[2 * i + 1]`, and coin i decides which of the two is used; the other one is never used.
+    of `indices[2 * i]` and `indices[2 * i + 1]`, and coin i decides which of the two is used; the other one is never used.
 
-    mine: data set indices of the client's examples. canaries: number of pairs. coins: random 0 or 1, one per pair; 0 chooses the
-    first example. The returned indices begin with the chosen examples; then come those that are in no pair. Raises ValueError if
-    `mine` has fewer than `2 * canaries` examples.
+    indices: data set indices of the client's examples. canaries: number of pairs. coins: random 0 or 1, one per pair; 0 chooses
+    the first example. The returned indices begin with the chosen examples; then come those that are in no pair. Raises ValueError
+    if `indices` has fewer than `2 * canaries` examples.
     """
-    if 2 * canaries > len(mine):
+    if 2 * canaries > len(indices):
         raise ValueError(
-            f"clients.canaries = {canaries} takes {2 * canaries} examples, a pair for each canary, and a client has {len(mine)}; "
-            "lower clients.canaries"
+            f"clients.canaries = {canaries} takes {2 * canaries} examples, a pair for each canary, and a client has "
+            f"{len(indices)}; lower clients.canaries"
         )
-    pairs = mine[: 2 * canaries].reshape(canaries, 2)
+    pairs = indices[: 2 * canaries].reshape(canaries, 2)
     used = pairs[np.arange(canaries), coins]
-    return np.concatenate([used, mine[2 * canaries :]]), [(int(a), int(b)) for a, b in pairs]
+    return np.concatenate([used, indices[2 * canaries :]]), [(int(a), int(b)) for a, b in pairs]
 
 
 def draw_batches(

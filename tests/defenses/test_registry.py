@@ -42,7 +42,7 @@ def test_an_unknown_name_lists_what_exists_and_the_closest(installed: None) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "of", "said"),
+    ("name", "of", "value"),
     [
         ("away", None, "'no_such_package:thing' of broken cannot be loaded: ModuleNotFoundError: .*no_such_package"),
         ("gone", None, "'math:no_such_thing' of broken cannot be loaded: AttributeError"),
@@ -50,8 +50,8 @@ def test_an_unknown_name_lists_what_exists_and_the_closest(installed: None) -> N
         ("fine", tuple, "'math:gcd' of broken must be a builtins.tuple, got builtin_function_or_method"),
     ],
 )
-def test_an_entry_point_that_cannot_be_used_is_named(installed: None, name: str, of: type | None, said: str) -> None:
-    with pytest.raises(ValueError, match=f"the entry point {name} = {said}"):
+def test_an_entry_point_that_cannot_be_used_is_named(installed: None, name: str, of: type | None, value: str) -> None:
+    with pytest.raises(ValueError, match=f"the entry point {name} = {value}"):
         Registry("broken", {}, of=of)[name]
     if of is None:
         assert Registry("broken", {})["fine"](4, 6) == 2

@@ -80,18 +80,18 @@ def test_a_native_run_without_any_answer_fails_with_the_reason_from_the_server(t
     command = [sys.executable, str(root / "deploy" / "native"), str(path), str(layout.root), "--insecure"]
     command += ["--open"] if explain_missing_isolation() else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 1, said
-    assert "no client ever answered: 1 of 1 replies are missing, the first, of client " in said
+    output = " ".join(done.stderr.split())
+    assert done.returncode == 1, output
+    assert "no client ever answered: 1 of 1 replies are missing, the first, of client " in output
     assert (
         f"correct the cause, then delete all in {layout.attacked / 'recording'}, and all in {layout.run} but the link to it"
-        in said
+        in output
     )
-    assert "recorded in" not in said
+    assert "recorded in" not in output
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "advice"),
     [
         (["--engine", "deployment", "--superlink", "127.0.0.1:{port}", "--insecure"], 1, "no SuperLink answers at 127.0.0.1:"),
         (["--engine", "deployment", "--superlink", "127.0.0.1:{port}"], 2, "either --root-certificates FILE or --insecure"),
@@ -103,13 +103,13 @@ def test_a_native_run_without_any_answer_fails_with_the_reason_from_the_server(t
     ],
 )
 def test_wrong_or_unreachable_superlinks_are_refused_with_advice(
-    words: list[str], status: int, said: str, tmp_path: Path, write_experiment: Any
+    words: list[str], status: int, advice: str, tmp_path: Path, write_experiment: Any
 ) -> None:
     path = write_experiment.write(tmp_path, rounds=1, clients=2)
     given = ["run", str(path), "--device", "cpu", "--out", str(tmp_path / "run"), *words]
     done = CliRunner().invoke(app, [word.format(port=find_free_port()) for word in given])
     assert (done.exit_code, type(done.exception)) == (status, SystemExit)
-    assert said in " ".join(done.stderr.split())
+    assert advice in " ".join(done.stderr.split())
     assert not (tmp_path / "run").exists()
 
 

@@ -76,8 +76,8 @@ def test_the_documented_commands_lead_from_keys_to_scores(processes: Processes, 
         if words[:2] == ["attacker", "serve"]:
             ask_service(processes, words, folder)
             continue
-        status, said = call([*words, *(FEW_STEPS if words[1] == "replay" else ())], folder)
-        assert status == 0, f"{command}\n{said}"
+        status, output = call([*words, *(FEW_STEPS if words[1] == "replay" else ())], folder)
+        assert status == 0, f"{command}\n{output}"
     for run in (folder / "federation" / "server" / "federation", folder / "flwr"):
         assert [row.status for row in Recording(run / "recording").read_rows()] == ["complete", "complete"], run
     assert (folder / "federation" / "scores" / "federation" / "scores.jsonl").exists()

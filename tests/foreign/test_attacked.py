@@ -96,8 +96,8 @@ def test_the_command_line_imports_the_network_only_if_the_option_model_names_it(
     call = ["replay", str(app.folder), "--attack", "cpl", "--set", "steps=1", "--no-null", "--device", "cpu", "--json"]
     refused = CliRunner().invoke(attacker_app, call)
     assert refused.exit_code == 2
-    said = " ".join(refused.stderr.split())
-    assert "imported only with your permission: if you trust it, repeat the command with --model task:Net" in said
+    output = " ".join(refused.stderr.split())
+    assert "imported only with your permission: if you trust it, repeat the command with --model task:Net" in output
     assert "task" not in sys.modules
     done = CliRunner().invoke(attacker_app, [*call, "--model", "task:Net"])
     assert done.exit_code == 0, done.stderr

@@ -35,9 +35,9 @@ def report_nothing(message: Message, context: Any, call_next: Any) -> Message:
     ],
 )
 def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, training: dict[str, Any]) -> None:
-    told = Training(learning_rate=RATE, mode="train", **training)
-    client = {"batch_size": told.batch_size, "limit": count, "momentum": told.momentum, "mods": [report_nothing]}
-    app.run(app.record(training=told), rounds=1, **client)
+    stated = Training(learning_rate=RATE, mode="train", **training)
+    client = {"batch_size": stated.batch_size, "limit": count, "momentum": stated.momentum, "mods": [report_nothing]}
+    app.run(app.record(training=stated), rounds=1, **client)
     for observation in app.observations():
         assert observation.num_examples is None
         found = estimate_examples(observation)
@@ -61,8 +61,8 @@ def test_results_use_an_estimate_and_name_it(app: Any) -> None:
         found = Reconstruction.read(path)
         assert len(found.x) == 3
         assert any(note.startswith("3 examples are estimated") and "training.examples" in note for note in found.notes)
-    told = json.loads((replay.folder / "attack.json").read_text())
-    assert {case["num_examples"] for case in told["cases"]} == {3}
+    metadata = json.loads((replay.folder / "attack.json").read_text())
+    assert {case["num_examples"] for case in metadata["cases"]} == {3}
 
 
 @pytest.mark.parametrize("attack", ["inverting_gradients", "agic"])

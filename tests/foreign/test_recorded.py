@@ -223,5 +223,5 @@ def test_the_proximal_term_of_several_steps_is_named_as_not_simulated(app: Any, 
         assert not [record for record in caplog.records if "term of FedProx" in record.getMessage()]
         for strategy in (flower.FedProx(proximal_mu=0.5), older.FedProx(proximal_mu=0.5)):
             app.record(strategy, training=replace(TRAINING, steps=2))
-    said = [message for record in caplog.records if "term of FedProx" in (message := record.getMessage())]
-    assert ["(proximal_mu=0.5)" in message for message in said] == [True, True]
+    messages = [message for record in caplog.records if "term of FedProx" in (message := record.getMessage())]
+    assert ["(proximal_mu=0.5)" in message for message in messages] == [True, True]

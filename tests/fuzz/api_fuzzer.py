@@ -223,13 +223,13 @@ async def _requests(app: Any, grammar: Grammar, seconds: float, seed: int) -> di
 
 
 def _check(asked: dict[str, Any], answer: httpx.Response) -> None:
-    told = f"{asked!r:.2000} -> {answer.status_code} {answer.text[:500]!r}"
-    assert answer.status_code < 500, told
-    assert {name.lower() for name in SECURITY_HEADERS} <= set(answer.headers), told
-    assert SECRET not in answer.text, told
+    exchange = f"{asked!r:.2000} -> {answer.status_code} {answer.text[:500]!r}"
+    assert answer.status_code < 500, exchange
+    assert {name.lower() for name in SECURITY_HEADERS} <= set(answer.headers), exchange
+    assert SECRET not in answer.text, exchange
     if answer.headers.get("content-type") == "application/json" and answer.content:
         found = answer.json()
-        assert answer.status_code < 400 or found["error"]["message"], told
+        assert answer.status_code < 400 or found["error"]["message"], exchange
 
 
 def _memory() -> int:

@@ -70,9 +70,9 @@ def make_run(root: Path) -> Path:
                 f"attacker {words} of an unchanged run ended with {result.exit_code}: {result.output} {result.exception!r}"
             ) from result.exception
     for name, asked in COMMANDS.items():  # so that modules are loaded before children are forked
-        status, told = run_command(asked, root / "run", root / "experiment.toml")
+        status, output = run_command(asked, root / "run", root / "experiment.toml")
         if status:
-            raise RuntimeError(f"{name} of an unchanged run ended with {status}: {told}")
+            raise RuntimeError(f"{name} of an unchanged run ended with {status}: {output}")
     shutil.rmtree(root / "state", ignore_errors=True)
     return root / "run"
 
@@ -152,11 +152,11 @@ def in_a_child(work: Callable[[], tuple[int, str]], allowed: tuple[Path, ...]) -
     os.close(writer)
     baseline = int.from_bytes(os.read(reader, 8), "little")  # measured in the child, which has less in memory than this process
     os.set_blocking(reader, False)
-    said, most, cpu, moved, killed = b"", baseline, 0.0, time.monotonic(), False
+    report, most, cpu, moved, killed = b"", baseline, 0.0, time.monotonic(), False
     while True:
         done, status, used = os.wait4(child, os.WNOHANG)
         with suppress(BlockingIOError):
-            said += os.read(reader, 1 << 20)
+            report += os.read(reader, 1 << 20)
         if done:
             break
         most = max(most, _resident(child))
@@ -168,7 +168,7 @@ def in_a_child(work: Callable[[], tuple[int, str]], allowed: tuple[Path, ...]) -
         time.sleep(0.005)
     os.close(reader)
     above = max(most, 1024 * used.ru_maxrss) - baseline
-    kind, _, words = said.decode(errors="replace").partition("\n")
+    kind, _, words = report.decode(errors="replace").partition("\n")
     if killed:
         kind = "hang"
     elif os.WIFSIGNALED(status):
@@ -241,10 +241,10 @@ def fuzz(seconds: float, seed: int, *, only: int | None = None, show: bool = Fal
             (outside / "secret").write_text(SECRET)
             weights = [weight for _, weight in CHANGES]
             changes = [change for change, _ in rng.choices(CHANGES, weights, k=rng.choice((1, 1, 2, 3)))]
-            told = []
+            applied = []
             for change in changes:
                 try:
-                    told.append(change(rng, run))
+                    applied.append(change(rng, run))
                 except (OSError, IndexError, ValueError):  # an earlier change prevents this one
                     continue
             before = snapshot(outside)
@@ -260,13 +260,13 @@ def fuzz(seconds: float, seed: int, *, only: int | None = None, show: bool = Fal
                     kind = "write outside"
                 outcomes[kind] += 1
                 if kind not in ("done", "refused") and len(failures) < 50:
-                    failures.append({"input": number, "command": name, "kind": kind, "changes": told, "words": words[-1500:]})
+                    failures.append({"input": number, "command": name, "kind": kind, "changes": applied, "words": words[-1500:]})
                 if show:
                     print(
                         number,
                         name,
                         kind,
-                        told,
+                        applied,
                         words[-300:] if kind == "refused" else words[-1500:],
                         f"{took:.2f} s",
                         flush=True,

@@ -182,8 +182,8 @@ class _Run:
         rest = [i for i, found in enumerate(self.found) if not found.exact and not found.final]
         searched = self._search(rest) if rest else {}
         cut_off = any(one.interrupted for one in searched.values())
-        said = [i for i, found in enumerate(self.found) if not cut_off or i in searched or found.answer is not None]
-        return [self._choose_answer(i, searched.get(i)) for i in said]
+        answered = [i for i, found in enumerate(self.found) if not cut_off or i in searched or found.answer is not None]
+        return [self._choose_answer(i, searched.get(i)) for i in answered]
 
     def certify(self) -> Reconstruction | None:
         """Return the closed forms' answer to the first case if it is certified, see `ClosedForm.certify`, else None."""
@@ -292,11 +292,11 @@ class _Run:
 
     def _explain(self, found: RoutedCase) -> list[str]:
         """Return the reasons why no closed-form answer was returned for a case, and how far the best one was off."""
-        told = [f"{route}: {reason}" for route, reason in found.reasons.items()]
+        reasons = [f"{route}: {reason}" for route, reason in found.reasons.items()]
         if found.answer is not None:
             distance = f"its gradient differs from the observed one by {found.missed:.2g} of the latter's norm"
-            told += [f"{found.answer.route}: {one}" for one in (distance, *found.answer.notes, *found.answer.doubts)]
-        return told
+            reasons += [f"{found.answer.route}: {one}" for one in (distance, *found.answer.notes, *found.answer.doubts)]
+        return reasons
 
 
 def _describe_distance(missed: float) -> tuple[str, ...]:

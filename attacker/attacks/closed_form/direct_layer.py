@@ -83,9 +83,9 @@ def divide(observed: StackedObservations, layer: DirectLayer, i: int, rng: Gener
         none = torch.zeros(0, *observed.data.shape)
         return DirectAnswer(x=none, y=torch.zeros(0, dtype=torch.long), certainty=torch.zeros(()), notes=(ZERO_BIAS,))
     rows = torch.cat([weight, bias[:, None]], dim=1)
-    h, certainty, said = divide_rows(rows / rows.abs().amax())
+    h, certainty, note = divide_rows(rows / rows.abs().amax())
     x = ((h - layer.shift) / layer.scale).reshape(1, *observed.data.shape)
-    return DirectAnswer(x=x, y=_choose_label(observed, x, i, rng), certainty=certainty, notes=(said,) if said else ())
+    return DirectAnswer(x=x, y=_choose_label(observed, x, i, rng), certainty=certainty, notes=(note,) if note else ())
 
 
 def _choose_label(observed: StackedObservations, x: Tensor, i: int, rng: Generator) -> Tensor:

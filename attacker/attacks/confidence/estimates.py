@@ -214,15 +214,15 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
     reason = own.explain_mismatch(evidence) if own else f"answers of the method {route!r} were not calibrated on {kind}"
     if own is None or reason:
         return build_undecided(len(explained), reason, explained, evidence)
-    said = estimate_probabilities(own, evidence, len(explained))
-    if not (unsure := int(said.isnan().sum())):
-        return ConfidenceEstimates(said, explained, evidence)
+    probabilities = estimate_probabilities(own, evidence, len(explained))
+    if not (unsure := int(probabilities.isnan().sum())):
+        return ConfidenceEstimates(probabilities, explained, evidence)
     least, most = own.unsure
     words = (
-        f"confidence is undecided for {unsure} of {len(said)} examples: probabilities from {least} to {most} were too "
+        f"confidence is undecided for {unsure} of {len(probabilities)} examples: probabilities from {least} to {most} were too "
         "inaccurate in the calibration"
     )
-    return ConfidenceEstimates(said, explained, evidence, (words,))
+    return ConfidenceEstimates(probabilities, explained, evidence, (words,))
 
 
 def build_undecided(

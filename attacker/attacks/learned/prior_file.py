@@ -88,10 +88,10 @@ def read_prior(path: Path, *kinds: PriorKind) -> LearnedPrior:
         raise ValueError(f"{path} does not exist; train one with attacker train-prior DATA --kind {kinds[0]} --out {path}")
     try:
         with open_tensors(path, limit=MAX_BYTES) as file:
-            said = parse_json((file.metadata() or {})["facts"])
+            fields = parse_json((file.metadata() or {})["facts"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        digest = said.pop("weights_hash")
-        facts = PriorFacts(**said)
+        digest = fields.pop("weights_hash")
+        facts = PriorFacts(**fields)
         _check(facts, kinds, digest, tensors)
         with torch.device("meta"):
             network = build_network(facts)

@@ -120,8 +120,8 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
     scores = scores.where(holds, -1.0)
     is_clear[int(scores.argmax()) :] = False
     good = (((scores > NEAR_BEST_SHARE * scores.max()) | is_clear) & holds).nonzero().flatten().tolist()
-    if told := [i for i in good if ends[i - 1]]:
-        return int(told[0])
+    if at_ends := [i for i in good if ends[i - 1]]:
+        return int(at_ends[0])
     before_double = [i for i in good if position[i] - position[start] < 1.5 * (position[good[0]] - position[start])]
     return max(before_double, key=lambda i: float(scores[i]), default=None)
 

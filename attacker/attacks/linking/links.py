@@ -180,22 +180,22 @@ def write_notes(
     found: the passes. places: for each observation, the number of the example at each place, as in `Links`.
     doubtful: number of pairs that were too uncertain to be linked.
     """
-    said = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
-    said += [
+    notes = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
+    notes += [
         f"round {one.round}: neither features nor images are known; its examples are not linked"
         for one in rounds
         if not (one.problem or one.usable)
     ]
-    said += describe_gaps([one.round for one in rounds])
-    said += _describe_batches(rounds, batch_size)
+    notes += describe_gaps([one.round for one in rounds])
+    notes += _describe_batches(rounds, batch_size)
     bounds = [*found.starts, len(rounds)]
     for number, (start, stop) in enumerate(pairwise(bounds), start=1):
-        said.append(_describe_pass(rounds, places, number, start, stop, found.examples))
+        notes.append(_describe_pass(rounds, places, number, start, stop, found.examples))
     if len(found.starts) == 1:
-        said.append("no second pass over the examples was found, so no rounds are linked")
+        notes.append("no second pass over the examples was found, so no rounds are linked")
     if doubtful:
-        said.append(f"{doubtful} {'pair was' if doubtful == 1 else 'pairs were'} too uncertain to be linked")
-    return tuple(said)
+        notes.append(f"{doubtful} {'pair was' if doubtful == 1 else 'pairs were'} too uncertain to be linked")
+    return tuple(notes)
 
 
 def _describe_pass(

@@ -107,9 +107,9 @@ def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[T
         return equal
     if owners is None:
         raise ValueError("the filter 'lists' needs the argument owners: for each example, the index of its observation")
-    mine, at = torch.unique(owners[0], return_inverse=True)
+    rows, at = torch.unique(owners[0], return_inverse=True)
     theirs, where = torch.unique(owners[1], return_inverse=True)
-    members = torch.nn.functional.one_hot(at, len(mine)).double()
+    members = torch.nn.functional.one_hot(at, len(rows)).double()
     others = torch.nn.functional.one_hot(where, len(theirs)).double()
     share = members.T @ equal.double() @ others > 0
     return share[at][:, where]

@@ -83,8 +83,8 @@ class CaseBatch:
         self.coarse = get_fast_dtype(attack.device) if attack.search.coarse and self.in_order is None else None
         self.evaluations = [ViewEvaluation(view, to_compile=attack.search.compiled) for view in self.views]
         self.scales = LossScales(attack, self.views, self.count)
-        told = [o for o, view in enumerate(self.views) if "statistics" in view.rows]
-        self.views_with_statistics = told if attack.sees_gradient else []
+        with_statistics = [o for o, view in enumerate(self.views) if "statistics" in view.rows]
+        self.views_with_statistics = with_statistics if attack.sees_gradient else []
         self.other_terms = LossTerms(attack, self.views, self.space, self.epochs, self.views_with_statistics)
 
     def _find_draws(self, first: Observation) -> Draws | None:

@@ -59,8 +59,8 @@ class LatentSpace:
             classes = self.data.num_classes
             soft = z[..., self.size : self.size + self.examples * classes]
             labels = soft.reshape(*z.shape[:-1], self.examples, classes).softmax(dim=-1)
-        told = labels.flatten(0, z.ndim - 1)
-        x = self.decoder.apply(self._unpack(z).reshape(-1, *self.decoder.shape), told)
+        flat_labels = labels.flatten(0, z.ndim - 1)
+        x = self.decoder.apply(self._unpack(z).reshape(-1, *self.decoder.shape), flat_labels)
         return x.reshape(*z.shape[:-1], self.examples, *self.data.shape), labels
 
     def _unpack(self, z: Tensor) -> Tensor:

@@ -139,8 +139,8 @@ class Agic:
             if any(searched[case.key].interrupted for case in similar_cases):
                 break
         return [
-            self._finish(asked, plan, None if (search := plan.reduced.case) is None else searched[search.key], rng)
-            for asked, plan in zip(cases, plans, strict=True)
+            self._finish(case, plan, None if (search := plan.reduced.case) is None else searched[search.key], rng)
+            for case, plan in zip(cases, plans, strict=True)
             if plan.reduced.case is None or plan.reduced.case.key in searched
         ]
 
@@ -196,15 +196,15 @@ class Agic:
         answer = join_answers(case, plan.known, plan.reduced, searched, attack=self.name, seed=rng.initial_seed())
         return answer if searched is None else self._merge(case, plan.usable, answer, different=len(plan.known.x))
 
-    def _merge(self, asked: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
+    def _merge(self, case: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
         """Return the answer with candidates of different rounds merged that turn out to be the same example.
 
         `found` itself is returned for a null (the attack without the gradient), for a single round, and if the caller stated
         which positions of different rounds hold the same example (links).
-        asked: the case as given. linked: the case with the rounds that were used. different: number of first candidates that
+        case: the case as given. linked: the case with the rounds that were used. different: number of first candidates that
         are known to be different examples.
         """
-        if not self.sees_gradient or asked.links is not None or len(linked.observations) == 1:
+        if not self.sees_gradient or case.links is not None or len(linked.observations) == 1:
             return found
         missed = {}
         for observation in linked.observations:

@@ -60,14 +60,14 @@ def merge(
 
 def _select_rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
     """Return a dict of the fields that have one entry per example, with the entries of the examples with the indices `kept`."""
-    said: dict[str, Any] = {}
+    selected: dict[str, Any] = {}
     for name in (field.name for field in fields(found) if field.name != "loss"):
         value = getattr(found, name)
         if isinstance(value, Tensor):
-            said[name] = value[list(kept)]
+            selected[name] = value[list(kept)]
         elif isinstance(value, Mapping):
-            said[name] = {key: tuple(each[i] for i in kept) for key, each in value.items()}
-    return said
+            selected[name] = {key: tuple(each[i] for i in kept) for key, each in value.items()}
+    return selected
 
 
 def _list_rounds(found: Reconstruction) -> list[set[int]]:

@@ -26,8 +26,8 @@ def link_same(sizes: Sequence[int], labels: Tensor | None = None, notes: tuple[s
             f"rounds hold from {min(sizes)} to {max(sizes)} examples, so they are not the same in all rounds; "
             "choose compare=features"
         )
-    said = f"all {len(sizes)} rounds are assumed to hold the same examples" if len(sizes) > 1 else "one round"
-    return Links((torch.arange(sizes[0]),) * len(sizes), torch.ones(sizes[0]), labels, notes=(*notes, said))
+    note = f"all {len(sizes)} rounds are assumed to hold the same examples" if len(sizes) > 1 else "one round"
+    return Links((torch.arange(sizes[0]),) * len(sizes), torch.ones(sizes[0]), labels, notes=(*notes, note))
 
 
 def read_shared_labels(case: Case, rule: LabelRule, rng: Generator, device: str, knows_defense: bool) -> Tensor:

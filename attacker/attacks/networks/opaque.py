@@ -35,7 +35,7 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Any) -> Any:
         wanted = tuple(ctx.needs_input_grad[1:])
         found = iter(_Pullback.apply(ctx.function, wanted, *ctx.saved_tensors, *slopes))
-        return None, *(next(found) if asked else None for asked in wanted)
+        return None, *(next(found) if needed else None for needed in wanted)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Function, *tensors: Tensor) -> Any:

@@ -148,10 +148,10 @@ def trace(model: nn.Module, read_size: ReadSize = _know_no_size) -> tuple[fx.Gra
 
 def _explain_failure(error: Exception) -> str:
     """Return why code cannot be traced, with the line of the network's code that failed and how to rewrite it."""
-    said = (str(error).splitlines() or [""])[0]
-    known = isinstance(error, fx.proxy.TraceError) or "Proxy" in said or "symbolic" in said
+    text = (str(error).splitlines() or [""])[0]
+    known = isinstance(error, fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text
     what = (
-        "Python code needs the values of a tensor, and only its sizes are known" if known else f"{type(error).__name__}: {said}"
+        "Python code needs the values of a tensor, and only its sizes are known" if known else f"{type(error).__name__}: {text}"
     )
     advice = "write this line with layers and functions of PyTorch, and decide only by sizes" * known
     library = (str(Path(torch.__file__).parent), str(Path(__file__).parent))

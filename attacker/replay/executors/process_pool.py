@@ -43,9 +43,9 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, on_progress: On
 class _Worker(WorkerProcess[dict[str, Any]]):
     """A worker process. at: index of the task that it works on; None while it is idle."""
 
-    def __init__(self, job: ReplayJob, heard: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
+    def __init__(self, job: ReplayJob, messages: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
         self.at: int | None = None
-        super().__init__(WORKER_PROGRAM, lambda message: heard.put((self, message)), json.loads, threads=job.threads)
+        super().__init__(WORKER_PROGRAM, lambda message: messages.put((self, message)), json.loads, threads=job.threads)
         self.send_task(job.to_json())
 
     def start_task(self, number: int, task: Task) -> None:
@@ -58,14 +58,14 @@ class _Pool:
         self.job, self.tasks, self.on_progress = job, tasks, on_progress
         self.waiting = deque(range(len(tasks)))
         self.died: dict[int, list[str]] = {}
-        self.heard: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
+        self.messages: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
         self.workers: list[_Worker] = []
         self.count = count
 
     def iterate_outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
         while self.waiting or any(worker.at is not None for worker in self.workers):
             self._assign_tasks()
-            worker, message = self.heard.get()
+            worker, message = self.messages.get()
             if message is None:
                 yield from self._requeue_task(worker)
             elif "outcome" in message:
@@ -77,7 +77,7 @@ class _Pool:
     def _assign_tasks(self) -> None:
         """Give waiting tasks to idle workers, and start workers up to `count`, also in place of workers that died."""
         while self.waiting and len(self.workers) < self.count:
-            self.workers.append(_Worker(self.job, self.heard))
+            self.workers.append(_Worker(self.job, self.messages))
             self._assign_task(self.workers[-1])
         for worker in self.workers:
             if worker.at is None and self.waiting:
@@ -123,7 +123,7 @@ class _Pool:
         until = time.monotonic() + INTERRUPT_SECONDS
         while any(worker.at is not None for worker in busy):
             try:
-                worker, message = self.heard.get(timeout=max(0.0, until - time.monotonic()))
+                worker, message = self.messages.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
                 return
             if message is None:

@@ -51,13 +51,13 @@ def join_cluster(address: str) -> Iterator[None]:
     """
     import ray
 
-    mine = not ray.is_initialized()
-    if mine:
+    is_new = not ray.is_initialized()
+    if is_new:
         _init_ray(address)
     try:
         yield
     finally:
-        if mine:
+        if is_new:
             ray.shutdown()
 
 

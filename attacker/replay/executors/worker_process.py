@@ -27,7 +27,7 @@ class WorkerProcess(Generic[Message]):
     """A process that runs one task at a time: it reads tasks from stdin and writes messages to stdout, one JSON text per line.
 
     program, arguments: Python source code to run with `python -c`, and its `sys.argv[1:]`.
-    heard:       callback that receives each message, and None once the worker has died. It is called on a thread that only reads
+    on_message:  callback that receives each message, and None once the worker has died. It is called on a thread that only reads
                  messages. A worker that writes an invalid line, or one of more than `max_line` bytes, is killed.
     read:        function that parses a line; raises ValueError if the line is invalid.
     threads:     see `make_environment`. environment: variables in addition to those of this process.
@@ -37,7 +37,7 @@ class WorkerProcess(Generic[Message]):
     def __init__(
         self,
         program: str,
-        heard: Callable[[Message | None], None],
+        on_message: Callable[[Message | None], None],
         read: Callable[[bytes], Message],
         *,
         threads: int | None,
@@ -46,7 +46,7 @@ class WorkerProcess(Generic[Message]):
         max_line: int = MAX_LINE_BYTES,
     ) -> None:
         self.tasks = 0
-        self._heard, self._read, self._max_line = heard, read, max_line
+        self._on_message, self._read, self._max_line = on_message, read, max_line
         self._nonsense, self._stderr_before = "", 0
         self._megabytes: float | None = None
         self._oom_before = count_oom_kills()
@@ -77,11 +77,11 @@ class WorkerProcess(Generic[Message]):
                 message = self._read(line)
             except ValueError:
                 break
-            self._heard(message)
+            self._on_message(message)
         if len(line) == self._max_line or line.endswith(b"\n"):
             self._nonsense = f"it wrote an invalid message: {line[:200]!r}"
         self.kill()
-        self._heard(None)
+        self._on_message(None)
 
     def send_task(self, task: str) -> None:
         """Send a task, which must be one line, to the worker. Nothing happens if the worker is dead."""
@@ -99,7 +99,7 @@ class WorkerProcess(Generic[Message]):
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill the worker and its process group at once; `heard` is then called with None, as after any other death."""
+        """Kill the worker and its process group at once; `on_message` is then called with None, as after any other death."""
         if self.is_alive:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -74,5 +74,5 @@ def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] 
     if kind == "part" and beside is not None and beside.is_dir() and not Path(positional or arguments["path"]).is_dir():
         return datasets.load("part", path=str(beside))
     # a name such as csv:PATH contains the first arguments itself
-    said = list(signature(datasets.DATASETS[kind]).parameters)[: len(list(filter(None, positional.split(","))))]
-    return datasets.load(name, **{key: value for key, value in arguments.items() if key not in said})
+    positional_names = list(signature(datasets.DATASETS[kind]).parameters)[: len(list(filter(None, positional.split(","))))]
+    return datasets.load(name, **{key: value for key, value in arguments.items() if key not in positional_names})

@@ -56,12 +56,12 @@ class AuditRequest(BaseModel):
     status_code=201,
     responses=REFUSED_CHANGE | QUEUE_FULL_RESPONSE,
 )
-async def submit_audit(response: Response, service: Service, id: Name, asked: AuditRequest) -> Job:
+async def submit_audit(response: Response, service: Service, id: Name, audit: AuditRequest) -> Job:
     """Submit a job that checks a recording and attacks it within a budget of time, for a graded verdict."""
     run = await run_in_threadpool(service.catalogue.get_run, id)
     if run.manifest is None:
         raise RequestError(f"{run.id} cannot be read: {run.summary['trouble'][0]}")
-    spec = AuditSpec(recording=run.id, seconds=asked.seconds, priority=asked.priority)
+    spec = AuditSpec(recording=run.id, seconds=audit.seconds, priority=audit.priority)
     job = await run_in_threadpool(service.queue.submit, spec)
     response.headers["Location"] = f"{API_PREFIX}/jobs/{job.id}"
     return job

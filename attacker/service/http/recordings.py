@@ -107,8 +107,8 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
 
     def make(run: CatalogueRun) -> AttacksOnRecording:
         catalogue = service.catalogue
-        told = views.describe_attacks(catalogue.list_sources(run), catalogue.get_scores(run), catalogue.get_verdicts(run))
-        return AttacksOnRecording(items=told, next=None)
+        items = views.describe_attacks(catalogue.list_sources(run), catalogue.get_scores(run), catalogue.get_verdicts(run))
+        return AttacksOnRecording(items=items, next=None)
 
     return await _respond_of_run(request, service, id, make)
 

@@ -120,8 +120,8 @@ def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
     Attack and null must also agree in `knows_defense`. None if it is not among `sources`, or if `source` is a null itself.
     """
     wanted = f"{source.spec} without gradient", source.seed, source.knows_defense
-    mine = (one for one in sources if one.null and (one.spec, one.seed, one.knows_defense) == wanted)
-    return None if source.null else next(mine, None)
+    nulls = (one for one in sources if one.null and (one.spec, one.seed, one.knows_defense) == wanted)
+    return None if source.null else next(nulls, None)
 
 
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
@@ -225,23 +225,23 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
     folder = f"reconstructions/{name}"
     where = f"{folder}/attack.json"
     try:
-        told = parse_json(read_bytes(run, where, limit=MAX_BYTES))
+        content = parse_json(read_bytes(run, where, limit=MAX_BYTES))
     except ValueError as error:
         raise ValueError(f"{format_error(error, run)}; {REPLAY_ADVICE}") from None
-    if not isinstance(told, dict):
-        raise ValueError(f"{where} must be a JSON object, got {shorten(told)}; {REPLAY_ADVICE}")
-    of = told.get("run")
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must be a JSON object, got {shorten(content)}; {REPLAY_ADVICE}")
+    of = content.get("run")
     if manifest is not None and isinstance(of, dict):
-        for key, mine in (("name", manifest.name), ("created", manifest.created)):
-            if of.get(key, mine) != mine:
+        for key, expected in (("name", manifest.name), ("created", manifest.created)):
+            if of.get(key, expected) != expected:
                 raise ValueError(
-                    f"{where} is of an attack on another recording, whose {key} is {shorten(of[key])}, not {shorten(mine)}; move "
-                    f"the folder {folder} out of this run"
+                    f"{where} is of an attack on another recording, whose {key} is {shorten(of[key])}, not "
+                    f"{shorten(expected)}; move the folder {folder} out of this run"
                 )
     try:
-        cases = [_parse_case(case) for case in told["cases"]]
-        oracles, withheld = (tuple(str(one)[:100] for one in told.get(key, ())) for key in ("oracles", "withheld"))
-        if type(seed := told["seed"]) is not int:
+        cases = [_parse_case(case) for case in content["cases"]]
+        oracles, withheld = (tuple(str(one)[:100] for one in content.get(key, ())) for key in ("oracles", "withheld"))
+        if type(seed := content["seed"]) is not int:
             raise ValueError(f"the entry seed of attack.json must be a whole number, got {shorten(seed)}; {REPLAY_ADVICE}")
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{where}: is not a valid attack.json: {shorten(str(error))}; {REPLAY_ADVICE}") from None
@@ -249,20 +249,20 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
         raise ValueError(f"{where}: {error}") from None
     return Source(
         name=name,
-        attack=str(told.get("attack", ""))[:100],
-        spec=str(told.get("spec", ""))[:1000],
+        attack=str(content.get("attack", ""))[:100],
+        spec=str(content.get("spec", ""))[:1000],
         seed=seed,
-        null=told.get("null") is True,
+        null=content.get("null") is True,
         oracles=oracles,
         withheld=withheld,
-        knows_defense=told.get("knows_defense") is True,
+        knows_defense=content.get("knows_defense") is True,
         cases={case.key: case for case in cases},
     )
 
 
-def _parse_case(told: Mapping[str, Any]) -> CaseEntry:
-    key, client, number, examples = told["key"], told["client"], told["round"], told["num_examples"]
-    rounds = tuple(one[0] for one in told["rounds"]) if "rounds" in told else (number,)
+def _parse_case(entry: Mapping[str, Any]) -> CaseEntry:
+    key, client, number, examples = entry["key"], entry["client"], entry["round"], entry["num_examples"]
+    rounds = tuple(one[0] for one in entry["rounds"]) if "rounds" in entry else (number,)
     if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
         raise ValueError(f"attack.json has a case named {shorten(key)}, which cannot be the name of a file; {REPLAY_ADVICE}")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
@@ -271,4 +271,4 @@ def _parse_case(told: Mapping[str, Any]) -> CaseEntry:
         raise ValueError(f"the case {key} in attack.json has the invalid rounds {shorten(rounds)}; {REPLAY_ADVICE}")
     if examples is not None and (type(examples) is not int or not 0 <= examples <= 2**53):
         raise ValueError(f"the case {key} in attack.json has the invalid number of examples {shorten(examples)}; {REPLAY_ADVICE}")
-    return CaseEntry(key, client, rounds, examples, str(told.get("status", ""))[:20], str(told.get("reason") or "")[:300])
+    return CaseEntry(key, client, rounds, examples, str(entry.get("status", ""))[:20], str(entry.get("reason") or "")[:300])

@@ -69,7 +69,7 @@ def make_headline(
     mine = [row for some in scores.get(top.name, {}).values() for row in some] if top else []
     null = find_null(top, sources) if top else None
     counted = {row.case for row in mine if row.finished}
-    its = [row for key, some in scores.get(null.name, {}).items() if key in counted for row in some] if null else []
+    null_rows = [row for key, some in scores.get(null.name, {}).items() if key in counted for row in some] if null else []
     judged = verdicts.by_source.get(top.name) if top else None
     return Headline(
         sentence=_write_sentence(attacks, states, replies["complete"], verdicts, truth=truth),
@@ -85,7 +85,7 @@ def make_headline(
         failed=states["failed"],
         examples=count_finished(mine),
         psnr=average_psnr(mine),
-        null_psnr=average_psnr(its),
+        null_psnr=average_psnr(null_rows),
         worst=worst,
     )
 

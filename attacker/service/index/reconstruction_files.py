@@ -270,8 +270,8 @@ def read_failure(run: Path, name: str) -> str:
     from fedsim.recording.safe_files import read_bytes
 
     try:
-        told = parse_json(read_bytes(run, name, limit=2**20))
+        content = parse_json(read_bytes(run, name, limit=2**20))
     except ValueError as error:
         reason = error.reason if isinstance(error, DamagedFile) else str(error)
         return f"it failed, and its reason cannot be read: {reason}"
-    return str(told.get("reason", "it failed"))[:2000] if isinstance(told, dict) else "it failed"
+    return str(content.get("reason", "it failed"))[:2000] if isinstance(content, dict) else "it failed"

@@ -78,9 +78,9 @@ class Index:
 
     @property
     def trouble(self) -> tuple[str, ...]:
-        told = [words for _, some in sorted(self.damage.items()) for words in some]
-        more = len(told) - MAX_MESSAGES
-        return (*told[:MAX_MESSAGES], *([f"and {more} more of the kind"] if more > 0 else []))
+        messages = [words for _, some in sorted(self.damage.items()) for words in some]
+        more = len(messages) - MAX_MESSAGES
+        return (*messages[:MAX_MESSAGES], *([f"and {more} more of the kind"] if more > 0 else []))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -160,12 +160,12 @@ def _read_rows(
     """
     if rounds is not None and not rounds:
         return []
-    told: Counter[int] = Counter()
+    reported: Counter[int] = Counter()
 
     def note(error: DamagedFile) -> None:
         number = _parse_round(error.reason)
-        told[number] += 1
-        if told[number] <= MAX_MESSAGES:
+        reported[number] += 1
+        if reported[number] <= MAX_MESSAGES:
             damage.setdefault(number, []).append(format_error(error, folder))
 
     try:

@@ -88,13 +88,13 @@ def describe_attacks(sources: Sequence[Source], scores: Scores, verdicts: RunVer
     attack has no scores.
     """
     nulls = {null.name: one for one in sources if (null := find_null(one, sources)) is not None}
-    told = []
+    results = []
     for source in sources:
         own, attack = scores.get(source.name, {}), nulls.get(source.name)
         whose = scores.get(attack.name, {}) if attack is not None else {}
         counted = {key for key, rows in (whose or own).items() if any(row.finished for row in rows)}
-        told.append(_describe_attack(source, own, counted, verdicts.by_source.get(source.name)))
-    return told
+        results.append(_describe_attack(source, own, counted, verdicts.by_source.get(source.name)))
+    return results
 
 
 def _describe_attack(

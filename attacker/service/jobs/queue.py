@@ -136,11 +136,11 @@ class Queue:
         """Add a job as `submit` does, but within the open transaction `db`, and return it. Raises TooManyJobs."""
         self._check_room(db)
         id = secrets.token_hex(8)
-        told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, format_now(), count_change(db))
+        values = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, format_now(), count_change(db))
         db.execute(
             "INSERT INTO jobs (id, recording, spec, priority, origin, created, version, state) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued')",
-            told,
+            values,
         )
         return get_job(db, id)
 

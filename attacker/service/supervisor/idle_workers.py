@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection
 
 from attacker.service.settings import ServiceSettings
-from attacker.service.supervisor.job_worker import Heard, JobWorker, list_shared_gpus
+from attacker.service.supervisor.job_worker import JobWorker, MessageQueue, list_shared_gpus
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +23,11 @@ class IdleWorkers:
     """The idle workers of a service: workers that have run a job, and at most one on stand-by that has run none.
 
     size:  maximum number of jobs that run at once, and of busy and idle workers together, without the one on stand-by.
-    heard: queue into which all workers put their messages.
+    messages: queue into which all workers put their messages.
     """
 
-    def __init__(self, settings: ServiceSettings, size: int, heard: Heard) -> None:
-        self.settings, self.size, self._heard = settings, size, heard
+    def __init__(self, settings: ServiceSettings, size: int, messages: MessageQueue) -> None:
+        self.settings, self.size, self._messages = settings, size, messages
         self._idle: list[JobWorker] = []
         self._ready: JobWorker | None = None
         self._busy_at = self._not_before = time.monotonic()
@@ -102,7 +102,7 @@ class IdleWorkers:
 
     def _start_worker(self, busy: Collection[JobWorker]) -> JobWorker:
         scores, gpu = bool(self.settings.truth), self._find_free_gpu(busy)
-        return JobWorker(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
+        return JobWorker(self._messages, threads=self.settings.threads, gpu=gpu, scores=scores)
 
     def _find_free_gpu(self, busy: Collection[JobWorker]) -> str | None:
         """Return a GPU of `list_shared_gpus` that no idle or busy worker uses; None if all are used, or none is shared."""

@@ -10,7 +10,7 @@ from attacker.service.worker.messages import MAX_LINE_BYTES, JobTask, WorkerMess
 
 WORKER_PROGRAM = "from attacker.service.worker.main import main; main()"
 
-Heard = SimpleQueue[tuple["JobWorker | None", WorkerMessage | None]]
+MessageQueue = SimpleQueue[tuple["JobWorker | None", WorkerMessage | None]]
 """Messages of workers: (worker, message), or (worker, None) when it has died; (None, None) only wakes the waiting thread."""
 
 
@@ -24,13 +24,13 @@ class JobWorker(WorkerProcess[WorkerMessage]):
     start.
     """
 
-    def __init__(self, heard: Heard, *, threads: int, gpu: str | None = None, scores: bool = True) -> None:
+    def __init__(self, messages: MessageQueue, *, threads: int, gpu: str | None = None, scores: bool = True) -> None:
         self.recording: str | None = None
         self.gpu, self.ready = gpu, False
         self.idle_since = time.monotonic()
         super().__init__(
             WORKER_PROGRAM,
-            lambda message: heard.put((self, message)),
+            lambda message: messages.put((self, message)),
             WorkerMessage.model_validate_json,
             threads=threads,
             arguments=["scores"] if scores else [],

@@ -18,7 +18,7 @@ from attacker.service.jobs.run_names import make_run_path
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
 from attacker.service.supervisor.idle_workers import IdleWorkers
-from attacker.service.supervisor.job_worker import Heard, JobWorker, list_shared_gpus
+from attacker.service.supervisor.job_worker import JobWorker, MessageQueue, list_shared_gpus
 from attacker.service.supervisor.running_job import RunningJob
 from attacker.service.worker.messages import JobTask, WorkerMessage
 from attacker.service.worker.preview_files import PARTIAL_SUFFIX, make_preview_path
@@ -44,7 +44,7 @@ class Supervisor:
         self.settings, self.queue = settings, queue
         self.owner = secrets.token_hex(8)
         self._before_end = before_end
-        self._heard: Heard = SimpleQueue()
+        self._messages: MessageQueue = SimpleQueue()
         self._running: dict[JobWorker, RunningJob] = {}
         self._claimed: Claim | None = None
         self._stopping = threading.Event()
@@ -69,7 +69,7 @@ class Supervisor:
 
     @cached_property
     def _idle(self) -> IdleWorkers:
-        return IdleWorkers(self.settings, self.size, self._heard)
+        return IdleWorkers(self.settings, self.size, self._messages)
 
     @property
     def busy(self) -> int:
@@ -111,7 +111,7 @@ class Supervisor:
         self._held.close()
 
     def _wake(self) -> None:
-        self._heard.put((None, None))
+        self._messages.put((None, None))
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -146,11 +146,11 @@ class Supervisor:
         The first message is waited for, up to `POLL_SECONDS`.
         """
         try:
-            worker, said = self._heard.get(timeout=POLL_SECONDS)
+            worker, message = self._messages.get(timeout=POLL_SECONDS)
             while True:
                 if worker is not None:
-                    self._hear(worker, said)
-                worker, said = self._heard.get_nowait()
+                    self._handle_message(worker, message)
+                worker, message = self._messages.get_nowait()
         except Empty:
             pass
         for running in [running for running in self._running.values() if running.end is not None]:
@@ -164,22 +164,22 @@ class Supervisor:
         except Exception:  # the job has ended even if the scan fails
             log.exception("scanning recording %s failed", recording)
 
-    def _hear(self, worker: JobWorker, said: WorkerMessage | None) -> None:
+    def _handle_message(self, worker: JobWorker, message: WorkerMessage | None) -> None:
         running = self._running.get(worker)
-        if said is None:
+        if message is None:
             if running is not None and running.end is None:
                 running.record_death(worker.explain_end(limit=running.megabytes))
             elif running is None:
                 self._idle.end_worker(worker)
-        elif said.ready:
+        elif message.ready:
             worker.ready = True
             if running is not None:
                 running.record_start()
-        elif running is not None and said.answer is not None:
-            running.record_answer(said.answer)
-        elif running is not None and said.progress is not None:
+        elif running is not None and message.answer is not None:
+            running.record_answer(message.answer)
+        elif running is not None and message.progress is not None:
             try:
-                running.save_progress(said.progress)
+                running.save_progress(message.progress)
             except StaleClaim:
                 worker.kill()
 

@@ -44,8 +44,8 @@ def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
         )
     except Exception as error:  # an error in this job must not prevent the next one
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-        told = f"{reason[:MAX_ERROR]}\n\n{traceback.format_exc()[-MAX_ERROR:]}"
-        return JobOutcome(state="failed", result=work.result, error=told)
+        message = f"{reason[:MAX_ERROR]}\n\n{traceback.format_exc()[-MAX_ERROR:]}"
+        return JobOutcome(state="failed", result=work.result, error=message)
     return JobOutcome(state="done", result=work.result)
 
 
@@ -151,6 +151,6 @@ class _JobRun:
             self.note = f"not scored: {error}"[:MAX_MESSAGE]
             return
         self.scored = True
-        untold = sorted({key for keys in scorer.untold.values() for key in keys})
-        if untold:
-            self.note = f"{len(untold)} cases have no truth, the first: {untold[0]}"
+        unscored = sorted({key for keys in scorer.without_truth.values() for key in keys})
+        if unscored:
+            self.note = f"{len(unscored)} cases have no truth, the first: {unscored[0]}"

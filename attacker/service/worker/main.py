@@ -33,8 +33,8 @@ def prepare_work(channel: WorkerChannel) -> Work:
 
         def watch(share: float, words: str) -> None:
             if is_due():
-                told = JobProgress(share=min(1.0, max(0.0, share)), words=words[:MAX_WORDS])
-                channel.send_message(progress=told.model_dump())
+                progress = JobProgress(share=min(1.0, max(0.0, share)), words=words[:MAX_WORDS])
+                channel.send_message(progress=progress.model_dump())
 
         outcome = run_job(JobTask.from_json(line), channel.interrupt, watch)
         return {"answer": outcome.model_dump(mode="json")}

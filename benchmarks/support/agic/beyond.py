@@ -57,8 +57,8 @@ def _measure_local_epochs(options: Options) -> tuple[list[ResultRow], ResultRow]
         cases = _make_trained_cases(found, passing, epochs, rate, options.seed)
         for way, settings in LOCAL_STEP_SETTINGS.items():
             attack = cpl(tv=TV_WEIGHT, steps=steps).copy_with(**settings)
-            said = {"examples": passing, "local epochs": epochs, "learning rate": rate, "by": way}
-            rows.append(said | _make_row(attack, cases, found, passing, options))
+            columns = {"examples": passing, "local epochs": epochs, "learning rate": rate, "by": way}
+            rows.append(columns | _make_row(attack, cases, found, passing, options))
     return rows, {"surrogate_gain_db": rows[1]["psnr"] - rows[0]["psnr"]}
 
 
@@ -91,12 +91,12 @@ def _measure_wrong_link(options: Options) -> tuple[list[ResultRow], ResultRow]:
         rounds.append([federation.observe_client(pool, [i + shift], round=number) for i in range(count)])
         federation.train(options, 2 if options.quick else 30, pool)
     found, rows = pool.take_first(count), []
-    for said, chosen in (("two rounds, right", (0, 2)), ("three rounds, one wrong", (0, 1, 2))):
+    for name, chosen in (("two rounds, right", (0, 2)), ("three rounds, one wrong", (0, 1, 2))):
         links = Links((torch.tensor([0]),) * len(chosen), torch.ones(1), epochs=tuple(range(1, len(chosen) + 1)))
         cases = [Case(tuple(rounds[r][i] for r in chosen), links=links) for i in range(count)]
         for robust in (0.0, 0.1, 0.001):
             attack = cpl(steps=steps).copy_with(later=1.0, robust=robust)
-            rows.append({"examples": 1, "links": said, "robust": robust} | _make_row(attack, cases, found, 1, options))
+            rows.append({"examples": 1, "links": name, "robust": robust} | _make_row(attack, cases, found, 1, options))
     return rows, {"robust_gain_db": rows[5]["psnr"] - rows[3]["psnr"]}
 
 

@@ -45,8 +45,8 @@ def measure_linking(options: Options) -> tuple[list[ResultRow], ResultRow]:
         by_images, seconds = _describe_rounds(options, found, batch, "images", pre_steps)
         for matching, rule in (("greedy", "lists"), ("assignment", "own")):
             rate = _measure_rate(found, by_images, _draw_order(options, few, batch), matching, rule)
-            said = "greedy as published" if matching == "greedy" else "assignment, own labels"
-            rows.append(_make_row(found, batch, f"images of {pre_steps} iterations, {said}", rate, seconds))
+            method = "greedy as published" if matching == "greedy" else "assignment, own labels"
+            rows.append(_make_row(found, batch, f"images of {pre_steps} iterations, {method}", rate, seconds))
         summary |= {f"matching_b{batch}_greedy": rows[-2]["matched"]}
         rows += [
             {"source": "AGIC, table V", "batch": batch, "by": by, "matched": value} for by, value in PAPER_MATCHES[batch].items()

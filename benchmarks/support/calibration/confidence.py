@@ -47,14 +47,14 @@ def summarise_answers(answers: Sequence[JudgedReconstruction]) -> tuple[list[Res
     A route is a method that gave answers, for images or for rows of tables. In the last summary, `ece` is the largest expected
     calibration error of a route.
     """
-    said = group_by_route(answers)
+    groups = group_by_route(answers)
     rows = [
         {"route": route, **row}
-        for route, (p, right) in said.items()
+        for route, (p, right) in groups.items()
         for row in (*make_bins(p, right), _summarise_route(p, right, compute_undecided_share(answers, route)))
     ]
-    errors = {route: measure_calibration_error(*pair) for route, pair in said.items() if len(pair[0])}
-    everything = [np.concatenate(parts) for parts in zip(*said.values(), strict=True)]
+    errors = {route: measure_calibration_error(*pair) for route, pair in groups.items() if len(pair[0])}
+    everything = [np.concatenate(parts) for parts in zip(*groups.values(), strict=True)]
     return rows, {
         "ece": max(errors.values(), default=None),
         "ece_route": max(errors, key=errors.__getitem__, default=None),
@@ -73,12 +73,12 @@ def group_by_route(answers: Sequence[JudgedReconstruction]) -> Mapping[str, tupl
     """
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for one in answers:
-        said, right = found[_name_group(one)]
+        probabilities, right = found[_name_group(one)]
         for p, recovered in zip(one.confidence, one.recovered, strict=True):
             if not isnan(p):
-                said.append(p)
+                probabilities.append(p)
                 right.append(float(recovered))
-    return {name: (np.array(said), np.array(right)) for name, (said, right) in sorted(found.items())}
+    return {name: (np.array(probabilities), np.array(right)) for name, (probabilities, right) in sorted(found.items())}
 
 
 def compute_undecided_share(answers: Sequence[JudgedReconstruction], route: str = "") -> float:
@@ -91,17 +91,17 @@ def _name_group(one: JudgedReconstruction) -> str:
     return f"{get_curve_family(one.route)}, {'images' if one.is_image else 'rows'}"
 
 
-def _summarise_route(said: Floats, right: Floats, undecided: float) -> dict[str, Any]:
+def _summarise_route(p: Floats, right: Floats, undecided: float) -> dict[str, Any]:
     """Return the summary row of a route. said: confidences. right: outcomes, 0 or 1. undecided: share without a confidence.
 
     ece_of_chance: the expected `ece` if these confidences were perfectly calibrated; above 0 because the sample is finite.
     """
     rng = np.random.default_rng(0)
-    drawn = [measure_calibration_error(said, (rng.random(len(said)) < said).astype(float)) for _ in range(200)]
+    drawn = [measure_calibration_error(p, (rng.random(len(p)) < p).astype(float)) for _ in range(200)]
     return {
-        "bin": "all", "answers": len(said), "said": float(said.mean()) if len(said) else None,
-        "recovered": float(right.mean()) if len(said) else None, "brier": brier(said, right) if len(said) else None,
-        "ece": measure_calibration_error(said, right), "ece_of_chance": float(np.mean(drawn)), "undecided": undecided,
+        "bin": "all", "answers": len(p), "said": float(p.mean()) if len(p) else None,
+        "recovered": float(right.mean()) if len(p) else None, "brier": brier(p, right) if len(p) else None,
+        "ece": measure_calibration_error(p, right), "ece_of_chance": float(np.mean(drawn)), "undecided": undecided,
     }  # fmt: skip
 
 

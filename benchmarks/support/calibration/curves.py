@@ -133,11 +133,11 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
     weights, intercept = fit_logistic(x, y, features, count)
     unsure = (0.5, 0.5)
     if features:
-        said, right = _predict_left_out(x, y, features, kind_of, count)
-        unsure = _find_rough_band(said, right)
-        decided = ~_is_between(said, unsure)
-        error = measure_calibration_error(said[decided], right[decided])
-        shares = f"{decided.sum()} of {len(said)} examples of cases left out of the fit are decided (not in {unsure})"
+        p, right = _predict_left_out(x, y, features, kind_of, count)
+        unsure = _find_rough_band(p, right)
+        decided = ~_is_between(p, unsure)
+        error = measure_calibration_error(p[decided], right[decided])
+        shares = f"{decided.sum()} of {len(p)} examples of cases left out of the fit are decided (not in {unsure})"
         print(f"{route}, {kind}: {shares}, with a calibration error of {error:.3f}")
     print("   " + ", ".join(f"{name} {w:.3g}" for name, w in zip(features, weights, strict=True)) + f"; {intercept:.3g}")
     known = [name for name in RANGE_CHECKED_FEATURES if all(name in r["evidence"] for r in own)]
@@ -200,29 +200,29 @@ def _predict_left_out(
     count: weight of each answer; 1 for the route's own answers, less for those of the route "optimisation" that were added to the
            fit (`ROUTES_FITTED_WITH_SEARCHES`).
     """
-    said = np.full(len(y), y.mean())
+    p = np.full(len(y), y.mean())
     for name in set(kinds.tolist()):
         rest = kinds != name
         if rest.sum() > 10:
             weights, intercept = fit_logistic(x[rest], y[rest], features, count[rest])
             low, high = x[rest].min(axis=0), x[rest].max(axis=0)
-            said[~rest] = expit(x[~rest].clip(low, high) @ weights + intercept)
+            p[~rest] = expit(x[~rest].clip(low, high) @ weights + intercept)
     own = count == 1
-    return said[own].clip(MIN_PROBABILITY, 1 - MIN_PROBABILITY), y[own]
+    return p[own].clip(MIN_PROBABILITY, 1 - MIN_PROBABILITY), y[own]
 
 
-def _find_rough_band(said: Floats, right: Floats) -> tuple[float, float]:
+def _find_rough_band(p: Floats, right: Floats) -> tuple[float, float]:
     """Return the narrowest of `UNDECIDED_BANDS` outside of which the calibration error is at most `MAX_CALIBRATION_ERROR`.
 
-    If no band suffices, or there are fewer than `MIN_OWN_ANSWERS` answers, return the widest band. said: probabilities. right:
+    If no band suffices, or there are fewer than `MIN_OWN_ANSWERS` answers, return the widest band. p: probabilities. right:
     outcomes.
     """
-    for band in UNDECIDED_BANDS if len(said) >= MIN_OWN_ANSWERS else ():
-        decided = ~_is_between(said, band)
-        if measure_calibration_error(said[decided], right[decided]) <= MAX_CALIBRATION_ERROR:
+    for band in UNDECIDED_BANDS if len(p) >= MIN_OWN_ANSWERS else ():
+        decided = ~_is_between(p, band)
+        if measure_calibration_error(p[decided], right[decided]) <= MAX_CALIBRATION_ERROR:
             return band
     return UNDECIDED_BANDS[-1]
 
 
-def _is_between(said: Floats, band: tuple[float, float]) -> NDArray[np.bool_]:
-    return (said > band[0]) & (said < band[1])
+def _is_between(p: Floats, band: tuple[float, float]) -> NDArray[np.bool_]:
+    return (p > band[0]) & (p < band[1])

@@ -42,8 +42,8 @@ class Originals:
         for name, attack in attacks.items():
             found, seconds = run_attack(attack, self.cases, options)
             numbers = make_row(found, self.x, self.y, seconds, self.data.data)
-            told = {"settings": describe_settings(attack), "part": self.data.part, "source": "measured"}
-            rows.append({"data": self.data.name, **labels, "attack": name, **told, **numbers})
+            columns = {"settings": describe_settings(attack), "part": self.data.part, "source": "measured"}
+            rows.append({"data": self.data.name, **labels, "attack": name, **columns, **numbers})
         return rows
 
 
@@ -154,11 +154,11 @@ def insert_paper_rows(rows: list[dict[str, Any]], paper: PaperTable, *keys: str)
     After consecutive rows with the same values in the columns `keys` comes the paper's row for these values, if it has one.
     paper: dict from these values, as text, to the columns of the paper's row.
     """
-    told: list[dict[str, Any]] = []
+    merged: list[dict[str, Any]] = []
     for i, row in enumerate(rows):
-        told.append(row)
+        merged.append(row)
         kind = tuple(str(row[key]) for key in keys)
         last = i + 1 == len(rows) or tuple(str(rows[i + 1][key]) for key in keys) != kind
         if last and kind in paper:
-            told.append({**dict(zip(keys, kind, strict=True)), "source": "paper", **paper[kind]})
-    return told
+            merged.append({**dict(zip(keys, kind, strict=True)), "source": "paper", **paper[kind]})
+    return merged

@@ -202,8 +202,8 @@ def measure_local_training(options: Options) -> TableAndSummary:
     data = load_data_sets(options, ("lfw",), choose_count(options, 2))[0]
     for steps in (3,) if options.quick else (1, 3, 5, 7, 9):
         rows += _measure_steps(data, steps, most, options, what="local iterations", of=steps)
-    told = insert_paper_rows(rows, paper.TABLE_6, "data", "what", "of")
-    return told, _summarise_best(rows, "what", "of")
+    table = insert_paper_rows(rows, paper.TABLE_6, "data", "what", "of")
+    return table, _summarise_best(rows, "what", "of")
 
 
 def of_batch(options: Options, name: str, size: int) -> list[dict[str, Any]]:
@@ -264,8 +264,8 @@ def measure_compression(options: Options) -> TableAndSummary:
         for share in shares:
             originals = make_single_cases(data, make_paper_client(data, options), cpl_prune(share) if share else "")
             rows += _make_attacks(originals, options, bool(share), tv=TV_OF_COMPRESSED, theta=f"{share} %")
-    told = insert_paper_rows(rows, paper.TABLE_7, "data", "theta")
-    return told, _summarise_best(rows, "data", "theta")
+    table = insert_paper_rows(rows, paper.TABLE_7, "data", "theta")
+    return table, _summarise_best(rows, "data", "theta")
 
 
 def _make_attacks(originals: Originals, options: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
@@ -295,8 +295,8 @@ def measure_noise(options: Options) -> TableAndSummary:
         for name in ("none", "G-10e-3") if options.quick else names:
             originals = make_single_cases(data, make_paper_client(data, options), "" if name == "none" else cpl_noise(name, 1.0))
             rows += _make_attacks(originals, options, name != "none", noise=name)
-    told = insert_paper_rows(rows, paper.TABLE_8, "data", "noise")
-    return told, _summarise_best(rows, "data", "noise")
+    table = insert_paper_rows(rows, paper.TABLE_8, "data", "noise")
+    return table, _summarise_best(rows, "data", "noise")
 
 
 def measure_squeezing(options: Options) -> TableAndSummary:
@@ -306,8 +306,8 @@ def measure_squeezing(options: Options) -> TableAndSummary:
     for data in load_data_sets(options, _choose_data_sets(options, *DATA_SETS), choose_count(options, 2)):
         for steps in every:
             rows += _measure_steps(data, steps, choose_max_iterations(options), options, steps=steps)
-    told = insert_paper_rows(rows, paper.TABLE_9, "data", "steps")
-    return told, _summarise_best(rows, "data", "steps")
+    table = insert_paper_rows(rows, paper.TABLE_9, "data", "steps")
+    return table, _summarise_best(rows, "data", "steps")
 
 
 TABLES: dict[str, Callable[[Options], TableAndSummary]] = {

@@ -193,7 +193,7 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
     with printed.open("w") as file:
         status = _run_process(words, file, limit)
     state, reason = ("too long", "") if status is None else ("failed", "") if status else judge_output(piece, printed.read_text())
-    told = {
+    result = {
         "piece": piece.name,
         "state": state,
         "reason": reason,
@@ -207,9 +207,9 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "dry_run": dry,
     }
-    (out / f"{piece.name}.json").write_text(json.dumps(told, indent=2) + "\n")
-    said = f"{state} ({reason})" if reason else state
-    print(f"{piece.name}: {said} after {told['seconds']} s, {told['cpu_seconds']} CPU-seconds", flush=True)
+    (out / f"{piece.name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    summary = f"{state} ({reason})" if reason else state
+    print(f"{piece.name}: {summary} after {result['seconds']} s, {result['cpu_seconds']} CPU-seconds", flush=True)
 
 
 def _run_process(words: Sequence[str], file: IO[str], limit: float) -> int | None:
@@ -272,16 +272,16 @@ def find_state(out: Path, piece: Piece, *, dry: bool) -> str:
     It is "done", "skipped", "failed", "too long" (killed at its limit), "other code" (done or skipped, but with another commit),
     or "left" if it has no result. dry: whether the result must be of a dry run; if not, it must be of a run on a GPU.
     """
-    told = _read_result(out, piece)
-    if told is None or told["dry_run"] != dry:
+    result = _read_result(out, piece)
+    if result is None or result["dry_run"] != dry:
         return "left"
-    return "other code" if told["state"] in ENDED_STATES and told["code"] != read_commit() else str(told["state"])
+    return "other code" if result["state"] in ENDED_STATES and result["code"] != read_commit() else str(result["state"])
 
 
 def estimate_seconds(out: Path, piece: Piece) -> float:
     """Return the seconds that a piece took in its last run if its state is "done", otherwise the limit `PIECE_SECONDS`."""
-    told = _read_result(out, piece)
-    return float(told["seconds"]) if told is not None and told["state"] == "done" else PIECE_SECONDS
+    result = _read_result(out, piece)
+    return float(result["seconds"]) if result is not None and result["state"] == "done" else PIECE_SECONDS
 
 
 def _read_result(out: Path, piece: Piece) -> dict[str, Any] | None:
@@ -295,13 +295,13 @@ def write_tables(out: Path) -> None:
     """Write README.md in the folder `out`, with a section for each piece that ran: hardware, versions, command and table."""
     lines = ["# Results on a GPU", "", "Made by `make bench-gpu`; each piece says with which hardware and versions.", ""]
     for piece in PIECES:
-        if (told := _read_result(out, piece)) is None:
+        if (result := _read_result(out, piece)) is None:
             continue
-        said = f"{told['state']} ({told['reason']})" if told.get("reason") else told["state"]
-        lines += [f"## {piece.name}: {piece.shows}", "", f"{said} in {told['seconds']} s on {told['date']}; "]
-        lines[-1] += f"{told['machine']}; {', '.join(f'{name} {number}' for name, number in told['versions'].items())}; "
-        lines[-1] += f"code {told['code']}{'; dry run on a CPU: its numbers mean nothing' if told['dry_run'] else ''}"
-        lines += ["", f"    {told['command']}", "", *_find_table(out / f"{piece.name}.txt"), ""]
+        summary = f"{result['state']} ({result['reason']})" if result.get("reason") else result["state"]
+        lines += [f"## {piece.name}: {piece.shows}", "", f"{summary} in {result['seconds']} s on {result['date']}; "]
+        lines[-1] += f"{result['machine']}; {', '.join(f'{name} {number}' for name, number in result['versions'].items())}; "
+        lines[-1] += f"code {result['code']}{'; dry run on a CPU: its numbers mean nothing' if result['dry_run'] else ''}"
+        lines += ["", f"    {result['command']}", "", *_find_table(out / f"{piece.name}.txt"), ""]
     (out / "README.md").write_text("\n".join(lines))
 
 

@@ -173,10 +173,10 @@ def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[
     report = analyse_rank(network.chain, prove=prove)
     needed = [*find_used_values(network.chain)[1:], torch.ones(network.chain.layers[-1].outputs)]
     slopes = compute_slopes(network, x, torch.tensor([0]))
-    for layer, told, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):
+    for layer, reported, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):
         system = LayerSystem(layer, weights[layer.weight][None], k)
         system.scale = EquationValues(known[None].double(), torch.ones(1, 1, 1, dtype=torch.float64))
-        pairs.append((told.rank, compute_rank(write_matrix(system))))
+        pairs.append((reported.rank, compute_rank(write_matrix(system))))
     return pairs
 
 
@@ -186,6 +186,6 @@ def measure_right_share(count: int = 30, *, prove: int = 3000) -> float:
     prove: the analysis computes a rank by elimination if the gradient leaves at most this many unknowns open, else by counting.
     """
     return (
-        sum(all(told == true for told, true in compare_ranks(make_random_network(seed), prove=prove)) for seed in range(count))
+        sum(all(rank == true for rank, true in compare_ranks(make_random_network(seed), prove=prove)) for seed in range(count))
         / count
     )

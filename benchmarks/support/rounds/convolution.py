@@ -59,9 +59,9 @@ def make_convolution_rows(options: Options) -> list[ResultRow]:
         (joint,) = attack([case], rng=rng)
     found = _make_row("all rounds, linked by features", _measure_assigned(joint, images.x), clock.seconds, case, images)
     rows.append(found | {"link_rate": _measure_links(joint, used, images), "candidates": len(joint.x)})
-    told = Links(tuple(torch.tensor(batch) for batch in used), torch.ones(len(images)), images.y)
+    links = Links(tuple(torch.tensor(batch) for batch in used), torch.ones(len(images)), images.y)
     with measure_cpu() as clock:
-        (right,) = attack([replace(case, links=told)], rng=rng)
+        (right,) = attack([replace(case, links=links)], rng=rng)
     rows.append(
         _make_row("all rounds, true links and labels given", _measure_assigned(right, images.x), clock.seconds, case, images)
     )

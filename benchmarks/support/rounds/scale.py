@@ -113,11 +113,11 @@ def _replay(run: Path, seed: int) -> tuple[float, float]:
     The new process writes its own peak at its end, since the peak that the system reports includes memory of this process.
     """
     status_file = run / "status"
-    told = f"lambda: Path({str(status_file)!r}).write_text(Path('/proc/self/status').read_text())"
+    save_status = f"lambda: Path({str(status_file)!r}).write_text(Path('/proc/self/status').read_text())"
     command = [
         sys.executable,
         "-c",
-        f"import atexit; from pathlib import Path; atexit.register({told}); from attacker.cli import main; main()",
+        f"import atexit; from pathlib import Path; atexit.register({save_status}); from attacker.cli import main; main()",
         "replay",
         str(run),
         "--attack",

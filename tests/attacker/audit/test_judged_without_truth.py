@@ -76,10 +76,10 @@ def test_nulls_which_nothing_compares_neither_run_nor_count_in_the_plan(tmp_path
 def test_likely_and_undecided_answers_are_told_with_the_reason() -> None:
     likely = AuditedAttack(spec="exact()", updates=3, likely=3)
     doubted = AuditedAttack(spec="cpl()", updates=3, undecided=2, doubt="confidence is undecided: no curve")
-    (told,) = judge_results([likely, doubted], scored=False)
-    assert isinstance(told, NotChecked)
-    assert "of at least 0.5: 3 of exact()" in told.reason
-    assert "2 of cpl() (confidence is undecided: no curve)" in told.reason
+    (result,) = judge_results([likely, doubted], scored=False)
+    assert isinstance(result, NotChecked)
+    assert "of at least 0.5: 3 of exact()" in result.reason
+    assert "2 of cpl() (confidence is undecided: no curve)" in result.reason
 
 
 def test_an_audit_names_answers_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,15 +88,15 @@ def test_an_audit_names_answers_of_another_version(tmp_path: Path, monkeypatch: 
     for module in (code_version, metadata):
         monkeypatch.setattr(module, "identify_version", lambda: "9.9+0123abcd")
     again = audit(tmp_path / "run", seconds=1)
-    told = [one.reason for one in again.not_checked if "9.9+0123abcd, which may answer otherwise" in one.reason]
-    assert len(told) == len(again.attacks)
-    assert told[0].startswith("exact(fallback='none'): 1 finished case in ")
+    reasons = [one.reason for one in again.not_checked if "9.9+0123abcd, which may answer otherwise" in one.reason]
+    assert len(reasons) == len(again.attacks)
+    assert reasons[0].startswith("exact(fallback='none'): 1 finished case in ")
 
 
 @pytest.mark.parametrize(
     ("shares", "named"), [((0.0, None), True), ((0.1, 0.4), True), ((0.1, 0.9), False), ((None, None), False)]
 )
 def test_answers_that_fit_badly_point_at_the_stated_settings(shares: tuple[float | None, ...], named: bool) -> None:
-    (told,) = judge_results([AuditedAttack(spec="cpl()", updates=1, explained=share) for share in shares], scored=False)
-    assert isinstance(told, NotChecked)
-    assert ("compare learning rate" in told.reason) is named
+    (result,) = judge_results([AuditedAttack(spec="cpl()", updates=1, explained=share) for share in shares], scored=False)
+    assert isinstance(result, NotChecked)
+    assert ("compare learning rate" in result.reason) is named

@@ -94,9 +94,9 @@ def test_clients_with_one_round_each_do_not_suit_joint_attacks(folder: Path, tmp
 
 def test_the_named_budget_is_enough(folder: Path, tmp_path: Path) -> None:
     recording, needs = Recording(folder), r"^(\w+)\(.*give --budget (\d+)s or more$"
-    told = [match.groups() for reason in plan(recording, tmp_path, 0.001)[1] if (match := re.search(needs, reason))]
-    assert {"inverting_gradients", "cpl", "accumulate", "agic"} <= {name for name, _ in told}
-    for name, seconds in told:
+    needed = [match.groups() for reason in plan(recording, tmp_path, 0.001)[1] if (match := re.search(needs, reason))]
+    assert {"inverting_gradients", "cpl", "accumulate", "agic"} <= {name for name, _ in needed}
+    for name, seconds in needed:
         assert name in plan(recording, tmp_path, float(seconds))[0]
 
 

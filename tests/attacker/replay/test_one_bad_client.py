@@ -179,13 +179,13 @@ def test_client_without_true_examples_is_left_out_of_the_scores(run: Path, bad: 
     done, null = replay(run).run(), replay(run, null=True).run()
     whole = Scorer(run, [run / "truth"])
     before = [row for folder in (done.folder, null.folder) for row in whole.score(folder) if row.client != bad]
-    assert whole.untold == {done.folder.name: [], null.folder.name: []}
+    assert whole.without_truth == {done.folder.name: [], null.folder.name: []}
     (run / "truth" / f"{bad}.jsonl").unlink()
     scorer = Scorer(run, [run / "truth"])
     rows = [row for folder in (done.folder, null.folder) for row in scorer.score(folder)]
     assert rows == before == read_rows(run / "scores.jsonl")
     keys = [f"0000{round}-{bad}" for round in (1, 2)]
-    assert scorer.untold == {done.folder.name: keys, null.folder.name: keys}
+    assert scorer.without_truth == {done.folder.name: keys, null.folder.name: keys}
     (summary,) = summarise(rows)
     assert summary.null is not None
     assert summary.examples == summary.null.examples == 8

@@ -36,8 +36,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images, labels = rng.integers(0, 256, (18, 8, 8), dtype=np.uint8), np.arange(18) % 4
     np.savez(folder / "noise.npz", images=images, labels=labels)
     experiment = {**EXPERIMENT, "data": {"name": "npz", "train": str(folder / "noise.npz")}}
-    told = FederationRun(experiment=validate(experiment, source="test"), out=folder / "run", client_seed=1)
-    engine.run(told, engine="local")
+    run = FederationRun(experiment=validate(experiment, source="test"), out=folder / "run", client_seed=1)
+    engine.run(run, engine="local")
     return folder / "run"
 
 

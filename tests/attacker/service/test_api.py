@@ -132,7 +132,7 @@ def test_failed_and_waiting_cases_count_as_in_the_report(ask: Ask, root: Path, s
     for folder in (attack, null):
         scorer.score(folder)
     asked = ask(truth="own")
-    told = {one["source"]: one for one in asked.json(f"{RUN}/attacks")["items"]}
+    attacks = {one["source"]: one for one in asked.json(f"{RUN}/attacks")["items"]}
     headline = asked.json(f"{RUN}/headline")
     (summary,) = summarise(read_rows(run / "scores.jsonl"))
     assert summary.null is not None
@@ -140,17 +140,17 @@ def test_failed_and_waiting_cases_count_as_in_the_report(ask: Ask, root: Path, s
         assert one.success is not None
         assert one.label_success is not None
         assert one.psnr is not None
-        assert told[name]["examples"] == one.success.count
-        assert told[name]["success"] == pytest.approx(one.success.value)
-        assert told[name]["labels"] == pytest.approx(one.label_success.value)
-        assert told[name]["psnr"] == pytest.approx(one.psnr.value)
+        assert attacks[name]["examples"] == one.success.count
+        assert attacks[name]["success"] == pytest.approx(one.success.value)
+        assert attacks[name]["labels"] == pytest.approx(one.label_success.value)
+        assert attacks[name]["psnr"] == pytest.approx(one.psnr.value)
     assert summary.verdict is not None
     assert summary.psnr is not None
     assert summary.null.psnr is not None
-    assert (told[attack.name]["outcome"], told[attack.name]["verdict"]) == (summary.verdict.outcome, summary.verdict.words)
+    assert (attacks[attack.name]["outcome"], attacks[attack.name]["verdict"]) == (summary.verdict.outcome, summary.verdict.words)
     assert headline["psnr"] == pytest.approx(summary.psnr.value)
     assert headline["null_psnr"] == pytest.approx(summary.null.psnr.value)
-    assert told[null.name]["scored"] == 5
+    assert attacks[null.name]["scored"] == 5
 
 
 def test_grid_cells_have_the_success_of_their_observation(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
@@ -233,9 +233,9 @@ def test_report_without_disk_space_is_a_server_error(
         patched.setattr(reporting, "write_bytes", full)
         with pytest.raises(SystemExit) as ended:
             reporting.main(str(root / "digits"), str(tmp_path / "out.html"))
-    said = f"import sys; sys.exit((print({capsys.readouterr().err!r}, file=sys.stderr), {ended.value.code})[1])"
+    program = f"import sys; sys.exit((print({capsys.readouterr().err!r}, file=sys.stderr), {ended.value.code})[1])"
     real = asyncio.create_subprocess_exec
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", lambda *_, **how: real(sys.executable, "-c", said, **how))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", lambda *_, **how: real(sys.executable, "-c", program, **how))
     answer = ask()(f"/api/v1/{RUN}/report")
     assert answer.status_code == 507
     assert "No space left on device; free disk space there" in answer.json()["error"]["message"]

@@ -179,19 +179,22 @@ def test_messages_of_a_deployments_server_are_printed_once_wherever_the_run_is(
 ) -> None:
     from fedsim.engine import engines as engine
 
-    said = ["2 of 3 clients are connected; :abc: [bold]wait", "1 of 6 replies are missing, the first, of client c in round 1: x"]
+    lines = [
+        "2 of 3 clients are connected; :abc: [bold]wait",
+        "1 of 6 replies are missing, the first, of client c in round 1: x",
+    ]
 
     def deployed(experiment: Any, superlink: Any, on_round: Any, on_words: Any) -> None:
-        for line in said:
+        for line in lines:
             on_words(line)
 
     monkeypatch.setattr(engine, "run_deployment", deployed)
     result = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
     assert result.exit_code == 0, result.stderr
-    assert all(result.stderr.count(line) == 1 for line in said)
+    assert all(result.stderr.count(line) == 1 for line in lines)
     assert "done; there is on the server" in words(result.stderr)
 
-    said.append("not everything succeeded: 1 reply is missing; fedsim show there lists the rounds")
+    lines.append("not everything succeeded: 1 reply is missing; fedsim show there lists the rounds")
     result = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
     assert result.exit_code == EXIT_FAILURES
     assert "1 reply is missing; fedsim show there lists the rounds; with --allow-failures" in words(result.stderr)

@@ -34,29 +34,29 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_undamaged_recording_is_verified(finished: Path) -> None:
-    told = run("verify", "done")
-    assert told.exit_code == 0
-    assert "9 of 9 observations of 3 rounds are intact" in told.stdout
+    result = run("verify", "done")
+    assert result.exit_code == 0
+    assert "9 of 9 observations of 3 rounds are intact" in result.stdout
     assert json.loads(run("verify", "done", "--json").stdout)["damaged"] == []
 
 
 def test_damage_is_named_and_is_status_1(finished: Path) -> None:
     victim = sorted((finished / "recording" / "rounds" / "00002").glob("[0-9a-f]*.safetensors"))[0]
     victim.write_bytes(victim.read_bytes()[:-5])
-    told = run("verify", "done")
-    assert told.exit_code == 1
-    assert victim.name in told.stdout
-    assert "8 of 9 observations of 3 rounds are intact" in told.stdout
-    assert "error" not in told.stderr
+    result = run("verify", "done")
+    assert result.exit_code == 1
+    assert victim.name in result.stdout
+    assert "8 of 9 observations of 3 rounds are intact" in result.stdout
+    assert "error" not in result.stderr
 
 
 def test_a_recording_that_names_unadmitted_code_is_not_called_damaged(finished: Path) -> None:
     path = finished / "recording" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"defense": "somebody:HALVE(keep=0.5)"}))
-    told = run("verify", "done")
-    assert told.exit_code == 2
-    assert "damaged" not in told.stdout + told.stderr
-    words = " ".join(told.stderr.split())
+    result = run("verify", "done")
+    assert result.exit_code == 2
+    assert "damaged" not in result.stdout + result.stderr
+    words = " ".join(result.stderr.split())
     assert "'somebody:HALVE', which is only imported if you ask for it" in words
     assert "fedsim --code somebody:HALVE verify done" in words
 
@@ -73,9 +73,9 @@ def test_delete_asks_for_confirmation_and_respects_a_no(finished: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    told = run("delete", str(tmp_path), "--yes")
-    assert told.exit_code == 2
-    assert "neither a run nor a recording" in told.stderr.replace("\n", " ")
+    result = run("delete", str(tmp_path), "--yes")
+    assert result.exit_code == 2
+    assert "neither a run nor a recording" in result.stderr.replace("\n", " ")
     assert (tmp_path / "thesis.tex").exists()
 
 
@@ -106,9 +106,9 @@ def test_an_unfinished_run_can_be_resumed(finished: Path) -> None:
 
 
 def test_only_some_rounds_and_clients_are_recorded(finished: Path) -> None:
-    told = run("run", "e.toml", "--out", "some", "--engine", "local", "--record-rounds", "2-3", "--record-clients", "1", "--json")
-    assert told.exit_code == 0
-    result = json.loads(told.stdout)
+    done = run("run", "e.toml", "--out", "some", "--engine", "local", "--record-rounds", "2-3", "--record-clients", "1", "--json")
+    assert done.exit_code == 0
+    result = json.loads(done.stdout)
     assert [row["round"] for row in result["per_round"]] == [2, 3]
     assert len(result["clients"]) == 1
     wrong = run("run", "e.toml", "--out", "none", "--record-clients", "../x")

@@ -85,9 +85,9 @@ def test_by_default_the_specification_reveals_no_value_of_clients_rows(write: Wr
         ("ward", 0, 1, "south"),
     ]
     assert data.spec.ranges_from == "held_out"
-    told = json.dumps(asdict(data.spec))
-    assert "burns" not in told
-    assert "97" not in told
+    text = json.dumps(asdict(data.spec))
+    assert "burns" not in text
+    assert "97" not in text
     ages = by_name(data, "age")  # clamped; the missing one is the median, 40
     assert np.allclose(ages, [[0], [1], [0.5], [0], [0.7], [1], [0], [1]])
     assert np.array(by_name(data, "ward"))[1].tolist() == [0, 0]  # a ward that no held-out row has

@@ -133,11 +133,11 @@ def refused(load: Callable[..., Any], root: Path) -> str:
         load(str(root))
     assert time.monotonic() - start < 5
     assert list(root.iterdir()) == []
-    said = str(failed.value)
-    assert "\n" not in said
-    assert str(root) in said
-    assert "FEDLEAK_CACHE" in said
-    return said
+    message = str(failed.value)
+    assert "\n" not in message
+    assert str(root) in message
+    assert "FEDLEAK_CACHE" in message
+    return message
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
@@ -149,9 +149,9 @@ def test_a_failed_download_is_reported_in_one_line_with_cause_and_folder(
         monkeypatch.setattr(kind, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/other/"])
     for kind in (published.CIFAR10, published.CIFAR100):
         monkeypatch.setattr(kind, "url", "http://127.0.0.1:9/cifar.tar.gz")
-    said = refused(getattr(datasets, name), tmp_path / "root")
-    assert said.startswith(f"{name}: ")
-    assert "Connection refused" in said
+    message = refused(getattr(datasets, name), tmp_path / "root")
+    assert message.startswith(f"{name}: ")
+    assert "Connection refused" in message
 
 
 def test_a_download_from_a_silent_server_times_out(mnist_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,9 +68,9 @@ def listed(status: str, details: str) -> str:
 def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(
     play: Callable[[str, str], SubmittedRun],
 ) -> None:
-    said = listed("finished:failed", "ServerApp failed with exception: no client\never answered")
+    script = listed("finished:failed", "ServerApp failed with exception: no client\never answered")
     with pytest.raises(RunFailed, match=r"^the run ended as finished:failed: no client ever answered$"):
-        play("echo 'Successfully started run 17'", said).wait(lambda: None)
+        play("echo 'Successfully started run 17'", script).wait(lambda: None)
 
 
 @pytest.mark.parametrize("details", ["No heartbeat received from the task", "Task failed with unknown error.", "N/A"])
@@ -107,10 +107,10 @@ def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     log.write_text(done.stdout + done.stderr)
     assert log.read_text().count("WARNING") == 3
-    heard: list[str] = []
+    warnings: list[str] = []
     submitted = play(f"echo 'Successfully started run 17'; cat {log}; sleep 1; echo more", status("finished:completed"))
-    submitted.wait(lambda: None, heard.append)
-    assert heard == [
+    submitted.wait(lambda: None, warnings.append)
+    assert warnings == [
         "2 of 3 clients are connected; start the others again, they are waited for up to 0 seconds",
         "1 of 6 replies are missing, the first, of client 2 in round 1: OSError: a [b] 100%",
     ]
@@ -126,9 +126,9 @@ def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
         f"elif [ -e {ended} ]; then {status('finished:completed')}\n"
         f"else touch {ended}; {status('running')}; fi"
     )
-    heard: list[str] = []
-    play(f"echo 'Successfully started run 17'; echo 'WARNING :     {first}'", script).wait(lambda: None, heard.append)
-    assert heard == [first, last]
+    warnings: list[str] = []
+    play(f"echo 'Successfully started run 17'; echo 'WARNING :     {first}'", script).wait(lambda: None, warnings.append)
+    assert warnings == [first, last]
 
 
 def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], SubmittedRun]) -> None:
@@ -172,13 +172,13 @@ def test_only_runs_that_fail_after_an_outage_of_the_superlink_are_continued(
         f"echo '{json.dumps({'runs': [{'status': 'finished:failed', 'status-details': 'half a push'}]})}'\n"
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    heard: list[str] = []
+    warnings: list[str] = []
     processes = Processes(tmp_path / "logs")
     processes.environment["PATH"] = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
     config: Config = {"out": "/out", "resume": False}
 
     def run() -> None:
-        run_to_end(LINK, config, tmp_path / "home", processes, lambda: None, heard.append)
+        run_to_end(LINK, config, tmp_path / "home", processes, lambda: None, warnings.append)
 
     if not is_lost:
         with pytest.raises(RunFailed):
@@ -187,8 +187,8 @@ def test_only_runs_that_fail_after_an_outage_of_the_superlink_are_continued(
         return
     run()
     assert [tomllib.loads((tmp_path / f"{n}.toml").read_text())["resume"] for n in (1, 2)] == [False, True]
-    assert "does not answer" in heard[0]
-    assert heard[1].endswith("so the run continues from its last finished round")
+    assert "does not answer" in warnings[0]
+    assert warnings[1].endswith("so the run continues from its last finished round")
 
 
 def test_the_submitted_app_has_the_components_and_settings_of_the_project_and_no_code(tmp_path: Path) -> None:

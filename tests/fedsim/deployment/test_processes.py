@@ -127,17 +127,17 @@ def test_new_output_is_read_once_in_complete_lines_of_the_latest_process_only(tm
         processes.start("a", ["echo", "the first"], cwd=tmp_path)
         processes.wait("a", 30)
         processes.start("a", ["sh", "-c", "printf 'one\\ntw'; read x < go; echo o"], cwd=tmp_path)
-        heard: list[str] = []
+        output: list[str] = []
 
         def hear(lines: int) -> bool:
-            heard.extend(processes.read_new_lines("a"))
-            return len(heard) >= lines
+            output.extend(processes.read_new_lines("a"))
+            return len(output) >= lines
 
         wait_until(lambda: hear(1))
-        assert heard == ["one"]
+        assert output == ["one"]
         (tmp_path / "go").write_text("\n")
         wait_until(lambda: hear(2))
-        assert heard == ["one", "two"]
+        assert output == ["one", "two"]
         assert processes.read_new_lines("a") == []
 
 

@@ -73,11 +73,11 @@ def test_another_client_seed_or_none_gives_other_clients(federate: Federate, oth
 
 
 def test_metrics_have_a_row_for_each_round_with_the_evaluation_of_its_result(federate: Federate) -> None:
-    told: list[dict[str, Any]] = []
-    run = federate(rounds=3, on_round=told.append)
+    reported: list[dict[str, Any]] = []
+    run = federate(rounds=3, on_round=reported.append)
     rows = read_json_lines(run.out / "metrics.jsonl")
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
-    assert told == rows
+    assert reported == rows
     recording, data = Recording(run.out / "recording"), run.load_data()
     model = models.build(run.make_model_spec(), data.spec)
     x, y = data.test[:]
@@ -131,8 +131,8 @@ def test_the_manifest_has_the_servers_settings_and_no_seed(federate: Federate) -
     assert set(manifest.software) == {"flwr", "torch", "numpy"}
     text = (run.out / "recording" / "manifest.json").read_text()
     assert "1234567" not in text
-    told = {path for path, content in contents(run.out).items() if b"7654321" in content}
-    assert [str(path) for path in told] == ["clients/simulation.json"]  # needed for resuming; other users cannot read it
+    paths = {path for path, content in contents(run.out).items() if b"7654321" in content}
+    assert [str(path) for path in paths] == ["clients/simulation.json"]  # needed for resuming; other users cannot read it
     assert "7654321" not in (run.out / "experiment.toml").read_text()
 
 
@@ -180,10 +180,10 @@ def test_messages_and_recordings_contain_no_partition_label_or_secret(
     assert {message.content["client"]["pseudonym"] for message in up} == {i.pseudonym for i in identities}
     assert len({i.secret for i in identities}) == 3
     written = b"".join(path.read_bytes() for path in (run.out / "recording").rglob("*") if path.is_file())
-    said = (repr([(m.metadata, m.content) for m in (*down, *up)]) + repr(Recording(run.out / "recording").read_rows())).encode()
+    sent = (repr([(m.metadata, m.content) for m in (*down, *up)]) + repr(Recording(run.out / "recording").read_rows())).encode()
     for words in ("partition", "truth", "indices", "label", *(i.secret for i in identities)):
         assert words.encode() not in written, words
-        assert words.encode() not in said, words
+        assert words.encode() not in sent, words
 
 
 def test_the_folders_of_a_run_are_closed_to_other_users(federate: Federate) -> None:

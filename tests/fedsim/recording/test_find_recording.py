@@ -36,10 +36,10 @@ def test_a_folder_without_a_manifest_is_refused_by_all_commands_alike(tmp_path: 
     asked += [(fedsim, ["show", run]), (fedsim, ["verify", run])]
     if made.endswith("recording"):
         asked.append((attacker, ["score", run]))
-    told = set()
+    messages = set()
     for app, words in asked:
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 2
-        told.add(" ".join(result.stderr.split()))
-    assert len(told) == 1
-    assert "is neither a run nor a recording: it has no manifest.json and no recording/manifest.json" in told.pop()
+        messages.add(" ".join(result.stderr.split()))
+    assert len(messages) == 1
+    assert "is neither a run nor a recording: it has no manifest.json and no recording/manifest.json" in messages.pop()

@@ -78,11 +78,11 @@ def test_one_answer_is_enough_and_the_server_warns_of_the_others_once(
     assert end(run.out) == [words]
     (messages,) = [record for record in caplog.records if record.message.startswith(FAILURE_PREFIX)]
     assert messages.message == f"{FAILURE_PREFIX}5 replies are missing; fedsim show {run.out} lists the rounds"
-    heard = WARNING_LINE.match(
+    warning = WARNING_LINE.match(
         f"{messages.levelname} :     {messages.message}"
     )  # the line of the server's log that a runner on another machine reads
-    assert heard is not None
-    assert heard[1] == messages.message
+    assert warning is not None
+    assert warning[1] == messages.message
 
 
 def test_a_complete_run_has_nothing_to_report(federate: Federate) -> None:

@@ -119,10 +119,10 @@ def test_a_malformed_reply_is_recorded_as_failed_and_left_out_of_the_mean(spoil:
 def test_what_a_malformed_reply_lacks_and_whose_it_is_are_named(spoiled: str, words: str, hostile: Any) -> None:
     run = hostile(SPOILED[spoiled])
     (failed,) = [row for row in Recording(run.out / "recording").read_rows() if row.status == "failed"]
-    said: list[str] = []
-    check_end(run.out, said.append)
-    assert len(said) == 1
-    assert said[0].startswith(
+    warnings: list[str] = []
+    check_end(run.out, warnings.append)
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
         f"1 of 9 replies are missing, the first, of client {failed.client} in round 2: malformed reply: {words}"
     )
 

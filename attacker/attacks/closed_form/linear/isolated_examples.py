@@ -68,11 +68,11 @@ def recover_groups(
     agreeing = groups.count[chosen].clamp(min=2).double()
     certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), SINGLE_NEURON_CERTAINTY).masked_fill(stored, 1.0)[order]
     total = rank or examples or "unknown"
-    said = "no neuron is known to be activated by a single example only"
+    text = "no neuron is known to be activated by a single example only"
     if len(order):
-        said = f"{len(order)} of {total} examples were found, each alone in activating a neuron"
+        text = f"{len(order)} of {total} examples were found, each alone in activating a neuron"
     return LinearAnswer(
         x=x[order], d=x.new_zeros(len(order), len(gradient.rows)), certainty=certainty, rank=rank,
-        how="isolated" if len(order) else "", note=join_notes(note, said, "" if gradient.biased or not len(order) else UNSCALED),
+        how="isolated" if len(order) else "", note=join_notes(note, text, "" if gradient.biased or not len(order) else UNSCALED),
         scaled=gradient.biased,
     )  # fmt: skip

@@ -33,9 +33,9 @@ def recover_single(gradient: LayerGradient, *, rank: int, note: str) -> LinearAn
         return _fit_rank_one(gradient, rank=rank, note=note)
     if not bool((rows[:, -1] != 0).any()):
         return build_empty_answer(gradient.layer, ZERO_BIAS, rank=rank)
-    x, certainty, said = divide_rows(rows)
+    x, certainty, remark = divide_rows(rows)
     d = scale * rows[None, :, -1]
-    return LinearAnswer(x=x[None], d=d, certainty=certainty[None], rank=rank, how="ratio", note=join_notes(note, said))
+    return LinearAnswer(x=x[None], d=d, certainty=certainty[None], rank=rank, how="ratio", note=join_notes(note, remark))
 
 
 def divide_rows(rows: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -52,8 +52,8 @@ def divide_rows(rows: Tensor) -> tuple[Tensor, Tensor, str]:
     missed = ((weight - torch.outer(d, x)) * seen).square().sum() / weight.square().sum().clamp(min=1e-300)
     unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
     lost = int((power <= 0).sum()) if bool(unsent.any()) else 0
-    said = f"{lost:,} of the example's {len(x):,} values are unknown: their gradient is zero or was not sent" if lost else ""
-    return x, (1 - lost / len(x)) * (1 - missed).clamp(0, 1), said
+    remark = f"{lost:,} of the example's {len(x):,} values are unknown: their gradient is zero or was not sent" if lost else ""
+    return x, (1 - lost / len(x)) * (1 - missed).clamp(0, 1), remark
 
 
 def _fit_rank_one(gradient: LayerGradient, *, rank: int, note: str) -> LinearAnswer:

@@ -208,8 +208,8 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
 def read_known_labels(observed: StackedObservations) -> Tensor | None:
     """Return the true labels (N,), which no server knows, that the user gave; None unless each case has exactly one."""
     known = [case.known_labels for case in observed.cases]
-    told = [t for t in known if t is not None and len(t) == 1]
-    return torch.cat(told) if len(told) == len(known) else None
+    single = [t for t in known if t is not None and len(t) == 1]
+    return torch.cat(single) if len(single) == len(known) else None
 
 
 def _score_solution(point: Point, place: int, labels: Tensor | None) -> Tensor:

@@ -82,12 +82,12 @@ class LossTerms:
 
     def _measure_features(self, problem: ProblemRow, x: Tensor) -> Tensor:
         """Return how much the features of the first observation's examples differ from their targets, 0-d."""
-        view, row, told = self.views[0], problem["views"]["0"], problem["features"]
+        view, row, targets = self.views[0], problem["views"]["0"], problem["features"]
         state = {**row.get("buffers", view.buffers), **row.get("weights", view.weights)}
         x = x[row["places"]]
-        if "bases" in told:
-            return measure_span_mismatch(view, state, x, told["bases"])
-        return measure_feature_mismatch(view, state, x, told["targets"], told["averages"])
+        if "bases" in targets:
+            return measure_span_mismatch(view, state, x, targets["bases"])
+        return measure_feature_mismatch(view, state, x, targets["targets"], targets["averages"])
 
     def _measure_disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of squared differences between predicted probabilities and labels of the candidate's examples, 0-d.

@@ -145,9 +145,9 @@ class View(ObservedGradients):
 
     def _add_statistics(self, observations: Sequence[Observation]) -> None:
         """Add the statistics of batch norm that the clients returned to `rows`, if all clients returned statistics."""
-        told = [read_statistics(observation, self.model) for observation in observations]
-        if all(told):
-            names = {name: {moment: [one[name][moment] for one in told] for moment in told[0][name]} for name in told[0]}
+        stated = [read_statistics(observation, self.model) for observation in observations]
+        if all(stated):
+            names = {name: {moment: [one[name][moment] for one in stated] for moment in stated[0][name]} for name in stated[0]}
             self.rows["statistics"] = {
                 name: {moment: torch.stack(values).to(self.device) for moment, values in moments.items()}
                 for name, moments in names.items()

@@ -100,14 +100,14 @@ class Spans:
             found = _add_by_zeros(found, case, data, spaces, shared, forwards, rng)
         exact = len(found.vectors)
         found = review(found, spaces, forwards, data)
-        told: tuple[str, ...] = ()
+        component_notes: tuple[str, ...] = ()
         if self.components:
             unopened = list_mixed_batches(found, spaces, shared, forwards, data)
             found, estimates = add_components(found, unopened, spaces, data, seed_generator(rng, case, "components"))
             exact = len(found.vectors)
             found = append_estimates(review(found, spaces, forwards, data), estimates)
-            told = (describe_estimates(estimates),)
-        notes = (*_describe(spaces, shared, isolated, exact), *told)
+            component_notes = (describe_estimates(estimates),)
+        notes = (*_describe(spaces, shared, isolated, exact), *component_notes)
         groups: list[list[int]] = []
         if Need.UNNAMED in self.needs:
             groups = group_updates(spaces, shared, [one.round for one in case.observations])
@@ -282,7 +282,7 @@ def label_examples(case: Case, layer: InputLayer, found: RecoveredExamples) -> A
         steps = find_schedule(observation)[1]
         gradient = convert_to_gradient({k: u.double() for k, u in update.items()}, weights, observation.training, steps)
         vectors = found.vectors[own]
-        said = assign_labels(
+        assigned = assign_labels(
             chain,
             weights,
             gradient,
@@ -291,7 +291,7 @@ def label_examples(case: Case, layer: InputLayer, found: RecoveredExamples) -> A
             classes=first.data.num_classes,
             examples=observation.num_examples or len(own),
         )
-        for i, label, two in zip(own, said.y.tolist(), said.mixed.tolist(), strict=True):
+        for i, label, two in zip(own, assigned.y.tolist(), assigned.mixed.tolist(), strict=True):
             if holders[i] == t:
                 labels[i], mixed[i] = label, two and steps == 1
     return AssignedLabels(labels, mixed)
@@ -347,8 +347,8 @@ def _number_groups(holders: Sequence[Sequence[int]], groups: Sequence[Sequence[i
 
 def _describe_groups(groups: Sequence[Sequence[int]]) -> str:
     several = [len(group) for group in groups if len(group) > 1]
-    told = f"{several[-1]} to {several[0]} updates each" if several else "none of several updates"
-    return f"{sum(map(len, groups))} updates without names form {len(groups)} groups by shared examples, {len(several)} of {told}"
+    size = f"{several[-1]} to {several[0]} updates each" if several else "none of several updates"
+    return f"{sum(map(len, groups))} updates without names form {len(groups)} groups by shared examples, {len(several)} of {size}"
 
 
 def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:
@@ -380,8 +380,8 @@ def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: 
     """
     ranks = [space.rank for space in spaces]
     overlaps = Counter(shared[i, j].item() for i, j in torch.combinations(torch.arange(len(spaces))).tolist())
-    told = ", ".join(f"{pairs} pairs of rounds share {count} examples" for count, pairs in sorted(overlaps.items()) if count)
-    words = [f"{len(ranks)} row spaces of rank {min(ranks)} to {max(ranks)}", told or "no two rounds share an example"]
+    overlap = ", ".join(f"{pairs} pairs of rounds share {count} examples" for count, pairs in sorted(overlaps.items()) if count)
+    words = [f"{len(ranks)} row spaces of rank {min(ranks)} to {max(ranks)}", overlap or "no two rounds share an example"]
     if full := sum(space.saturated for space in spaces):
         words.append(f"{full} updates have full rank: their batches may have too many examples for the layer to separate")
     words.append(f"{isolated} examples were recovered as the only direction that the row spaces of several rounds share")

@@ -123,7 +123,7 @@ class CohortSpans:
         groups = _group(case, layer, found, spaces)
         owners, numbers = _name_owners(found, groups, cohorts)
         named = sum(owner != "" for owner in owners)
-        told = f"{sum(map(len, groups))} of them form {len(groups)} groups of one client each, by neurons that local steps switch"
+        note = f"{sum(map(len, groups))} of them form {len(groups)} groups of one client each, by neurons that local steps switch"
         return build_reconstruction(
             case,
             convert_to_examples(found.vectors, data),
@@ -139,7 +139,7 @@ class CohortSpans:
                 "rounds": tuple(float(len(own)) for own in found.holders),
                 "group": tuple(map(float, numbers)),
             },
-            notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", told),
+            notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", note),
         )
 
     def _separate(
@@ -272,8 +272,8 @@ def _describe(
         words.append(f"{full} sums have full rank: the layer is too narrow for their examples, so that they cannot be split")
     if len({tuple(sorted(cohort)) for cohort in cohorts}) == 1:
         words.append("the cohort never changes, so that no client can be isolated")
-    told = ", ".join(f"{name} after round {one.round} ({len(one.y)} examples)" for name, one in sorted(clients.items()))
-    return (*words, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if told else ''}{told}")
+    places = ", ".join(f"{name} after round {one.round} ({len(one.y)} examples)" for name, one in sorted(clients.items()))
+    return (*words, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if places else ''}{places}")
 
 
 def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:

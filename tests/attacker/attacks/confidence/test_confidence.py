@@ -147,10 +147,10 @@ def test_curvature_is_computed_only_if_confidence_depends_on_it(
 
 def test_probabilities_within_the_unsure_range_are_undecided() -> None:
     own = Curve(("misfit",), (-1.0,), 0.0, (-9.0,), (9.0,), {}, 10, 5, unsure=(0.1, 0.9))
-    said = estimate_probabilities(own, {"misfit": torch.tensor([-4.0, -1.0, 0.0, 1.0, 4.0])}, 5)
-    assert said.isnan().tolist() == [False, True, True, True, False]
-    assert float(said[0]) > 0.9
-    assert float(said[4]) < 0.1
+    probabilities = estimate_probabilities(own, {"misfit": torch.tensor([-4.0, -1.0, 0.0, 1.0, 4.0])}, 5)
+    assert probabilities.isnan().tolist() == [False, True, True, True, False]
+    assert float(probabilities[0]) > 0.9
+    assert float(probabilities[4]) < 0.1
 
 
 def test_the_calibration_file_and_the_code_agree() -> None:
@@ -168,10 +168,8 @@ def test_the_calibration_file_and_the_code_agree() -> None:
         assert len(own.features) == len(own.weights) == len(own.low) == len(own.high)
         assert 0 <= own.recovered <= own.answers
         for ends in (own.low, own.high):
-            said = estimate_probabilities(
-                own, {name: torch.tensor([end]) for name, end in zip(own.features, ends, strict=True)}, 1
-            )
-            assert float(said[0]) == pytest.approx(min(max(float(said[0]), MIN_PROBABILITY), 1 - MIN_PROBABILITY))
+            p = estimate_probabilities(own, {name: torch.tensor([end]) for name, end in zip(own.features, ends, strict=True)}, 1)
+            assert float(p[0]) == pytest.approx(min(max(float(p[0]), MIN_PROBABILITY), 1 - MIN_PROBABILITY))
 
 
 def test_files_hold_confidence_and_evidence(image_case: Make, tmp_path: Path) -> None:

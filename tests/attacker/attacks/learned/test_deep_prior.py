@@ -74,11 +74,11 @@ def test_structure_is_fitted_sooner_than_noise() -> None:
 def test_code_of_the_features_reaches_every_residual_block_with_its_sign() -> None:
     prior = DeepPrior(DATA.shape, codes=CODES)
     z, features = prior.encode(rand(1, *DATA.shape)), torch.randn(1, 40, generator=Generator().manual_seed(3))
-    told, opposite, scaled = (prior.inject(z, sign * features) for sign in (1, -1, 5))
-    images = [prior.decode(one) for one in (z, told, opposite)]
+    injected, opposite, scaled = (prior.inject(z, sign * features) for sign in (1, -1, 5))
+    images = [prior.decode(one) for one in (z, injected, opposite)]
     assert all(float((a - b).abs().max()) > 1e-4 for a, b in pairwise((*images, images[0])))
-    assert torch.allclose(told, scaled)
-    (slope,) = torch.autograd.grad(prior.decode(told.requires_grad_()).square().sum(), [told])
+    assert torch.allclose(injected, scaled)
+    (slope,) = torch.autograd.grad(prior.decode(injected.requires_grad_()).square().sum(), [injected])
     named = dict(prior.network.named_parameters())
     slopes = dict(zip(named, torch.split(slope[0, : len(prior.weights)], [w.numel() for w in named.values()]), strict=True))
     injecting = [name for name in named if name.endswith("inject.weight")]

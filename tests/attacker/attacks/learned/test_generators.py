@@ -71,10 +71,10 @@ def test_latents_decode_as_the_generator_does_with_gradients_of_autograd(word: s
     assert not torch.allclose(decoder.apply(z, LABELS), decoder.apply(z, 3 - LABELS))
     z = z + 0.3 * torch.randn(z.shape, generator=seeded(1))
     own = vmap(grad(lambda row, y: decoder.apply(row[None], y[None]).square().sum()))(z, LABELS)
-    told = z.clone().requires_grad_()
-    torch.autograd.backward(decoder.apply(told, LABELS).square().sum())
-    assert told.grad is not None
-    torch.testing.assert_close(own, told.grad, atol=1e-4, rtol=1e-4)
+    leaf = z.clone().requires_grad_()
+    torch.autograd.backward(decoder.apply(leaf, LABELS).square().sum())
+    assert leaf.grad is not None
+    torch.testing.assert_close(own, leaf.grad, atol=1e-4, rtol=1e-4)
     assert (own.abs().amax(dim=0) > 0).float().mean() > 0.9
     soft = torch.nn.functional.one_hot(LABELS, 4).float()
     torch.testing.assert_close(decoder.apply(z, soft), decoder.apply(z, LABELS))

@@ -80,9 +80,9 @@ def test_features_that_do_not_explain_the_gradient_are_not_trusted(observe: Call
 
 def test_loss_is_raised_by_the_weighted_mismatch_and_the_null_is_not(observe: Callable[..., Observation]) -> None:
     case, x, y = make_case(observe, [4, 0, 2])
-    seen, told = solve([case], y[None])
+    seen, goal = solve([case], y[None])
     guess = torch.rand(x.shape, generator=Generator().manual_seed(9))
-    mismatch = float(measure_feature_mismatch(seen, seen.get_state(0)["weights"], guess, told["targets"][0], told["averages"][0]))
+    mismatch = float(measure_feature_mismatch(seen, seen.get_state(0)["weights"], guess, goal["targets"][0], goal["averages"][0]))
     attack = inverting_gradients(tv=0.0, feature_matching=0.5)
     assert measure_loss(attack, case, guess, y) - measure_loss(inverting_gradients(tv=0.0), case, guess, y) == pytest.approx(
         0.5 * mismatch, rel=1e-3

@@ -168,13 +168,13 @@ def test_only_kept_entries_are_compared(image_case) -> None:
         model = models.build(seen.model, seen.data)
         weights = {name: w.clone().requires_grad_() for name, w in seen.weights.items()}
         loss = nn.functional.cross_entropy(torch.func.functional_call(model, weights, (guess[i : i + 1],)), labels[i])
-        mine, told = [], []
+        ours, theirs = [], []
         for name, g in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
             observed = -seen.update[name] / 0.1
             kept = observed.abs().flatten().topk(max(1, -(-observed.numel() // 5))).indices
-            mine.append(g.flatten()[kept])
-            told.append(observed.flatten()[kept])
-        expected = 1 - torch.cosine_similarity(torch.cat(mine), torch.cat(told), dim=0)
+            ours.append(g.flatten()[kept])
+            theirs.append(observed.flatten()[kept])
+        expected = 1 - torch.cosine_similarity(torch.cat(ours), torch.cat(theirs), dim=0)
         assert float(found[i]) == pytest.approx(float(expected), abs=1e-5)
     assert search.views[0].is_partial
     assert search.views[0].coordinates == sum(-(-w.numel() // 5) for w in cases[0].observations[0].weights.values())

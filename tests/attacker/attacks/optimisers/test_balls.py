@@ -32,12 +32,12 @@ def test_frank_wolfe_finds_the_minimum_of_a_quadratic_on_the_ball() -> None:
     far, near = 4 * draw(), 0.2 * draw(seed=1)
     found = minimise(far, 1.5, 2000)
     for row, aim in zip(found, far, strict=True):
-        told = minimize(
+        reference = minimize(
             lambda z, aim=aim: float((SCALES.double().numpy() * (z - aim.double().numpy()) ** 2).sum()),
             torch.zeros(4).double().numpy(),
             constraints={"type": "ineq", "fun": lambda z: 1.5**2 - (z**2).sum()},
         )
-        torch.testing.assert_close(row.double(), torch.from_numpy(told.x), atol=5e-3, rtol=0)
+        torch.testing.assert_close(row.double(), torch.from_numpy(reference.x), atol=5e-3, rtol=0)
     assert (found.norm(dim=1) <= 1.5 + 1e-5).all()
     torch.testing.assert_close(minimise(near, 1.5, 4000), near, atol=0.05, rtol=0)
 

@@ -152,10 +152,10 @@ def test_loaded_state_continues_with_the_same_steps(
     for _ in range(after):
         z = next_of(stepper, scale, shift, z)
     other.load({name: t.clone() for name, t in stepper.get_state().items()})
-    mine, its = z, z
+    ours, theirs = z, z
     for _ in range(9):
-        mine, its = next_of(stepper, scale, shift, mine), next_of(other, scale, shift, its)
-    assert torch.equal(mine, its)
+        ours, theirs = next_of(stepper, scale, shift, ours), next_of(other, scale, shift, theirs)
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("line_search", [False, True])

@@ -74,9 +74,9 @@ def test_true_masks_explain_the_update_and_the_start_is_without_dropout(observe:
     assert batch.draws is not None
     z = torch.cat([draw_images().flatten(), batch.draws.start()])
     (view,) = batch.views
-    told, found = (v.simulate(v.get_case(0), draw_images(), LABELS, z) for v in (plain, view))
-    for name in told:
-        torch.testing.assert_close(found[name], told[name], atol=1e-6, rtol=1e-4)
+    expected, found = (v.simulate(v.get_case(0), draw_images(), LABELS, z) for v in (plain, view))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-6, rtol=1e-4)
     assert batch.draws.masks == {"3.dropout": (30, 0.6)}
     assert one.model.network
 

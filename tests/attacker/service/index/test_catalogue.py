@@ -250,8 +250,8 @@ def test_unreadable_reconstruction_stays_reported_when_another_file_changes(root
 
 def test_attack_on_another_recording_is_left_out(root: Path, catalogue: Open) -> None:
     path = next((root / "digits" / "reconstructions").glob("exact-[!n]*")) / "attack.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({**told, "run": {**told["run"], "created": "1999"}}))
+    metadata = json.loads(path.read_text())
+    path.write_text(json.dumps({**metadata, "run": {**metadata["run"], "created": "1999"}}))
     found = catalogue()
     assert len(found.list_sources(found.get_run("digits"))) == 1
     assert any("another recording" in trouble for trouble in found.list_trouble(found.get_run("digits")))
@@ -284,10 +284,10 @@ def test_no_verdict_without_truth_or_with_invalid_or_too_many_rows(
 ) -> None:
     found = catalogue(truth="own")
     source = next((root / "digits" / "reconstructions").glob("exact-[!n]*")).name
-    told = found.get_verdicts(found.get_run("digits"))
-    assert told.by_source[source].outcome == "recovered"
-    assert told.strongest == source
-    assert "without the gradient it recovers" in told.sentence
+    verdicts = found.get_verdicts(found.get_run("digits"))
+    assert verdicts.by_source[source].outcome == "recovered"
+    assert verdicts.strongest == source
+    assert "without the gradient it recovers" in verdicts.sentence
     untold = catalogue()
     assert untold.get_verdicts(untold.get_run("digits")) == RunVerdicts()
     monkeypatch.setattr(verdicts_module, "MAX_ROWS", 3)

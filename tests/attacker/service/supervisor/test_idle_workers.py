@@ -108,12 +108,12 @@ def test_worker_that_dies_on_stand_by_is_not_replaced_until_a_job(
     monkeypatch.setattr(job_worker, "WORKER_PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
     idle = make_idle_workers()
     stand_by(idle)
-    worker, message = idle._heard.get(timeout=TIME_LIMIT)  # as the supervisor does
+    worker, message = idle._messages.get(timeout=TIME_LIMIT)  # as the supervisor does
     assert message is None
     assert worker is not None
     idle.end_worker(worker)
     tend(idle, [])
-    assert idle._heard.empty()
+    assert idle._messages.empty()
     assert (tmp_path / "starts").read_text() == "x"
     monkeypatch.setattr(job_worker, "WORKER_PROGRAM", WAITS)
     worker = idle.take("photos", [])

@@ -16,7 +16,7 @@ DATA = DataSpec(shape=(64,), num_classes=6)
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [128]})
 
 
-def attack(precision: torch.dtype, x: torch.Tensor, *, told: int, seed: int) -> Reconstruction:
+def attack(precision: torch.dtype, x: torch.Tensor, *, size: int, seed: int) -> Reconstruction:
     """Attack one step on rows x in mixed precision. told: number of examples that the client reports."""
     model = models.build(MODEL, DATA, seed=seed)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -25,7 +25,7 @@ def attack(precision: torch.dtype, x: torch.Tensor, *, told: int, seed: int) -> 
     loss.backward()
     update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = Training(
-        learning_rate=0.1, batch_size=told, steps=1, precision="bfloat16" if precision == torch.bfloat16 else "float16"
+        learning_rate=0.1, batch_size=size, steps=1, precision="bfloat16" if precision == torch.bfloat16 else "float16"
     )
     observation = make_observation(update, weights, model=MODEL, data=DATA, training=training)
     exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
@@ -38,7 +38,7 @@ def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> N
     sure = 0
     for seed in range(4):
         x = torch.rand(4, 64, generator=torch.Generator().manual_seed(seed))
-        found = attack(precision, x, told=4, seed=seed)
+        found = attack(precision, x, size=4, seed=seed)
         certain = found.confidence >= MIN_LIKELY
         error = torch.cdist(found.x, x).min(dim=1).values / 8
         assert float(error[certain].max()) < 0.01
@@ -49,11 +49,11 @@ def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> N
 def test_the_threshold_for_half_precision_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MAX_HALF_TURNED", routes.MAX_TURNED)
     x = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
-    assert not bool((attack(torch.bfloat16, x, told=4, seed=0).confidence >= MIN_LIKELY).any())
+    assert not bool((attack(torch.bfloat16, x, size=4, seed=0).confidence >= MIN_LIKELY).any())
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_two_rows_that_are_reported_as_one_are_not_certain_in_half_precision(precision: torch.dtype) -> None:
     for seed in range(4):
         x = torch.rand(2, 64, generator=torch.Generator().manual_seed(seed))
-        assert not bool((attack(precision, x, told=1, seed=seed).confidence >= MIN_LIKELY).any())
+        assert not bool((attack(precision, x, size=1, seed=seed).confidence >= MIN_LIKELY).any())

@@ -141,13 +141,13 @@ def test_inputs_at_a_kink_of_relu_move_to_the_observed_side_only() -> None:
     weight[3, -1] -= weight[3] @ x[0] - 1e-9  # on by a rounding error
     z = weight @ x.T
     assert 0 < float(z[3, 0]) < 1e-8
-    told = torch.ones(20, 2, dtype=torch.bool)
+    known = torch.ones(20, 2, dtype=torch.bool)
     as_is = z > 0
-    assert torch.equal(match_kinks(x, weight, Pattern(as_is, told)), x)
+    assert torch.equal(match_kinks(x, weight, Pattern(as_is, known)), x)
     seen = as_is.clone()
     seen[3, 0] = False
     seen[5, 1] = ~seen[5, 1]  # far from its kink: not a rounding error
-    moved = match_kinks(x, weight, Pattern(seen, told))
+    moved = match_kinks(x, weight, Pattern(seen, known))
     assert float(weight[3] @ moved[0]) == pytest.approx(-float(z[3, 0]), rel=1e-3)
     assert torch.equal((weight @ moved.T > 0)[:, 0], seen[:, 0])
     assert torch.equal(moved[1], x[1])
