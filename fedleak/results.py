@@ -111,7 +111,8 @@ class AttackResult:
     def __repr__(self) -> str:
         answers = f"{len(self.reconstructions)} case{'s' * (len(self.reconstructions) != 1)}"
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"<AttackResult {self.spec}: {answers}{failed}, examples of {_format_shape(self.data)}>"
+        shape = "x".join(map(str, self.data.shape))
+        return f"<AttackResult {self.spec}: {answers}{failed}, examples of {shape}>"
 
     def _repr_png_(self) -> bytes | None:
         return figures.to_png(self.plot()) if len(self.reconstructions) and figures.can_draw() else None
@@ -136,7 +137,3 @@ def _read_first(result: AttackResult, most: int) -> Tensor:
             "`failed` of the result lists the reasons"
         )
     return torch.cat(found)[:most]
-
-
-def _format_shape(data: DataSpec) -> str:
-    return "x".join(map(str, data.shape))

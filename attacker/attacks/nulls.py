@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
+from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Attack, Effort, Memory, Progress, estimate_effort
-from attacker.attacks.cases import Case
+from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.confidence import judge_prior
 from attacker.attacks.linking import Links
 from attacker.attacks.needs import Need
 from attacker.attacks.timing import Measurable
@@ -64,6 +66,29 @@ class BlindedNull:
         if not isinstance(self.attack, Measurable):
             raise ValueError("the time of an evaluation of this null is not known")
         return self.attack.time_evaluation(*blind_cases([case]))
+
+
+def build_prior_answer(case: Case, *, attack: str, rng: Generator, image: Tensor | None = None) -> Reconstruction:
+    """Return the answer of a null that does not search: the same example for each reported one, at least one, with random labels.
+
+    image: this example, (*shape); by default the value 0.5 everywhere. attack: name of the attack.
+    """
+    data = case.observations[0].data
+    count = sum(observation.num_examples or 0 for observation in case.observations) or 1
+    labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
+    example = torch.full(data.shape, 0.5) if image is None else image
+    judged = judge_prior(count, data)
+    return build_reconstruction(
+        case,
+        example.expand(count, *data.shape).clone(),
+        labels,
+        attack=attack,
+        rng=rng,
+        route="prior alone",
+        loss=torch.ones(1),
+        confidence=judged.confidence,
+        explained=judged.explained,
+    )
 
 
 def _blind_observation(observation: Observation) -> Observation:

@@ -188,7 +188,7 @@ def find_bad_numbers(observation: Observation) -> str:
         "update holds": observation.update,
     }
     for words, tensors in parts.items():
-        bad = {name: count for name, t in tensors.items() if (count := _count_not_finite(t))}
+        bad = {name: count for name, t in tensors.items() if (count := int((~torch.isfinite(t)).sum()))}
         if bad:
             total = sum(bad.values())
             values = "1 value that is NaN or infinite" if total == 1 else f"{total} values that are NaN or infinite"
@@ -196,10 +196,6 @@ def find_bad_numbers(observation: Observation) -> str:
         if long := next((name for name, t in tensors.items() if not torch.isfinite(t.square().sum())), ""):
             return f"round {observation.round}: the {words} values so large that their squares overflow, in {long}"
     return ""
-
-
-def _count_not_finite(tensor: Tensor) -> int:
-    return int(tensor.numel() - torch.isfinite(tensor).sum())
 
 
 def make_case_entry(recording: Recording, case: PlannedCase, *, whole: bool) -> dict[str, Any]:

@@ -46,16 +46,12 @@ def _rank_strength(summary: Summary) -> tuple[bool, bool, float, bool, float, bo
         not summary.has_failed,
         not _is_gone(summary),
         success.value,
-        _is_leak(summary),
+        summary.verdict is not None and summary.verdict.leaks,
         labels.value,
         summary.null is not None,
         success.low,
     )
     return *order, summary.psnr.value if summary.psnr else 0.0
-
-
-def _is_leak(summary: Summary) -> bool:
-    return summary.verdict is not None and summary.verdict.leaks
 
 
 def _is_gone(summary: Summary) -> bool:

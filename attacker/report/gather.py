@@ -6,8 +6,8 @@ A case is the observations that are attacked together: one round of a client, or
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,7 +160,7 @@ def _collect_attacks(
     attacks. hints: list to which problems are added.
     """
     rows: dict[str, list[ScoreRow]] = {}
-    for row in sorted(scores, key=_get_sort_key):
+    for row in sorted(scores, key=attrgetter("rounds", "client", "batch", "position")):
         rows.setdefault(row.source, []).append(row)
     pairs = _read_pairs(folder, manifest, rows)
     found = {
@@ -247,10 +247,6 @@ def _collect_unscored(
     result = collect_unscored(reconstructions / source, metadata, scored, manifest.data, null=null, most=MAX_PAIRS)
     hints += map(Hint, result.problems)
     return result
-
-
-def _get_sort_key(row: ScoreRow) -> tuple[Any, ...]:
-    return row.rounds, row.client, row.batch, row.position
 
 
 def _get_place(row: ScoreRow) -> PlaceKey:

@@ -83,7 +83,8 @@ def collect_unscored(
         if case["key"] in scored:
             continue
         if not path.is_file():
-            failures.update(_read_failure(folder / f"{case['key']}.failed.json"))
+            failure = folder / f"{case['key']}.failed.json"
+            failures.update([read_reason(failure)] if os.path.lexists(failure) else [])
             continue
         try:
             answer = _read(path, data)
@@ -96,11 +97,6 @@ def collect_unscored(
             beside = _read_null_examples(null, case, data)
             found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), most - len(found)))]
     return UnscoredResults(tuple(found), total, likely, tuple(failures.most_common()), tuple(problems))
-
-
-def _read_failure(path: Path) -> list[str]:
-    """Return [reason] from `path`, the file that replay writes if a case fails; [] if there is no such file."""
-    return [read_reason(path)] if os.path.lexists(path) else []
 
 
 def _read_null_examples(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:

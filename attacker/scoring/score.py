@@ -31,7 +31,7 @@ from attacker.scoring.states import REASON_UNMATCHED, CaseState
 from attacker.scoring.superseded_cases import find_superseded
 from attacker.scoring.threat import classify_threat, list_concessions
 from attacker.scoring.truth.bounds import CaseBounds
-from attacker.scoring.truth.originals import Original, list_claimed_rounds, list_uses, make_link_fields
+from attacker.scoring.truth.originals import list_claimed_rounds, list_uses, make_link_fields
 from attacker.scoring.truth.run_truth import NoTruth, RunTruth
 from fedsim.recording import DataSpec, Recording, find_recording
 from fedsim.recording.files import hold_lock, make_private, write_bytes
@@ -197,7 +197,12 @@ class Scorer:
         room = self.truth.count_places(observed, _read_epochs(metadata))
         counts = [room[example.index] for example in examples]
         places = [
-            {**self._make_place_fields(example, label), "bound_mse": bounds.get(example.index)}
+            {
+                **asdict(example),
+                "label_true": label,
+                "label_true_name": self._name_class(label),
+                "bound_mse": bounds.get(example.index),
+            }
             for example, label in zip(examples, labels.tolist(), strict=True)
         ]
         baselines: list[dict[str, Any]] = [{}] * len(examples)
@@ -250,9 +255,6 @@ class Scorer:
         common = make_missing_measures(state, reason, self.data.spec, self.tagger)
         measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
         return [{**common, "constant": {name: row[name] for name in FILLED if row[name] is not None}} for row in measured]
-
-    def _make_place_fields(self, example: Original, label: int) -> dict[str, Any]:
-        return {**asdict(example), "label_true": label, "label_true_name": self._name_class(label)}
 
     def _name_class(self, label: int) -> str:
         return self.data.class_names[label] if 0 <= label < len(self.data.class_names) else str(label)

@@ -50,7 +50,8 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
         is_marked = _read_mark(descriptor) == os.fstat(descriptor).st_ino
         if adopt and not is_marked:
             _check_tree(folder)
-            _remove_mark(descriptor)
+            with suppress(FileNotFoundError):
+                os.unlink(MARK_FILE, dir_fd=descriptor)
             _write_mark(descriptor)
         elif not os.listdir(descriptor):
             _write_mark(descriptor)
@@ -144,11 +145,6 @@ def _write_mark(folder: int) -> None:
         file.write(json.dumps({"inode": os.fstat(folder).st_ino}) + "\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _remove_mark(folder: int) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(MARK_FILE, dir_fd=folder)
 
 
 def _read_mark(folder: int) -> int | None:

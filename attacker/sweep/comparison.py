@@ -123,7 +123,10 @@ def compare_settings(
     groups: dict[tuple[TrainingKey, str, int], list[tuple[GridFederation, FederationResult | None]]] = {}
     for federation, result in results:
         groups.setdefault((federation.training, federation.defense, federation.strength), []).append((federation, result))
-    settings = _mark_front([_summarise(group) for group in groups.values()])
+    summaries = [_summarise(group) for group in groups.values()]
+    settings = [
+        replace(one, on_front=_is_ranked(one) and not any(_dominates(other, one) for other in summaries)) for one in summaries
+    ]
     comparisons = []
     for training in dict.fromkeys(one.training for one in settings):
         comparisons += _compare_with_winner([one for one in settings if one.training == training], grid.max_accuracy_loss)
@@ -186,10 +189,6 @@ def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, Federation
         errors=errors,
         cases=cases,
     )
-
-
-def _mark_front(settings: Sequence[SettingResult]) -> list[SettingResult]:
-    return [replace(one, on_front=_is_ranked(one) and not any(_dominates(other, one) for other in settings)) for one in settings]
 
 
 def _is_ranked(one: SettingResult) -> bool:

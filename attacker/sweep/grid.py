@@ -198,7 +198,9 @@ def _check_tuning(path: Path, grid: SweepGrid) -> None:
 def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]:
     strengths = [(UNDEFENDED, 0, dict[str, Any]())]
     for name, values in file.defenses.items():
-        strengths += [(name, place, _settings_of(value)) for place, value in enumerate(values, start=1)]
+        for place, value in enumerate(values, start=1):
+            changes = {"defense": value} if isinstance(value, str) else {str(key): setting for key, setting in value.items()}
+            strengths.append((name, place, changes))
     axes = {"training.batch_size": file.batch_sizes, "training.steps": file.local_steps, "rounds": file.rounds}
     given = {key: values for key, values in axes.items() if values is not None}
     for chosen in product(*given.values()):
@@ -215,10 +217,6 @@ def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]
                         tried = f"defenses.{name}, with {describe_settings(settings)}"
                     raise GridError(f"{path}: {tried}: {error}") from None
                 yield GridFederation(defense=name, strength=place, settings=settings, experiment=experiment)
-
-
-def _settings_of(strength: Strength) -> dict[str, Any]:
-    return {"defense": strength} if isinstance(strength, str) else {str(key): value for key, value in strength.items()}
 
 
 def _read_attack(path: Path, name: str, table: Mapping[str, Any]) -> GridAttack:

@@ -221,7 +221,9 @@ def identify_kind(folder: Path) -> str:
     inner = folder / RECORDING_FOLDER
     if _is_recording(folder):
         kind, own = "recording", RECORDING_ENTRIES
-    elif _is_file(folder / EXPERIMENT_FILE) or (_is_recording(inner) and not inner.is_symlink()):
+    elif ((file := folder / EXPERIMENT_FILE).is_file() and not file.is_symlink()) or (
+        _is_recording(inner) and not inner.is_symlink()
+    ):
         kind, own = "run", RUN_ENTRIES
     else:
         raise ValueError(
@@ -239,10 +241,6 @@ def _is_recording(folder: Path) -> bool:
         return b'"format_version"' in read_bytes(folder, MANIFEST_FILE, limit=MAX_BYTES)
     except DamagedFile:
         return False
-
-
-def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
 
 
 def _delete_run(folder: Path) -> None:

@@ -86,7 +86,7 @@ def _load(name: str, kind: str, part: str, root: str | None, normalise: bool, me
     from torchvision import datasets as published
 
     source: Callable[..., Any] = getattr(published, kind)
-    folder = fetch_once(name, root, part, lambda own: _download(source, own))
+    folder = fetch_once(name, root, part, lambda own: source(own, train=True, download=True))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # CIFAR's files use type names of numpy from 2009
@@ -97,10 +97,6 @@ def _load(name: str, kind: str, part: str, root: str | None, normalise: bool, me
         raise ValueError(f"{name}: {folder / part} is damaged ({reason}); delete it to download it again") from None
     spec = DataSpec(shape=train.values.shape[1:], num_classes=len(sides[0].classes), mean=tuple(mean), std=tuple(std))
     return Dataset(name=name, spec=spec, class_names=tuple(sides[0].classes), train=train, test=test)
-
-
-def _download(source: Callable[..., Any], folder: str) -> None:
-    source(folder, train=True, download=True)
 
 
 def _to_channels_first(images: Any) -> Array:

@@ -2,7 +2,7 @@
 
 import ipaddress
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -105,7 +105,8 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
         write_bytes(made.key, _to_pem(key))
         signed = _make_certificate(key, signer, authority, (*hosts, *DEFAULT_HOST_NAMES), until)
         write_bytes(made.certificate, signed.public_bytes(Encoding.PEM))
-    _write_once(made.secret, lambda: secrets.token_hex(32).encode())
+    if not made.secret.exists():
+        write_bytes(made.secret, secrets.token_hex(32).encode())
     return made
 
 
@@ -135,11 +136,6 @@ def make_client(key: Path, public: Path) -> None:
     if not isinstance(kept, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{key} is not an ECDSA key, the only kind that Flower accepts; move it away to create a new one")
     write_bytes(public, kept.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
-
-
-def _write_once(path: Path, content: Callable[[], bytes]) -> None:
-    if not path.exists():
-        write_bytes(path, content())
 
 
 def _to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

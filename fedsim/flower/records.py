@@ -83,6 +83,12 @@ def _make_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return buffer.getvalue()
 
 
+def add_update(start: Array, update: NDArray[Any]) -> Array:
+    """Return `start` plus `update`, in the dtype of `start`."""
+    before = read_array(start)
+    return pack(np.asarray(before + update.astype(before.dtype, copy=False)))
+
+
 def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Convert a dict of tensors to a Flower record with the same names. Raises TypeError for bfloat16, which NumPy lacks."""
     return ArrayRecord({name: pack(t.detach().cpu().numpy()) for name, t in tensors.items()})

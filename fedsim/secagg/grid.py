@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -100,11 +100,5 @@ def make_replies(requests: dict[int, Message], outcome: SecureRound) -> list[Mes
 def _make_plain_reply(message: Message, mean: dict[str, NDArray[np.floating]]) -> RecordDict:
     start = message.content[records.WEIGHTS_KEY]
     assert isinstance(start, ArrayRecord)
-    weights = ArrayRecord({name: _add_update(array, mean[name]) for name, array in start.items()})
+    weights = ArrayRecord({name: records.add_update(array, mean[name]) for name, array in start.items()})
     return RecordDict({records.WEIGHTS_KEY: weights, records.METRICS_KEY: MetricRecord({records.NUM_EXAMPLES_KEY: 1})})
-
-
-def _add_update(start: Array, update: NDArray[np.floating]) -> Array:
-    """Return `start` plus `update`, in the dtype of `start`."""
-    before = records.read_array(start)
-    return records.pack(np.asarray(before + update.astype(before.dtype)))

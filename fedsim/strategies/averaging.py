@@ -35,7 +35,7 @@ class Averaging(Wrapper):
         for message in messages:
             sent = message.content[records.WEIGHTS_KEY]
             assert isinstance(sent, ArrayRecord)
-            message.content[records.WEIGHTS_KEY] = _join_buffers(sent, buffers)
+            message.content[records.WEIGHTS_KEY] = ArrayRecord({**sent, **buffers}) if buffers else sent
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -75,7 +75,3 @@ def average(shares: Iterable[tuple[float, Tensor]], kind: torch.dtype) -> Tensor
     total = sum(share for share, _ in pairs)
     mean = torch.stack([tensor.double() * (share / total) for share, tensor in pairs]).sum(dim=0)
     return (mean if kind.is_floating_point else mean.round()).to(kind)
-
-
-def _join_buffers(weights: ArrayRecord, buffers: ArrayRecord) -> ArrayRecord:
-    return ArrayRecord({**weights, **buffers}) if buffers else weights

@@ -127,7 +127,11 @@ class CentralPrivacy(Wrapper):
         if aggregated is None or missing <= 0 or not wrapped.noise_multiplier:
             return aggregated
         std = wrapped.noise_multiplier * math.sqrt(missing) / answered
-        return ArrayRecord({key: Array(_add_noise(array.numpy(), std)) for key, array in aggregated.items()})
+        noisy = {}
+        for key, array in aggregated.items():
+            values = array.numpy()
+            noisy[key] = Array(np.asarray(values + np.random.normal(0, std, values.shape).astype(values.dtype)))
+        return ArrayRecord(noisy)
 
 
 def _lengthen(arrays: Any, start: ArrayRecord) -> None:
@@ -151,10 +155,6 @@ def _lengthen(arrays: Any, start: ArrayRecord) -> None:
 def _compute_length(update: Iterable[Any]) -> float:
     """Return the L2 norm of an update as Flower computes it; it may be 0 for tiny values, whose squares are rounded to 0."""
     return math.sqrt(sum(np.linalg.norm(np.ravel(values)) ** 2 for values in update))
-
-
-def _add_noise(values: Any, std: float) -> Any:
-    return np.asarray(values + np.random.normal(0, std, values.shape).astype(values.dtype))
 
 
 def _check(noise_multiplier: float, clipping_norm: float) -> None:

@@ -95,7 +95,7 @@ class ReplyReader:
         update = codec.decode(payload.tensors, self._read_start() if payload.codec == "weights" else self._read_shapes())
         self._check(update, buffers)
         plain = {  # in the order of the weights sent, because Flower's clipping pairs tensors by position
-            name: records.pack(buffers[name].numpy()) if name in buffers else _add_update(sent, update[name])
+            name: records.pack(buffers[name].numpy()) if name in buffers else records.add_update(sent, update[name].numpy())
             for name, sent in self.start.items()
         }
         if self.foreign:
@@ -204,12 +204,6 @@ def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) 
     for name in [name for name, other in content.items() if isinstance(other, type(record))]:
         del content[name]
     content[key] = record
-
-
-def _add_update(start: Array, update: Tensor) -> Array:
-    """Return `start` plus `update`, in the dtype of `start`."""
-    before = records.read_array(start)
-    return records.pack(np.asarray(before + update.numpy().astype(before.dtype, copy=False)))
 
 
 def _join_metrics(found: Iterable[MetricRecord]) -> dict[str, float]:

@@ -13,18 +13,18 @@ from torch import Generator
 
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Effort, Memory, Progress, RoutePlan, estimate_effort, find_unmet
-from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, WalkSettings
 from attacker.attacks.closed_form.routes import CHANGED_INPUTS, EVALUATIONS, ROUTES, explain_refusal
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE, RoutedCase, Routing
-from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form, judge_prior
+from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.discrete_inputs import is_differentiable
-from attacker.attacks.nulls import blind_cases
+from attacker.attacks.nulls import blind_cases, build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction, list_slots
@@ -142,7 +142,7 @@ class ClosedForm:
         self, cases: Sequence[Case], rng: Generator, progress: Progress | None, memory: Memory | None
     ) -> list[Reconstruction]:
         if self.fallback is None:
-            return [_build_grey(case, rng, self.name) for case in cases]
+            return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
         null = replace(self.fallback.null(), device=self.device)
         return [replace(one, attack=self.name) for one in null(cases, rng=rng, progress=progress, memory=memory)]
 
@@ -303,25 +303,3 @@ def _describe_distance(missed: float) -> tuple[str, ...]:
     if missed <= EXACT_DISTANCE:
         return ()
     return (f"the gradient of this answer differs from the observed one by {missed:.2g} of the latter's norm",)
-
-
-def _build_grey(case: Case, rng: Generator, attack: str) -> Reconstruction:
-    """Return images of constant value 0.5 with random labels: the answer of a null without a fallback search.
-
-    A null is the attack without the gradient.
-    """
-    count, data = case.observations[0].num_examples or 0, case.observations[0].data
-    x = torch.full((count, *data.shape), 0.5)
-    y = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
-    judged = judge_prior(count, data)
-    return build_reconstruction(
-        case,
-        x,
-        y,
-        attack=attack,
-        rng=rng,
-        route="prior alone",
-        loss=torch.ones(1),
-        confidence=judged.confidence,
-        explained=judged.explained,
-    )

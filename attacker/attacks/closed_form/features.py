@@ -5,7 +5,7 @@ finds only the mean of their features. Each example is then the maximum a poster
 smoothness prior, computed by Gauss-Newton. The gradients of earlier layers are not used.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 
 import torch
@@ -149,16 +149,15 @@ def _read_head_features(observed: StackedObservations, i: int, rng: Generator) -
 
 def _build_features(observed: StackedObservations, i: int) -> Features:
     state = {**{name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}, **observed.get_weights(i)}
-    by_type = {dtype: _convert(state, dtype) for dtype in (torch.float32, torch.float64)}
+    by_type = {
+        dtype: {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
+        for dtype in (torch.float32, torch.float64)
+    }
 
     def compute_features(x: Tensor) -> Tensor:
         return compute_head_inputs(observed.model, observed.data, by_type[x.dtype], observed.data.normalise(x[None]))[0][0]
 
     return compute_features
-
-
-def _convert(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
 
 
 def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:

@@ -7,7 +7,7 @@ see `get_criterion` for others.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Generator, Tensor
+from torch import Generator
 
 from attacker.attacks.base import Effort, Memory, Progress, estimate_effort
 from attacker.attacks.cases import Case
@@ -31,11 +31,7 @@ def get_criterion(name: str) -> Judge:
         return lambda found, i, observed: observed.measure_misfit(i, found.x.to(observed.device), found.y.to(observed.device))
     if name not in CRITERIA:
         raise ValueError(f"unknown criterion {name!r}. Known: {', '.join([*CRITERIA, 'gradient'])}")
-    return lambda found, i, observed: _average(CRITERIA[name](found.x))
-
-
-def _average(value: Tensor) -> float:
-    return float(value.mean().nan_to_num(nan=float("inf")))
+    return lambda found, i, observed: float(CRITERIA[name](found.x).mean().nan_to_num(nan=float("inf")))
 
 
 @dataclass(kw_only=True)

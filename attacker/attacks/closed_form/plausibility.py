@@ -5,6 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
+from attacker.attacks.confidence.evidence import measure_outside
+
 Criterion = Callable[[Tensor], Tensor]
 
 
@@ -21,11 +23,6 @@ def total_variation(x: Tensor) -> Tensor:
     """Return, for each image (N, C, H, W), the mean absolute difference of vertical plus that of horizontal neighbours."""
     down, across = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
     return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
-
-
-def measure_outside(x: Tensor) -> Tensor:
-    """Return, for each example, the mean squared distance of its values to [0, 1], the range of valid data."""
-    return (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
 
 
 CRITERIA: dict[str, Criterion] = {"roughness": measure_roughness, "total_variation": total_variation, "outside": measure_outside}

@@ -9,11 +9,11 @@ import torch
 from torch import Generator
 
 from attacker.attacks.arguments import FilePath
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
-from attacker.attacks.confidence import judge_prior
+from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction
 from attacker.attacks.learned.inversion_network import InversionTraining, train_inversion
-from attacker.attacks.membership.pool import Pool, read_pool
+from attacker.attacks.membership.pool import read_pool
 from attacker.attacks.membership.values import group_by_model
+from attacker.attacks.nulls import build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.observation import Observation
@@ -56,7 +56,8 @@ class LearningToInvert:
             raise ValueError(f"{self.name} trains on public images: name an archive with them, --set images=FILE.npz")
         pool = read_pool(Path(self.images), cases[0].observations[0].data, most=MAX_PUBLIC_IMAGES)
         if not self.sees_gradient:
-            return [self._build_mean_image(case, pool, rng) for case in cases]
+            # of all images, the mean has the least mean squared error to the public ones
+            return [build_prior_answer(case, attack=self.name, rng=rng, image=pool.x.mean(dim=0)) for case in cases]
         for case in cases:
             _refuse_unsuitable(case.observations[0])
         owners = {case.observations[0].key: case for case in cases}
@@ -80,20 +81,6 @@ class LearningToInvert:
                     )
                 )  # fmt: skip
         return found
-
-    def _build_mean_image(self, case: Case, pool: Pool, rng: Generator) -> Reconstruction:
-        """Return the answer of the null (the attack without the update): copies of the mean public image, with random labels.
-
-        The mean image has the least mean squared error to the public images.
-        """
-        data, count = case.observations[0].data, case.observations[0].num_examples or 1
-        labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
-        x = pool.x.mean(dim=0).expand(count, *data.shape).clone()
-        judged = judge_prior(count, data)
-        return build_reconstruction(
-            case, x, labels, attack=self.name, rng=rng, route="prior alone", confidence=judged.confidence,
-            explained=judged.explained,
-        )  # fmt: skip
 
 
 def _refuse_unsuitable(observation: Observation) -> None:

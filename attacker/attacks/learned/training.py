@@ -79,7 +79,10 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.facts.seed)
             self.network, self.critic = build_network(self.facts).to(self.device), PatchCritic().to(self.device)
-        self.optimiser, self.critics_optimiser = (self._make_adam(module) for module in (self.network, self.critic))
+        self.optimiser, self.critics_optimiser = (
+            torch.optim.Adam(module.parameters(), lr=self.training.learning_rate, betas=ADAM_BETAS)
+            for module in (self.network, self.critic)
+        )
         self.done = 0
 
     def run(self, progress: TrainingProgress | None = None) -> nn.Module:
@@ -148,9 +151,6 @@ class Trainer:
         self.critics_optimiser.zero_grad()
         torch.autograd.backward(loss)
         self.critics_optimiser.step()
-
-    def _make_adam(self, module: nn.Module) -> torch.optim.Adam:
-        return torch.optim.Adam(module.parameters(), lr=self.training.learning_rate, betas=ADAM_BETAS)
 
     @property
     def _identity(self) -> str:

@@ -19,12 +19,9 @@ def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
     key = repr((spec, data))
     if key not in _FOUND or spec.name not in BUILT_IN:
         layout = models.build_layout(spec, data)
-        _FOUND[key] = has_real_inputs(layout, data) and not (_has_embedding(layout) and _reads_tokens(spec, data))
+        embeds = any(isinstance(module, EMBEDDINGS) for module in layout.modules())
+        _FOUND[key] = has_real_inputs(layout, data) and not (embeds and _reads_tokens(spec, data))
     return _FOUND[key]
-
-
-def _has_embedding(model: nn.Module) -> bool:
-    return any(isinstance(module, EMBEDDINGS) for module in model.modules())
 
 
 def _reads_tokens(spec: ModelSpec, data: DataSpec) -> bool:

@@ -60,7 +60,8 @@ def build_facts(observation: Observation, model: nn.Module) -> TrainingContext:
     weight decay and without a defense of the update.
     """
     training, count = observation.training, observation.num_examples or observation.training.batch_size
-    sizes = training.count_step_examples(count) or _split_evenly(count, training.steps or 1)
+    steps = training.steps or 1
+    sizes = training.count_step_examples(count) or (max(1, round(count / steps)),) * steps
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
     return TrainingContext(
         model, [LocalStep(*step) for step in zip(sizes, compute_shares(training, len(sizes)), strict=True)], exact
@@ -80,10 +81,6 @@ def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
         return (count,), training.steps or len(training.count_step_examples(each) or (each,))
     sizes = training.count_step_examples(count) or (count,)
     return sizes, training.steps or len(sizes)
-
-
-def _split_evenly(count: int, steps: int) -> tuple[int, ...]:
-    return (max(1, round(count / steps)),) * steps
 
 
 def build_channel(observation: Observation, model: nn.Module) -> Channel:

@@ -4,7 +4,7 @@ The leak is the share of examples that an attack recovered or, without scores, t
 pure.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from attacker.service.index.attack_folders import ShownState, Source, find_null
@@ -59,7 +59,7 @@ def make_grid(
         null = beside[worst.source] if worst else None
         return _make_cell(row, found, worst, guessed[null.name].get(place) if null else None)
 
-    cells = [make_cell(row) for row in _iterate_rows(rows)]
+    cells = [make_cell(row) for number in sorted(rows) for row in rows[number]]
     clients = sorted({cell["client"] for cell in cells}, key=lambda name: (name == SUM_CLIENT, name))
     return Grid(clients=clients, rounds=sorted(rows), cells=cells)
 
@@ -91,10 +91,6 @@ def _compute_leak(source: Source, number: int, keys: Sequence[str], scores: Mapp
         psnr=average_psnr(rows),
         confidence=_average_confidence(source, keys),
     )
-
-
-def _iterate_rows(rows: Mapping[int, Sequence[IndexRow]]) -> Iterator[IndexRow]:
-    return (row for number in sorted(rows) for row in rows[number])
 
 
 def _collect_verdicts(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> dict[tuple[int, str], CellVerdict]:

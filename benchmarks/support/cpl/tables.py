@@ -30,11 +30,9 @@ from support.cpl.cases import (
 )
 from support.single_cases import LocalClient
 from support.splits import Images
-from torch import Tensor
 
 from attacker.attacks import GradientMatching, cpl, dlg, exact, inverting_gradients, presets
 from attacker.attacks.closed_form.attack import ClosedForm
-from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import is_recovered
 from defenses.papers import cpl_noise, cpl_prune
 
@@ -76,13 +74,12 @@ def _count_iterations(originals: Originals, start: str, options: Options) -> dic
     found = {}
     for name, attack in make_search_and_router(cpl, init=start, steps=choose_max_iterations(options)).items():
         answers, _ = run_attack(attack, originals.cases, options)
-        pairs = zip(answers, originals.x, strict=True)
-        found[name] = [count_iterations(answer) for answer, x in pairs if _is_right(answer, x)]
+        found[name] = [
+            count_iterations(answer)
+            for answer, x in zip(answers, originals.x, strict=True)
+            if bool(is_recovered(match_examples(answer, x)[0], x).all())
+        ]
     return found
-
-
-def _is_right(answer: Reconstruction, x: Tensor) -> bool:
-    return bool(is_recovered(match_examples(answer, x)[0], x).all())
 
 
 def measure_base(options: Options) -> TableAndSummary:

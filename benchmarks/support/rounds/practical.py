@@ -204,7 +204,8 @@ def attack_federation(options: Options, setting: Setting) -> Iterator[ResultRow]
     """Record a federation, and yield a row for each number of rounds, with the shares of examples that are named."""
     federation, defense = record(options, setting), setting.defense
     chosen = federation.cases[: SPARSE_CLIENTS if defense.startswith(("top_k", "dgc")) else None]
-    read = range(1, setting.rounds + 1) if _keeps_values(defense) else [one for one in READ_ROUNDS if one <= setting.rounds]
+    has_feedback = defense.startswith("dgc") or "error_feedback" in defense
+    read = range(1, setting.rounds + 1) if has_feedback else [one for one in READ_ROUNDS if one <= setting.rounds]
     cases = [replace(case, observations=tuple(o for o in case.observations if o.round in read)) for case in chosen]
     parts = [
         federation.own[0],
@@ -244,10 +245,6 @@ def attack_federation(options: Options, setting: Setting) -> Iterator[ResultRow]
             "cpu_seconds": clock.seconds,
             "part": federation.others.part,
         }
-
-
-def _keeps_values(defense: str) -> bool:
-    return defense.startswith("dgc") or "error_feedback" in defense
 
 
 def combine_rounds(cases: Sequence[Case], fitted: Mapping[str, Coefficients], first: int, last: int) -> list[Tensor]:

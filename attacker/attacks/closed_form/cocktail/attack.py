@@ -26,10 +26,10 @@ from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern
 from attacker.attacks.closed_form.observations import StackedObservations, observe
-from attacker.attacks.confidence.estimates import CERTIFIED_MISFIT, judge_closed_form, judge_prior
+from attacker.attacks.confidence.estimates import CERTIFIED_MISFIT, judge_closed_form
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import find_input_layer
-from attacker.attacks.nulls import blind_cases
+from attacker.attacks.nulls import blind_cases, build_prior_answer
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.observation import DataSpec
 
@@ -89,7 +89,7 @@ class CocktailParty:
     ) -> list[Reconstruction]:
         found = []
         for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
-            found.append(self._attack(case, rng) if self.sees_gradient else self._build_grey(case, rng))
+            found.append(self._attack(case, rng) if self.sees_gradient else build_prior_answer(case, attack=self.name, rng=rng))
             if progress is not None:
                 progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
         return found
@@ -198,16 +198,6 @@ class CocktailParty:
             iterations=self.steps * self.restarts if self.criterion == "published" else 0,
             seconds=seconds,
         )
-
-    def _build_grey(self, case: Case, rng: Generator) -> Reconstruction:
-        data, count = case.observations[0].data, case.observations[0].num_examples or 0
-        labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
-        judged = judge_prior(count, data)
-        x = torch.full((count, *data.shape), 0.5)
-        return build_reconstruction(
-            case, x, labels, attack=self.name, rng=rng, route="prior alone", confidence=judged.confidence,
-            explained=judged.explained, loss=torch.ones(1),
-        )  # fmt: skip
 
 
 def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor:

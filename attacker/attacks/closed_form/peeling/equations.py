@@ -48,7 +48,7 @@ class EquationSides:
 
     def squared_norm(self) -> Tensor:
         """Return the sum of squares over all equations of each problem, (N,)."""
-        return self.top.squared_norm() + sum(_sum_squares(rows) for rows in self.below)
+        return self.top.squared_norm() + sum(rows.flatten(1).square().sum(dim=1) for rows in self.below)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,9 +319,3 @@ def _map_to_products(layer: Layer, outputs: Tensor) -> Tensor:
 def _apply_transposed_weight(layer: Layer, weight: Tensor, k: Tensor) -> Tensor:
     """Return W^T k for k (N, C_out, places), in the shape of the layer's input before its pooling, (N, *inputs)."""
     return apply_transposed_maps(layer.before, fold(layer, weight.mT @ k), layer.inputs)
-
-
-def _sum_squares(x: Tensor) -> Tensor:
-    """Return the sum of the squares of each x[i], (N,)."""
-    total: Tensor = x.flatten(1).square().sum(dim=1)
-    return total

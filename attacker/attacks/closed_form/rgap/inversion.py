@@ -8,7 +8,6 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.heads import has_rank_above_one
 from attacker.attacks.closed_form.observations import StackedObservations
-from attacker.attacks.closed_form.plausibility import measure_outside
 from attacker.attacks.closed_form.rgap.walk import (
     DEFAULT_WALK,
     Point,
@@ -18,6 +17,7 @@ from attacker.attacks.closed_form.rgap.walk import (
     solve_layer,
     solve_layers,
 )
+from attacker.attacks.confidence.evidence import measure_outside
 from attacker.attacks.networks.chain import Chain
 from defenses.base import Tensors
 

@@ -256,7 +256,7 @@ def _solve_system(
     size = max(1, _get_memory_limit(system.k.device) // estimate_bytes(layer))
     found = [
         _solve_part(system.select(rows), target.select(rows), unknowns, walk, None if start is None else start[rows])
-        for rows in _split_range(len(system.k), size)
+        for rows in (slice(i, i + size) for i in range(0, len(system.k), size))
     ]
     return torch.cat([one.x for one in found]), torch.cat([one.residual for one in found])
 
@@ -275,10 +275,6 @@ def _solve_part(
 
 def _restrict_inverse(condition: Tensor, inverse: Inverse) -> Inverse:
     return inverse if bool(condition.all()) else lambda x: torch.where(condition, inverse(x), x)
-
-
-def _split_range(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def _count_spare_equations(system: LayerSystem, unknowns: int) -> Tensor:

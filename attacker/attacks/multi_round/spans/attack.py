@@ -17,7 +17,6 @@ from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.known_labels import AssignedLabels, assign_labels
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
-from attacker.attacks.confidence import judge_prior
 from attacker.attacks.multi_round.spans.anonymous import group_updates
 from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
 from attacker.attacks.multi_round.spans.doubts import review
@@ -38,6 +37,7 @@ from attacker.attacks.needs import Need
 from attacker.attacks.networks.chain import Chain, read_chain
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer, is_input_random
 from attacker.attacks.networks.traced import NotAChain
+from attacker.attacks.nulls import build_prior_answer
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
@@ -85,7 +85,7 @@ class Spans:
         Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
         """
         if not self.sees_gradient:
-            return [build_grey(case, self.name, rng) for case in cases]
+            return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]
 
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
@@ -349,27 +349,6 @@ def _describe_groups(groups: Sequence[Sequence[int]]) -> str:
     several = [len(group) for group in groups if len(group) > 1]
     size = f"{several[-1]} to {several[0]} updates each" if several else "none of several updates"
     return f"{sum(map(len, groups))} updates without names form {len(groups)} groups by shared examples, {len(several)} of {size}"
-
-
-def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:
-    """Return the answer of the null, the attack without the update: examples of the value 0.5 with random labels.
-
-    There is one per reported example of each round, at least one in all.
-    """
-    data = case.observations[0].data
-    count = sum(observation.num_examples or 0 for observation in case.observations) or 1
-    labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
-    judged = judge_prior(count, data)
-    return build_reconstruction(
-        case,
-        torch.full((count, *data.shape), 0.5),
-        labels,
-        attack=attack,
-        rng=rng,
-        route="prior alone",
-        confidence=judged.confidence,
-        explained=judged.explained,
-    )
 
 
 def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: int) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.multi_round.solved_sums import attack_solved_sums
 from attacker.attacks.multi_round.spans.attack import (
     CERTAIN,
-    build_grey,
     compute_spaces,
     find_chain,
     find_limits,
@@ -46,6 +45,7 @@ from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import InputLayer
+from attacker.attacks.nulls import build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -89,7 +89,7 @@ class CohortSpans:
         Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
         """
         if not self.sees_gradient:
-            return [build_grey(case, self.name, rng) for case in cases]
+            return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
         for case in cases:
             if refusal := explain_refusal(self, case):
                 raise ValueError(f"{self.name} cannot attack {case.key}: {refusal}")

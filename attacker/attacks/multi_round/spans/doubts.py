@@ -81,11 +81,7 @@ def find_stored(found: RecoveredExamples, data: DataSpec) -> Tensor:
     """
     if not data.is_image:
         return torch.zeros(len(found.vectors), dtype=torch.bool)
-    return is_eight_bit(convert_to_examples(found.vectors, data)) & _is_precise(found)
-
-
-def _is_precise(found: RecoveredExamples) -> Tensor:
-    return found.error <= MAX_CERTAIN_ERROR
+    return is_eight_bit(convert_to_examples(found.vectors, data)) & (found.error <= MAX_CERTAIN_ERROR)
 
 
 def shows_example(space: RowSpace, forward: Tensor, vector: Tensor) -> bool | None:

@@ -5,7 +5,8 @@ import pytest
 import torch
 from scipy.ndimage import correlate
 
-from attacker.attacks.closed_form.plausibility import CRITERIA, measure_outside, measure_roughness, total_variation
+from attacker.attacks.closed_form.plausibility import CRITERIA, measure_roughness, total_variation
+from attacker.attacks.confidence.evidence import measure_outside
 
 
 def test_roughness_is_the_distance_to_the_mean_of_the_neighbours_that_exist() -> None:
