@@ -99,6 +99,12 @@ class StackedObservations:
         scaling = self._chain_and_scaling[1]
         return self.data.denormalise(inputs) if scaling is None else scaling.undo(inputs)
 
+    def get_input_range(self) -> tuple[Tensor, Tensor]:
+        """Return the lowest and the highest inputs of the first layer of `chain` for examples in [0, 1], each (*shape)."""
+        ends = (torch.full(self.data.shape, value, dtype=self.dtype, device=self.device) for value in (0.0, 1.0))
+        low, high = (self.scale_inputs(end) for end in ends)
+        return torch.minimum(low, high), torch.maximum(low, high)
+
     @property
     def shows_other_losses(self) -> bool:
         """Whether any loss gives the same gradient up to a factor: one example, one step, two classes, and no known defense.

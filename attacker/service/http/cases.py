@@ -92,7 +92,7 @@ async def cases(
 
 
 @router.get("/{source}/{case}", response_model=CaseDetails)
-async def one_case(request: Request, service: Service, id: Name, source: Name, case: Name) -> Response:
+async def case_details(request: Request, service: Service, id: Name, source: Name, case: Name) -> Response:
     """Return one case: its loss curve, and its examples, beside the originals if the service has the truth."""
     run = service.catalogue.get_run(id)
 

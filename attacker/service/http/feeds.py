@@ -43,7 +43,7 @@ async def _stream_all(service: ServiceComponents, first: Event | None, feed: Asy
 
 
 @router.get("/jobs/{id}/events", response_class=StreamingResponse, responses=STREAM_RESPONSES)
-async def of_job(service: Service, id: Name) -> StreamingResponse:
+async def job_events(service: Service, id: Name) -> StreamingResponse:
     """Stream a `job` event now and at each change, and a `preview` event for each new preview, until the job has ended."""
     feed = service.feed.listen(wanted=lambda event: event.kind == "job" and event.key == id, beat=PREVIEW_POLL_SECONDS)
     await anext(feed)

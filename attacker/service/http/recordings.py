@@ -114,7 +114,7 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
 
 
 @router.get("/{id}/headline", response_model=Headline)
-async def verdict_first(request: Request, service: Service, id: Name) -> Response:
+async def headline(request: Request, service: Service, id: Name) -> Response:
     """Return the verdict on a recording as a sentence, how much of it was attacked, and the examples that leaked most."""
 
     def make(run: CatalogueRun) -> Headline:
@@ -154,7 +154,7 @@ def _find_worst(
 
 
 @router.get("/{id}/grid", response_model=Grid)
-async def of_clients_and_rounds(request: Request, service: Service, id: Name, attack: SourceQuery = None) -> Response:
+async def grid(request: Request, service: Service, id: Name, attack: SourceQuery = None) -> Response:
     """Return a table of clients by rounds.
 
     `leak`, from 0 to 1, is the share of examples that an attack recovered from the observation, or, without scores, the attack's
@@ -174,7 +174,7 @@ async def of_clients_and_rounds(request: Request, service: Service, id: Name, at
 
 
 @router.get("/{id}/leakage", response_model=Leakage)
-async def over_rounds(request: Request, service: Service, id: Name) -> Response:
+async def leakage(request: Request, service: Service, id: Name) -> Response:
     """Return the results of each attack and null in each round."""
 
     def make(run: CatalogueRun) -> Leakage:

@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks import Case, cohort_spans
 from attacker.attacks.multi_round.spans.cohort_attack import list_groups, list_owners, measure_isolation
+from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import rank_candidates
 from fedsim.recording import Observation, Training
 
@@ -28,6 +29,14 @@ OUR_ROUNDING = 3.0 / ((2**31 - 1) // (4 * 8)) / 8
 """Step of `secure_aggregation = true` for cohorts of 4 clients of 8 examples: [-3, 3] is scaled to the largest range whose sum,
 weighted by the numbers of examples, fits into 32 bits."""
 SRATTA_COLUMNS = ("sratta_exact", "sratta_wrong", "sratta_grouped", "sratta_grouped_rightly", "sratta_seconds")
+NO_ANSWER: ResultRow = {
+    **dict.fromkeys(("exact", "exact_with_owner", "wrong_owner", "recovered", "recovered_with_owner"), 0.0),
+    "recovered_wrong_owner": 0.0,
+    "grouped": 0.0,
+    "grouped_rightly": None,
+    **dict.fromkeys(("candidates", "certain", "certain_and_wrong"), 0),
+}
+"""Columns of a row on the answer of the attack, if it has none."""
 FLOWER_ROUNDING = 2 * 8.0 / 2**22 * 1000 / 8
 """Step of Flower's SecAgg+ workflow with its defaults: [-8, 8] is divided into 2^22 steps after multiplication by the number of
 examples, 8, over max_weight, 1000."""
@@ -135,31 +144,12 @@ def make_cohort_row(options: Options, setting: CohortSetting) -> ResultRow:
     }
     case = record(options, setting, images, holdings)
     isolated = _count_isolated(case, holdings, options)
-    exact = owned = wrong_owner = found = grouped = recovered = recovered_owned = misnamed = 0
-    pairs, certain = (0, 0), (0, 0)
     with measure_cpu() as clock:
         try:
             (answer,) = replace(cohort_spans(), device=options.device)([case], rng=Generator().manual_seed(options.seed))
         except ValueError:
             answer = None
-    if answer is not None:
-        found, owners = len(answer.x), list_owners(answer)
-        names = [name for name, own in holdings.items() for _ in range(len(own))]
-        grouped = sum(number > 0 for number in list_groups(answer))
-        best = measure_best(answer.x, torch.cat([own.x for own in holdings.values()]))
-        hit = best > EXACT_DB
-        exact = int(hit.any(dim=0).sum())
-        right = torch.tensor([[bool(owner) and owner == name for name in names] for owner in owners])
-        other = torch.tensor([[bool(owner) and owner != name for name in names] for owner in owners])
-        owned, wrong_owner = int((hit & right).any(dim=0).sum()), int((hit & other & ~(hit & right).any(dim=0)).any(dim=0).sum())
-        near = best > SUCCESS_DB
-        near[rank_candidates(answer.confidence, answer.explained)[len(images) :]] = False
-        recovered, recovered_owned = int(near.any(dim=0).sum()), int((near & right).any(dim=0).sum())
-        misnamed = int(((near & other).any(dim=0) & ~(near & right).any(dim=0)).sum())
-        certain = count_false(answer, torch.cat([own.x for own in holdings.values()]), EXACT_DB)
-        pairs = _count_grouped_pairs(list_groups(answer), hit, names)
-    total = len(images)
-    (grey,) = cohort_spans().null()([case], rng=Generator().manual_seed(options.seed))
+    (null,) = cohort_spans().null()([case], rng=Generator().manual_seed(options.seed))
     return {
         "federation": setting.what,
         "clients": setting.clients,
@@ -170,21 +160,46 @@ def make_cohort_row(options: Options, setting: CohortSetting) -> ResultRow:
         "batch": setting.batch,
         "width": setting.hidden,
         "isolated": isolated / setting.clients,
-        "exact": exact / total,
-        "exact_with_owner": owned / total,
-        "wrong_owner": wrong_owner / total,
-        "recovered": recovered / total,
-        "recovered_with_owner": recovered_owned / total,
-        "recovered_wrong_owner": misnamed / total,
-        "grouped": grouped / total,
-        "grouped_rightly": pairs[0] / pairs[1] if pairs[1] else None,
-        "candidates": found,
-        "certain": certain[1],
-        "certain_and_wrong": certain[0],
-        "null": count_exact(grey, torch.cat([own.x for own in holdings.values()])) / total,
+        **(NO_ANSWER if answer is None else _measure_answer(answer, holdings)),
+        "null": count_exact(null, torch.cat([own.x for own in holdings.values()])) / len(images),
         "cpu_seconds": clock.seconds,
         **(_attack_by_sratta(case, holdings) if setting.sratta else dict.fromkeys(SRATTA_COLUMNS)),
         "part": images.part,
+    }
+
+
+def _measure_answer(answer: Reconstruction, holdings: Mapping[str, Images]) -> ResultRow:
+    """Return the columns `NO_ANSWER` of a row, for the answer of the attack. holdings: images of each client."""
+    x, names = torch.cat([own.x for own in holdings.values()]), [name for name, own in holdings.items() for _ in range(len(own))]
+    owners, groups = list_owners(answer), list_groups(answer)
+    best = measure_best(answer.x, x)
+    exact, near = best > EXACT_DB, best > SUCCESS_DB
+    near[rank_candidates(answer.confidence, answer.explained)[len(x) :]] = False
+    right = torch.tensor([[bool(owner) and owner == name for name in names] for owner in owners])
+    wrong = torch.tensor([[bool(owner) and owner != name for name in names] for owner in owners])
+    same_client, pairs = _count_grouped_pairs(groups, exact, names)
+    certain_and_wrong, certain = count_false(answer, x, EXACT_DB)
+
+    def measure_share(matches: Tensor) -> float:
+        """Return the share of the examples that some answer matches, given a mask (answers, examples)."""
+        return float(matches.any(dim=0).double().mean())
+
+    def measure_misnamed(matches: Tensor) -> float:
+        """Return the share of the examples whose matches name only other clients."""
+        return float(((matches & wrong).any(dim=0) & ~(matches & right).any(dim=0)).double().mean())
+
+    return {
+        "exact": measure_share(exact),
+        "exact_with_owner": measure_share(exact & right),
+        "wrong_owner": measure_misnamed(exact),
+        "recovered": measure_share(near),
+        "recovered_with_owner": measure_share(near & right),
+        "recovered_wrong_owner": measure_misnamed(near),
+        "grouped": sum(number > 0 for number in groups) / len(x),
+        "grouped_rightly": same_client / pairs if pairs else None,
+        "candidates": len(answer.x),
+        "certain": certain,
+        "certain_and_wrong": certain_and_wrong,
     }
 
 

@@ -1,9 +1,9 @@
 """Table of the attack `spans`, which compares one client's updates of the first linear layer over two or three epochs."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
@@ -82,7 +82,7 @@ def make_span_rows(options: Options) -> Iterator[ResultRow]:
         yield row
 
 
-def make_span_row(options: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
+def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
     """Return one row of the table: how much `spans` finds in the federation of `setting`.
 
     `overlap_exact` is a share of all pairs of two rounds of the same client, counted over all clients: those for which the attack
@@ -91,8 +91,7 @@ def make_span_row(options: Options, setting: SpanSetting, part: Any = "report") 
     by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
     `recovered` is the share of all images to which one of a client's N best answers with relu=True has a PSNR above `SUCCESS_DB`,
     where N is the client's number of images.
-    part: part of the data set from which images are drawn: "tuning", "validation" or "report". Rows of tables are always of the
-    report part. Raises ValueError for the table "adult" without its file in --data.
+    Raises ValueError for the table "adult" without its file in --data.
     """
     count = setting.clients * setting.examples
     if setting.data in ("adult", "breast_cancer"):
@@ -101,32 +100,12 @@ def make_span_row(options: Options, setting: SpanSetting, part: Any = "report") 
             raise ValueError(f"--data must name a folder with adult/adult.csv.gz, got {options.data}")
         images = table
     else:
-        images = load_images(options, setting.data, count, part=part)
+        images = load_images(options, setting.data, count)
     network = _make_network(images, setting, options.seed)
-    pairs = right = exact = with_relu = recovered = wrong = certain = false = null = answers = 0
-    spent = [0.0, 0.0]
+    totals: Counter[str] = Counter()
     for number in range(setting.clients):
         own = images.of(range(number * setting.examples, (number + 1) * setting.examples))
-        case, used = record_epochs(
-            network, own, setting.batch, setting.epochs, f"c{number}", seed=options.seed + number, defense=setting.defense
-        )
-        with measure_cpu() as clock:
-            checked = _count_right_pairs(case, used, options)
-        spent[0] += clock.seconds
-        pairs, right = pairs + checked[0], right + checked[1]
-        alone = run_spans(case, options, relu=False)
-        with measure_cpu() as clock:
-            whole = run_spans(case, options, relu=True)
-        spent[1] += clock.seconds
-        exact += count_exact(alone, own.x)
-        with_relu += count_exact(whole, own.x)
-        recovered += count_exact(None if whole is None else keep_first(whole, len(own)), own.x, SUCCESS_DB)
-        answers += 0 if whole is None else len(whole.x)
-        false_here, certain_here = count_false(whole, own.x)
-        false, certain = false + false_here, certain + certain_here
-        wrong += count_wrong(whole, own.x)
-        grey = spans().null()([case], rng=Generator().manual_seed(options.seed))[0]
-        null += count_exact(grey, own.x)
+        totals.update(_attack_client(network, own, setting, options, number))
     total = len(images)
     b, n = setting.batch, setting.examples
     return {
@@ -138,19 +117,40 @@ def make_span_row(options: Options, setting: SpanSetting, part: Any = "report") 
         "network": setting.state,
         "defense": setting.defense or "none",
         "accuracy": network.measure_accuracy(images),
-        "pairs": pairs,
-        "overlap_exact": right / pairs,
+        "pairs": totals["pairs"],
+        "overlap_exact": totals["right_pairs"] / totals["pairs"],
         "expected_two_epochs": (1 - (b - 1) / (n - 1)) ** (b - 1),
-        "intersections": exact / total,
-        "with_relu": with_relu / total,
-        "recovered": recovered / total,
-        "null": null / total,
-        "certain": certain,
-        "answers": answers,
-        "certain_and_wrong": false,
-        "below_60_db": wrong,
-        "cpu_seconds": spent[1],
+        **{column: totals[column] / total for column in ("intersections", "with_relu", "recovered", "null")},
+        **{column: totals[column] for column in ("certain", "answers", "certain_and_wrong", "below_60_db", "cpu_seconds")},
         "part": images.part,
+    }
+
+
+def _attack_client(
+    network: RecordedNetwork, images: Images, setting: SpanSetting, options: Options, number: int
+) -> dict[str, float]:
+    """Simulate and attack the client with this number, which holds `images`; return what is added up for the row."""
+    case, used = record_epochs(
+        network, images, setting.batch, setting.epochs, f"c{number}", seed=options.seed + number, defense=setting.defense
+    )
+    pairs, right_pairs = _count_right_pairs(case, used, options)
+    alone = run_spans(case, options, relu=False)
+    with measure_cpu() as clock:
+        whole = run_spans(case, options, relu=True)
+    certain_and_wrong, certain = count_false(whole, images.x)
+    (null,) = spans().null()([case], rng=Generator().manual_seed(options.seed))
+    return {
+        "pairs": pairs,
+        "right_pairs": right_pairs,
+        "intersections": count_exact(alone, images.x),
+        "with_relu": count_exact(whole, images.x),
+        "recovered": count_exact(None if whole is None else keep_first(whole, len(images)), images.x, SUCCESS_DB),
+        "null": count_exact(null, images.x),
+        "certain": certain,
+        "answers": 0 if whole is None else len(whole.x),
+        "certain_and_wrong": certain_and_wrong,
+        "below_60_db": count_wrong(whole, images.x),
+        "cpu_seconds": clock.seconds,
     }
 
 
