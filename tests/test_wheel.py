@@ -79,7 +79,7 @@ def run(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def outside(site: Path) -> dict[str, str]:
+def make_environment(site: Path) -> dict[str, str]:
     """Return the environment of a process that imports the installed packages before those of the repository."""
     return {**os.environ, "PYTHONPATH": str(site)}
 
@@ -98,13 +98,13 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path
 
 def test_the_packages_work_from_another_folder(site: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error::SyntaxWarning", "-c", CHECKS, str(site)]
-    done = subprocess.run(command, cwd=tmp_path, env=outside(site), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=make_environment(site), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["fedsim", "attacker"])
 def test_the_installed_commands_print_their_help(site: Path, tmp_path: Path, name: str) -> None:
     command = [sys.executable, str(site / "bin" / name), "--help"]
-    done = subprocess.run(command, cwd=tmp_path, env=outside(site), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=make_environment(site), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "--code" in done.stdout

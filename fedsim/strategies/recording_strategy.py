@@ -87,7 +87,7 @@ class RecordingStrategy(Wrapper):
         by_node = key_by_client(replies, self._sent)
         self.pseudonyms |= {node: name for node, message in by_node.items() if (name := read_pseudonym(message)) is not None}
         packed = {node for node, message in by_node.items() if message.has_content() and is_packed(message.content)}
-        named = make_distinct(sorted((self.pseudonyms.get(node, str(node)), node) for node in {*by_node, *self._asked}))
+        named = make_distinct(sorted((self._name_client(node), node) for node in {*by_node, *self._asked}))
         received = {
             node: self._write(server_round, client, self._read(node, by_node.get(node))) for node, client in named.items()
         }
@@ -165,6 +165,9 @@ class RecordingStrategy(Wrapper):
         if reply.status in ("complete", "masked") and len(self._kept) < self._wanted.at_most:
             self._kept.add(reply.client)
         return reply.client in self._kept
+
+    def _name_client(self, node: int) -> str:
+        return self.pseudonyms.get(node, str(node))
 
 
 def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:

@@ -18,7 +18,7 @@ from attacker.scoring.verdict import judge_attack
 CASES = 16
 
 
-def scored(level: float, spread: float = 0.5, *, null: float = 8.0, seed: int = 0, cases: int = CASES) -> ExampleScores:
+def make_scores(level: float, spread: float = 0.5, *, null: float = 8.0, seed: int = 0, cases: int = CASES) -> ExampleScores:
     """Return scores of an attack with PSNR values around one level, and of its null around another."""
     rng = np.random.default_rng(seed)
     names = [str(i) for i in range(cases)]
@@ -28,7 +28,7 @@ def scored(level: float, spread: float = 0.5, *, null: float = 8.0, seed: int = 
 
 
 def change(level: float, spread: float = 0.5, **others: Any) -> Change:
-    return compare(scored(30.0, seed=1, **others), scored(level, spread, seed=2, **others))
+    return compare(make_scores(30.0, seed=1, **others), make_scores(level, spread, seed=2, **others))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_small_mean_change_within_a_wide_interval_is_not_flat() -> None:
 
 
 def test_examples_of_one_case_count_once() -> None:
-    none, defended = scored(30.0, seed=1), scored(28.0, 6.0, seed=2)
+    none, defended = make_scores(30.0, seed=1), make_scores(28.0, 6.0, seed=2)
     tied = {name: "one" if int(name) < CASES // 2 else f"case-{name}" for name in defended.case}
     found = compare(none, replace(defended, case=tied))
     differences = [defended.psnr[name] - none.psnr[name] for name in tied]
@@ -83,9 +83,9 @@ def test_examples_of_one_case_count_once() -> None:
 
 
 def test_examples_attacked_on_one_side_only_are_refused() -> None:
-    other = scored(30.0)
+    other = make_scores(30.0)
     with pytest.raises(ValueError, match="15 were attacked"):
-        compare(other, scored(30.0, cases=CASES - 1))
+        compare(other, make_scores(30.0, cases=CASES - 1))
 
 
 def test_entries_declare_every_pair_and_have_their_settings() -> None:

@@ -33,7 +33,7 @@ ATTACKS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
 PHOTOS = {"name": "photos", "size": 32}
 
 
-def cases(run: Path) -> list[Case]:
+def read_cases(run: Path) -> list[Case]:
     recording = Recording(run / "recording")
     return [Case((recording.read_observation(row),)) for row in recording.read_rows()]
 
@@ -50,7 +50,7 @@ def test_an_attack_gives_the_same_result_on_the_gpu_as_on_the_cpu(
     tmp_path: Path, name: str, model: str, arguments: Mapping[str, Any], null: bool
 ) -> None:
     """Only rounding in float32 differs: the start is drawn on the CPU, and the iterations are few."""
-    given = cases(federate(tmp_path / "run", model=model, data=PHOTOS))
+    given = read_cases(federate(tmp_path / "run", model=model, data=PHOTOS))
     spec = AttackSpec(name=name, arguments=arguments, null=null)
     there, here = (answers(spec, given, device) for device in ("cuda", "cpu"))
     assert (there - here).abs().median() < 0.02
@@ -78,7 +78,7 @@ def test_memory_is_planned_by_what_is_free() -> None:
 def test_a_chunk_takes_no_more_than_is_planned_for_it(tmp_path: Path, model: str, limit: float) -> None:
     """The peak memory of a chunk (observations attacked together) is below `limit` times the estimate, which omits workspaces."""
     run = federate(tmp_path / "run", model=model, data=PHOTOS, clients=8)
-    given = cases(run)
+    given = read_cases(run)
     planned = len(given) * CaseFootprint(Recording(run / "recording").manifest, "cuda").estimate_bytes((1,))
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
@@ -92,7 +92,7 @@ def test_a_chunk_that_does_not_fit_in_gpu_memory_is_still_attacked(tmp_path: Pat
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2})
-    answers(spec, cases(run), "cuda")
+    answers(spec, read_cases(run), "cuda")
     peak = torch.cuda.max_memory_allocated() - base
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
@@ -140,7 +140,7 @@ def test_a_replay_interrupted_on_the_gpu_is_finished_with_the_same_result(tmp_pa
 def test_bfloat16_gives_finite_results_near_those_of_float32(tmp_path: Path) -> None:
     if get_fast_dtype("cuda") is None:
         pytest.skip("this GPU has no bfloat16 of its own")
-    given = cases(federate(tmp_path / "run", model="resnet20_4", data=PHOTOS))
+    given = read_cases(federate(tmp_path / "run", model="resnet20_4", data=PHOTOS))
     exact, coarse = (
         answers(AttackSpec(name="agic", arguments={"steps": 10, "coarse": share}), given, "cuda") for share in (0.0, 0.8)
     )

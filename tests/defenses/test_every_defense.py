@@ -121,7 +121,7 @@ def test_only_the_listed_defenses_have_no_limit() -> None:
     }
 
 
-def standard_errors(name: str) -> Tensor:
+def measure_standard_errors(name: str) -> Tensor:
     """Return the distance of the mean of many messages from the update in standard errors, for coordinates that vary."""
     given = {"z.weight": torch.randn(3, 4, generator=seeded(5), dtype=torch.float64)}
     defense, stream = DefenseSpec.parse(EXAMPLES[name]).build(), seeded(6)
@@ -136,7 +136,7 @@ def standard_errors(name: str) -> Tensor:
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_the_mean_of_many_messages_is_the_update_exactly_where_that_is_declared(name: str) -> None:
-    assert (standard_errors(name).max().item() < 4) == KINDS[name].unbiased
+    assert (measure_standard_errors(name).max().item() < 4) == KINDS[name].unbiased
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,7 +22,7 @@ COMPRESSORS = [
 ]
 
 
-def updates(rounds: int) -> list[dict[str, Tensor]]:
+def draw_updates(rounds: int) -> list[dict[str, Tensor]]:
     drawn = seeded(1)
     return [
         {"w": torch.randn(5, 4, generator=drawn, dtype=torch.float64), "b": torch.randn((), generator=drawn, dtype=torch.float64)}
@@ -36,7 +36,7 @@ def total(each: list[Update]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("spec", COMPRESSORS)
 def test_messages_and_residual_sum_to_all_updates(spec: str) -> None:
-    defense, given, stream = DefenseSpec.parse(spec).build(), updates(30), seeded(2)
+    defense, given, stream = DefenseSpec.parse(spec).build(), draw_updates(30), seeded(2)
     state, sent = defense.init(given[0]), []
     for u in given:
         out, state = defense.apply(u, state, stream)
@@ -107,7 +107,7 @@ def test_feedback_keeps_the_state_of_the_compressor() -> None:
 
 @pytest.mark.parametrize("lossless", [lambda: stateless(lambda u, r: dict(u)), lambda: top_k(1)])
 def test_a_lossless_compressor_leaves_no_residual(lossless: Callable[[], Defense]) -> None:
-    defense, given = add_feedback(lossless()), updates(3)
+    defense, given = add_feedback(lossless()), draw_updates(3)
     state = defense.init(given[0])
     for u in given:
         out, state = defense.apply(u, state, seeded())

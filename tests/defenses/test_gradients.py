@@ -36,12 +36,12 @@ def classifier(seed: int = 0, norm: bool = False) -> tuple[GradientProblem, dict
     return problem, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def examples(count: int = 6, seed: int = 1) -> tuple[Tensor, Tensor]:
+def draw_examples(count: int = 6, seed: int = 1) -> tuple[Tensor, Tensor]:
     rng = Generator().manual_seed(seed)
     return torch.rand(count, 4, generator=rng), torch.randint(3, (count,), generator=rng)
 
 
-def computed(
+def compute_gradient(
     rule: GradientRule, problem: GradientProblem, weights: dict[str, Tensor], x: Tensor, y: Tensor, seed: int = 0
 ) -> dict[str, Tensor]:
     current = {name: w.clone().requires_grad_() for name, w in weights.items()}
@@ -58,17 +58,17 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor], **tolerance: Any) -> bool:
 
 def test_dp_sgd_clips_each_example_as_a_whole() -> None:
     """The gradients are (3, 4 | 1) with norm sqrt(26), and -(0.3, 0.4 | 1) with norm sqrt(1.25)."""
-    found = computed(dp_sgd(max_norm=1.0, noise=0.0), linear(), LINEAR, X, Y)
+    found = compute_gradient(dp_sgd(max_norm=1.0, noise=0.0), linear(), LINEAR, X, Y)
     long, short = 26**-0.5, -(1.25**-0.5)
     assert torch.allclose(found["weight"], torch.tensor([[3 * long + 0.3 * short, 4 * long + 0.4 * short]]) / 2)
     assert torch.allclose(found["bias"], torch.tensor([long + short]) / 2)
-    longer = computed(dp_sgd(max_norm=2.0, noise=0.0), linear(), LINEAR, X, Y)  # the second is below this bound
+    longer = compute_gradient(dp_sgd(max_norm=2.0, noise=0.0), linear(), LINEAR, X, Y)  # the second is below this bound
     assert torch.allclose(longer["weight"], torch.tensor([[6 * long - 0.3, 8 * long - 0.4]]) / 2)
 
 
 def test_fed_cdp_clips_each_tensor_of_each_example() -> None:
     """(3, 4) with norm 5 becomes (1.2, 1.6), while (0.3, 0.4) and both biases are unchanged."""
-    found = computed(fed_cdp(max_norm=2.0, noise=0.0), linear(), LINEAR, X, Y)
+    found = compute_gradient(fed_cdp(max_norm=2.0, noise=0.0), linear(), LINEAR, X, Y)
     assert torch.allclose(found["weight"], torch.tensor([[(1.2 - 0.3) / 2, (1.6 - 0.4) / 2]]))
     assert torch.allclose(found["bias"], torch.tensor([0.0]))
 
@@ -76,32 +76,32 @@ def test_fed_cdp_clips_each_tensor_of_each_example() -> None:
 @pytest.mark.parametrize("spec", ["dp_sgd(1e6, noise=0)", "fed_cdp(1e6, noise=0)", "soteria(0)"])
 def test_in_its_limit_a_rule_gives_the_plain_gradient(spec: str) -> None:
     problem, weights = classifier()
-    x, y = examples()
+    x, y = draw_examples()
     rule = GradientSpec.parse(spec).build()
-    assert close(computed(rule, problem, weights, x, y), computed(plain(), problem, weights, x, y), atol=1e-7)
+    assert close(compute_gradient(rule, problem, weights, x, y), compute_gradient(plain(), problem, weights, x, y), atol=1e-7)
 
 
 @pytest.mark.parametrize("spec", ["dp_sgd(0.1, noise=0)", "fed_cdp(0.05, noise=0)"])
 def test_clipping_equals_a_loop_over_the_examples(spec: str) -> None:
     problem, weights = classifier()
-    x, y = examples()
+    x, y = draw_examples()
     total = {name: torch.zeros_like(w) for name, w in weights.items()}
     for one in range(len(x)):
-        own = computed(plain(), problem, weights, x[one : one + 1], y[one : one + 1])
+        own = compute_gradient(plain(), problem, weights, x[one : one + 1], y[one : one + 1])
         norm = math.sqrt(sum(float(g.square().sum()) for g in own.values()))
         for name, g in own.items():
             length, bound = (norm, 0.1) if spec.startswith("dp_sgd") else (float(g.norm()), 0.05)
             total[name] += g * min(1, bound / length) / len(x)
-    assert close(computed(GradientSpec.parse(spec).build(), problem, weights, x, y), total, atol=1e-7)
-    assert not close(computed(plain(), problem, weights, x, y), total, rtol=0.1)
+    assert close(compute_gradient(GradientSpec.parse(spec).build(), problem, weights, x, y), total, atol=1e-7)
+    assert not close(compute_gradient(plain(), problem, weights, x, y), total, rtol=0.1)
 
 
 def test_per_example_gradients_in_parts_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, weights = classifier()
-    x, y = examples(7)
-    whole = computed(dp_sgd(0.1, noise=0), problem, weights, x, y)
+    x, y = draw_examples(7)
+    whole = compute_gradient(dp_sgd(0.1, noise=0), problem, weights, x, y)
     monkeypatch.setattr("defenses.clipped_mean.PER_EXAMPLE_BYTES", 4 * 43 * 3)  # three examples at once
-    assert close(computed(dp_sgd(0.1, noise=0), problem, weights, x, y), whole, atol=1e-8)
+    assert close(compute_gradient(dp_sgd(0.1, noise=0), problem, weights, x, y), whole, atol=1e-8)
 
 
 class _Twice(nn.Module):
@@ -133,7 +133,7 @@ def test_large_linear_layers_need_no_gradient_of_each_example(
         model = kind()
         problem = problem._replace(model=model, forward=lambda weights, x: functional_call(model, dict(weights), (x,)))
         weights = {name: p.detach() for name, p in model.named_parameters()}
-    x, y = examples(7)
+    x, y = draw_examples(7)
     x[0] = 0.0
     rule = GradientSpec.parse(spec).build()
 
@@ -147,16 +147,16 @@ def test_large_linear_layers_need_no_gradient_of_each_example(
     fast, (_, factored) = grad_and_value(total, has_aux=True)(x)
     assert close(factored, plainly, atol=1e-7)
     assert torch.allclose(fast, slope, atol=1e-6)
-    assert close(computed(rule, problem, weights, x, y), plainly, atol=1e-7)
+    assert close(compute_gradient(rule, problem, weights, x, y), plainly, atol=1e-7)
 
 
 @pytest.mark.parametrize("spec", ["dp_sgd(0.2, noise=1.5)", "fed_cdp(0.2, noise=1.5)"])
 def test_the_noise_has_the_deviation_of_the_sum_divided_by_the_batch_size(spec: str) -> None:
     problem, weights = classifier()
-    x, y = examples(6)
+    x, y = draw_examples(6)
     rule, silent = GradientSpec.parse(spec).build(), GradientSpec.parse(spec.replace("1.5", "0")).build()
-    still = computed(silent, problem, weights, x, y)
-    drawn = [computed(rule, problem, weights, x, y, seed=s) for s in range(300)]
+    still = compute_gradient(silent, problem, weights, x, y)
+    drawn = [compute_gradient(rule, problem, weights, x, y, seed=s) for s in range(300)]
     noise = torch.stack([torch.cat([(g[name] - still[name]).flatten() for name in g]) for g in drawn])
     assert noise.shape == (300, 43)
     std, count = 1.5 * 0.2 / 6, noise.numel()
@@ -172,10 +172,10 @@ def test_the_noise_has_the_deviation_of_the_sum_divided_by_the_batch_size(spec: 
 @pytest.mark.parametrize("scope", ["tensor", "gradient"])
 def test_the_noise_has_the_asked_ratio_to_the_signal(scope: str) -> None:
     problem, weights = classifier()
-    x, y = examples(6)
-    still = computed(fed_cdp(0.2, noise=0), problem, weights, x, y)
+    x, y = draw_examples(6)
+    still = compute_gradient(fed_cdp(0.2, noise=0), problem, weights, x, y)
     rule = fed_cdp(0.2, snr_db=10, snr_scope=scope)
-    drawn = [computed(rule, problem, weights, x, y, seed=s) for s in range(400)]
+    drawn = [compute_gradient(rule, problem, weights, x, y, seed=s) for s in range(400)]
     whole = sum(float(g.square().sum()) for g in still.values()) / 43
     for name, g in still.items():
         noise = torch.stack([d[name] - g for d in drawn]).square().mean()
@@ -185,14 +185,14 @@ def test_the_noise_has_the_asked_ratio_to_the_signal(scope: str) -> None:
 
 def test_the_same_generator_gives_the_same_noise_and_another_other_noise() -> None:
     problem, weights = classifier()
-    batch, rule = examples(), dp_sgd(1.0, noise=1.0)
-    one, same, other = (computed(rule, problem, weights, *batch, seed=s) for s in (1, 1, 2))
+    batch, rule = draw_examples(), dp_sgd(1.0, noise=1.0)
+    one, same, other = (compute_gradient(rule, problem, weights, *batch, seed=s) for s in (1, 1, 2))
     assert all(torch.equal(one[name], same[name]) and not torch.equal(one[name], other[name]) for name in one)
 
 
 def test_noise_is_fresh_in_every_step() -> None:
     problem, weights = classifier()
-    x, y = examples()
+    x, y = draw_examples()
     rng = Generator().manual_seed(0)
     current = {name: w.clone().requires_grad_() for name, w in weights.items()}
     one, two = (dp_sgd().gradient(problem, current, x, y, rng)[0] for _ in range(2))
@@ -202,7 +202,7 @@ def test_noise_is_fresh_in_every_step() -> None:
 @pytest.mark.parametrize("spec", ["plain", "dp_sgd(0.05, noise=3)", "fed_cdp(0.05, snr_db=-3)", "soteria"])
 def test_the_reported_loss_is_the_mean_and_arguments_are_unchanged(spec: str) -> None:
     problem, weights = classifier()
-    x, y = examples()
+    x, y = draw_examples()
     before = {name: w.clone() for name, w in weights.items()}
     current = {name: w.requires_grad_() for name, w in weights.items()}
     _, loss = GradientSpec.parse(spec).build().gradient(problem, current, x, y, Generator().manual_seed(0))
@@ -215,10 +215,13 @@ def test_the_reported_loss_is_the_mean_and_arguments_are_unchanged(spec: str) ->
 def test_what_an_attacker_expects_is_the_clients_gradient_and_maps_over_problems(spec: str) -> None:
     problem, weights = classifier()
     rule = GradientSpec.parse(spec).build()
-    xs, ys = torch.stack([examples(seed=s)[0] for s in (1, 2, 3)]), torch.stack([examples(seed=s)[1] for s in (1, 2, 3)])
+    xs, ys = (
+        torch.stack([draw_examples(seed=s)[0] for s in (1, 2, 3)]),
+        torch.stack([draw_examples(seed=s)[1] for s in (1, 2, 3)]),
+    )
     together = vmap(lambda x, y: rule.expected(problem, weights, x, y), randomness="different")(xs, ys)
     for i in range(3):
-        assert close({n: g[i] for n, g in together.items()}, computed(rule, problem, weights, xs[i], ys[i]), atol=1e-7)
+        assert close({n: g[i] for n, g in together.items()}, compute_gradient(rule, problem, weights, xs[i], ys[i]), atol=1e-7)
     soft = nn.functional.one_hot(ys[0], 3).float()
     assert close(rule.expected(problem, weights, xs[0], soft), {n: g[0] for n, g in together.items()}, atol=1e-7)
 
@@ -229,7 +232,7 @@ def test_the_expected_gradient_can_be_differentiated_by_the_inputs(spec: str) ->
     problem, weights = classifier()
     problem = GradientProblem(problem.model.double(), problem.forward, problem.criterion)
     weights = {name: w.double() for name, w in weights.items()}
-    x, y = examples(3)
+    x, y = draw_examples(3)
     rule = GradientSpec.parse(spec).build()
 
     def distance(x: Tensor) -> Tensor:
@@ -240,12 +243,12 @@ def test_the_expected_gradient_can_be_differentiated_by_the_inputs(spec: str) ->
 
 def test_batch_norm_is_refused_in_training_mode_and_not_in_eval_mode() -> None:
     problem, weights = classifier(norm=True)
-    batch = examples()
-    computed(dp_sgd(), problem, weights, *batch)
+    batch = draw_examples()
+    compute_gradient(dp_sgd(), problem, weights, *batch)
     problem.model.train()
     with pytest.raises(ValueError, match=r"as 1 does: set training\.mode to 'eval'"):
-        computed(dp_sgd(), problem, weights, *batch)
-    computed(plain(), problem, weights, *batch)
+        compute_gradient(dp_sgd(), problem, weights, *batch)
+    compute_gradient(plain(), problem, weights, *batch)
 
 
 def facts(*steps: tuple[int, float]) -> TrainingContext:

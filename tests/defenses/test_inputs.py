@@ -17,7 +17,7 @@ def batch(count: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.rand(count, 2, 3, 3, generator=rng), to_one_hot(torch.arange(count) % K, K)
 
 
-def mixed(mixing: BatchTransform, seed: int = 0, pool: Tensor | None = None, count: int = 6) -> tuple[Tensor, Tensor]:
+def mix_batch(mixing: BatchTransform, seed: int = 0, pool: Tensor | None = None, count: int = 6) -> tuple[Tensor, Tensor]:
     return mixing.mix(*batch(count), Generator().manual_seed(seed), pool)
 
 
@@ -76,7 +76,7 @@ def test_mixup_does_not_change_a_batch_of_one() -> None:
     assert torch.allclose(my, y)
 
 
-def unmirrored(mx: Tensor, expected: Tensor) -> Tensor:
+def undo_inversion(mx: Tensor, expected: Tensor) -> Tensor:
     """Undo the inversion of pixels where the inverted value is nearer to the expected one."""
     return torch.where((mx - expected).abs() < (1 - mx - expected).abs(), mx, 1 - mx)
 
@@ -87,7 +87,7 @@ def test_instahide_mirrors_half_of_the_pixels_of_a_mixture_within_its_bounds() -
     for seed in range(200):
         mx, my = instahide(3).mix(x, y, Generator().manual_seed(seed), None)
         expected = (my @ x.flatten(1)).reshape(x.shape)
-        found = unmirrored(mx, expected)
+        found = undo_inversion(mx, expected)
         assert torch.allclose(found, expected, atol=1e-5)
         mirrored.append((mx - expected).abs() > 1e-4)
         shares.append(my)
@@ -125,15 +125,15 @@ def test_public_images_carry_no_label_and_come_from_the_pool() -> None:
         assert private.min() >= 0.3
         assert private.max() < 1
         expected = (1 - private)[:, None, None, None].expand(mx.shape)  # private images are black and public ones white
-        assert torch.allclose(unmirrored(mx, expected), expected, atol=1e-6)
+        assert torch.allclose(undo_inversion(mx, expected), expected, atol=1e-6)
         assert int((my > 0).sum(dim=1).max()) <= 2
 
 
 def test_public_images_are_required_if_they_are_named_and_refused_otherwise() -> None:
     with pytest.raises(ValueError, match="pool must be the public images with public='p', got None"):
-        mixed(instahide(4, public="p"))
+        mix_batch(instahide(4, public="p"))
     with pytest.raises(ValueError, match="pool must be None with public='', got public images"):
-        mixed(instahide(4), pool=POOL)
+        mix_batch(instahide(4), pool=POOL)
 
 
 def test_each_mixing_states_the_smallest_batch() -> None:

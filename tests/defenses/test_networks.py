@@ -23,7 +23,7 @@ def mlp(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-def guarded(beta: float = 0.5, bottleneck: int = 2, seed: int = 0) -> nn.Module:
+def build_guarded(beta: float = 0.5, bottleneck: int = 2, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return precode(mlp(), bottleneck=bottleneck, beta=beta)
@@ -46,7 +46,7 @@ def _restored_generator() -> Any:
 
 
 def test_the_penalty_is_the_divergence_from_the_standard_normal_in_bits() -> None:
-    model, features = guarded(beta=0.25).eval(), torch.tanh(mlp()[0](X))
+    model, features = build_guarded(beta=0.25).eval(), torch.tanh(mlp()[0](X))
     model(X)
     block = block_of(model)
     mean, raw = block.encoder(features).chunk(2, dim=-1)
@@ -57,7 +57,7 @@ def test_the_penalty_is_the_divergence_from_the_standard_normal_in_bits() -> Non
 
 
 def test_the_bottleneck_decodes_a_draw_around_the_mean_in_training_and_the_mean_in_evaluation() -> None:
-    model = guarded()
+    model = build_guarded()
     block, features = block_of(model), torch.tanh(mlp()[0](X))
     mean, raw = block.encoder(features).chunk(2, dim=-1)
     assert torch.allclose(model.eval()(X), model[2].head(block.decoder(mean)))
@@ -73,7 +73,7 @@ def test_the_bottleneck_decodes_a_draw_around_the_mean_in_training_and_the_mean_
 
 
 def test_a_penalty_can_be_taken_once_and_only_from_a_bottleneck() -> None:
-    model = guarded()
+    model = build_guarded()
     assert take_penalty(model) is None
     model(X)
     assert take_penalty(model) is not None
@@ -87,7 +87,7 @@ def test_a_penalty_can_be_taken_once_and_only_from_a_bottleneck() -> None:
 
 
 def test_the_penalty_has_gradients_only_up_to_the_encoder() -> None:
-    model = guarded()
+    model = build_guarded()
     weights = dict(model.named_parameters())
 
     def penalty(weights: dict[str, Tensor]) -> Tensor:
@@ -101,7 +101,7 @@ def test_the_penalty_has_gradients_only_up_to_the_encoder() -> None:
 
 
 def test_extreme_values_give_finite_penalties_and_gradients() -> None:
-    model = guarded()
+    model = build_guarded()
     with torch.no_grad():
         block_of(model).encoder.bias[:] = torch.tensor([0.0, 0.0, -200.0, 200.0])
     weights = dict(model.named_parameters())

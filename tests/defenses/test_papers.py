@@ -10,13 +10,13 @@ from torch import Tensor
 from defenses import DefenseSpec, Update
 
 
-def once(spec: str, given: Update, seed: int = 0) -> Update:
+def apply_once(spec: str, given: Update, seed: int = 0) -> Update:
     defense = DefenseSpec.parse(spec).build()
     return defense.apply(given, defense.init(given), seeded(seed))[0]
 
 
 def send(spec: str, values: Tensor, seed: int = 0) -> Tensor:
-    return once(spec, {"w": values}, seed)["w"]
+    return apply_once(spec, {"w": values}, seed)["w"]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_another_name_of_noise_is_refused(name: str) -> None:
 def test_cpls_pruning_is_per_cent_over_all_tensors() -> None:
     given = {"a": torch.arange(1.0, 31.0), "b": -torch.arange(31.0, 101.0)}
     for percent in (0, 1, 29, 70, 99):
-        sent = once(f"cpl_prune({percent})", given)
+        sent = apply_once(f"cpl_prune({percent})", given)
         assert sum(int((t == 0).sum()) for t in sent.values()) == percent
-    assert torch.equal(once("cpl_prune(50)", given)["b"], once("prune(0.5)", given)["b"])
+    assert torch.equal(apply_once("cpl_prune(50)", given)["b"], apply_once("prune(0.5)", given)["b"])
 
 
 def test_signsgd_takes_a_step_of_the_learning_rate_against_the_sign_of_the_gradient() -> None:

@@ -16,7 +16,7 @@ from defenses import Defense, DefenseSpec, channels, qsgd, sign, uniform
 DRAWS = 10_000
 
 
-def once(defense: Defense, values: Tensor, seed: int = 0) -> Tensor:
+def apply_once(defense: Defense, values: Tensor, seed: int = 0) -> Tensor:
     return defense.apply({"w": values}, defense.init({"w": values}), seeded(seed))[0]["w"]
 
 
@@ -31,8 +31,8 @@ def patterns(values: Tensor) -> int:
 
 def test_signs_of_a_hand_example_zeros_of_either_sign_count_as_positive() -> None:
     values = torch.tensor([2.0, -3.0, 0.0, -0.0, 1e-30, -1e-30])
-    assert once(sign(), values).tolist() == [1, -1, 1, 1, 1, -1]
-    assert once(sign("mean"), torch.tensor([2.0, -3.0, 0.0, -0.0])).tolist() == [1.25, -1.25, 1.25, 1.25]
+    assert apply_once(sign(), values).tolist() == [1, -1, 1, 1, 1, -1]
+    assert apply_once(sign("mean"), torch.tensor([2.0, -3.0, 0.0, -0.0])).tolist() == [1.25, -1.25, 1.25, 1.25]
 
 
 def test_the_mean_magnitude_is_each_tensors_own() -> None:
@@ -44,7 +44,7 @@ def test_the_mean_magnitude_is_each_tensors_own() -> None:
 def test_scaled_signs_contract() -> None:
     """||u - C(u)||^2 = ||u||^2 - ||u||_1^2 / n, the condition for error feedback (Karimireddy et al., lemma 8)."""
     u = torch.randn(500, generator=seeded(1), dtype=torch.float64)
-    left = (u - once(sign("mean"), u)).square().sum()
+    left = (u - apply_once(sign("mean"), u)).square().sum()
     assert left.item() == pytest.approx((u.square().sum() - u.abs().sum() ** 2 / 500).item())
 
 
@@ -74,7 +74,7 @@ def test_qsgd_is_unbiased_in_every_coordinate(levels: int, norm: str, dtype: tor
 def test_what_qsgd_sends_is_next_to_the_update_and_on_the_grid(norm: str, kappa: float) -> None:
     u = torch.randn(1000, generator=seeded(1), dtype=torch.float64)
     size = kappa * (u.norm() if norm == "l2" else u.abs().max()).item()
-    sent = once(qsgd(4, norm=norm, kappa=kappa), u)  # type: ignore[arg-type]
+    sent = apply_once(qsgd(4, norm=norm, kappa=kappa), u)  # type: ignore[arg-type]
     steps = sent / (size / 4)
     assert torch.allclose(steps, steps.round(), atol=1e-9)
     assert steps.abs().max() <= 4 + 1e-9
@@ -108,7 +108,7 @@ def test_the_expected_number_of_non_zeros_is_bounded_as_in_the_paper() -> None:
     """For n values and s levels it is at most s (s + sqrt(n)) (Alistarh et al., theorem 3.2)."""
     u = torch.randn(10_000, generator=seeded(1))
     for s in (1, 3, 10):
-        assert (once(qsgd(s), u) != 0).sum() <= s * (s + 100)
+        assert (apply_once(qsgd(s), u) != 0).sum() <= s * (s + 100)
 
 
 # --- uniform ---
@@ -117,8 +117,8 @@ def test_the_expected_number_of_non_zeros_is_bounded_as_in_the_paper() -> None:
 def test_the_uniform_quantiser_is_its_formula() -> None:
     """q = M / s * sign(u) * round(s |u| / M), with ties to even; 3 bits mean s = 3."""
     u = torch.tensor([1.0, -0.9, 0.5, -0.49, 0.17, -0.16, 0.0], dtype=torch.float64)
-    assert once(uniform(3), u).tolist() == pytest.approx([1, -1, 2 / 3, -1 / 3, 1 / 3, 0, 0])
-    assert once(uniform(2), torch.tensor([2.0, 1.1, -1.0, 0.9])).tolist() == [2, 2, 0, 0]
+    assert apply_once(uniform(3), u).tolist() == pytest.approx([1, -1, 2 / 3, -1 / 3, 1 / 3, 0, 0])
+    assert apply_once(uniform(2), torch.tensor([2.0, 1.1, -1.0, 0.9])).tolist() == [2, 2, 0, 0]
 
 
 @settings(deadline=None, max_examples=150)
@@ -128,18 +128,18 @@ def test_the_uniform_quantiser_is_its_formula() -> None:
 )
 def test_the_uniform_quantiser_is_nearest_and_of_few_values(values: np.ndarray, bits: int) -> None:
     u = torch.from_numpy(values)
-    sent = once(uniform(bits), u)
+    sent = apply_once(uniform(bits), u)
     levels, largest = 2 ** (bits - 1) - 1, u.abs().max().item()
     assert ((sent.double() - u.double()).abs() <= largest / levels / 2 * (1 + 1e-5) + 1e-30).all()
     assert patterns(sent) <= 2 * levels + 1 <= 2**bits
     assert sent.abs().max().item() == largest
-    assert torch.equal(once(uniform(bits), sent), sent) or largest < 1e-30  # idempotent
+    assert torch.equal(apply_once(uniform(bits), sent), sent) or largest < 1e-30  # idempotent
 
 
 def test_stochastic_rounding_is_qsgd_with_the_largest_magnitude() -> None:
     u = torch.randn(50, generator=seeded(1))
-    assert torch.equal(once(uniform(4, stochastic=True), u, 5), once(qsgd(7, norm="linf"), u, 5))
-    assert not torch.equal(once(uniform(4, stochastic=True), u, 5), once(uniform(4), u, 5))
+    assert torch.equal(apply_once(uniform(4, stochastic=True), u, 5), apply_once(qsgd(7, norm="linf"), u, 5))
+    assert not torch.equal(apply_once(uniform(4, stochastic=True), u, 5), apply_once(uniform(4), u, 5))
 
 
 def test_stochastic_rounding_is_unbiased_and_rounding_to_the_nearest_is_not() -> None:
@@ -149,7 +149,7 @@ def test_stochastic_rounding_is_unbiased_and_rounding_to_the_nearest_is_not() ->
     chance = u.abs() / step
     error = step * (chance * (1 - chance) / DRAWS).sqrt()
     assert ((sent.mean(dim=0) - u).abs() <= 4 * error + 1e-12).all()
-    assert ((once(uniform(2), u) - u).abs() > 4 * error + 1e-12).any()
+    assert ((apply_once(uniform(2), u) - u).abs() > 4 * error + 1e-12).any()
 
 
 # --- few values, for the codec ---
@@ -162,12 +162,12 @@ def test_stochastic_rounding_is_unbiased_and_rounding_to_the_nearest_is_not() ->
 )
 def test_the_number_of_bitwise_distinct_values_is_bounded(spec: str, most: int, scale: float, dtype: torch.dtype) -> None:
     u = (scale * torch.randn(2000, generator=seeded(1))).to(dtype)
-    assert 2 <= patterns(once(DefenseSpec.parse(spec).build(), u)) <= most
+    assert 2 <= patterns(apply_once(DefenseSpec.parse(spec).build(), u)) <= most
 
 
 @pytest.mark.parametrize("spec", ["qsgd(3)", "uniform(3)", "in_gradient_units(uniform(3), 0.1)", "top_k(0.1) | qsgd(3)"])
 def test_a_zero_is_plus_zero(spec: str) -> None:
-    sent = once(DefenseSpec.parse(spec).build(), torch.randn(500, generator=seeded(1)))
+    sent = apply_once(DefenseSpec.parse(spec).build(), torch.randn(500, generator=seeded(1)))
     assert (sent == 0).any()
     assert not torch.signbit(sent[sent == 0]).any()
 
@@ -175,7 +175,7 @@ def test_a_zero_is_plus_zero(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["qsgd(3)", "qsgd(3, norm='linf')", "uniform(3)"])
 @pytest.mark.parametrize("value", [1e-44, 1e-38, 1e15])
 def test_extreme_values_stay_finite(spec: str, value: float) -> None:
-    assert once(DefenseSpec.parse(spec).build(), torch.tensor([value, -value / 3, 0.0])).isfinite().all()
+    assert apply_once(DefenseSpec.parse(spec).build(), torch.tensor([value, -value / 3, 0.0])).isfinite().all()
 
 
 # --- the channel: the attacker's model ---
@@ -183,7 +183,7 @@ def test_extreme_values_stay_finite(spec: str, value: float) -> None:
 
 def test_the_channel_measures_the_distance_from_the_quantisation_interval() -> None:
     u = torch.randn(200, generator=seeded(1), dtype=torch.float64)
-    sent = once(uniform(3), u)
+    sent = apply_once(uniform(3), u)
     channel = channels.uniform(3)
     known = channel.learn({"w": sent})
     assert torch.equal(channel.expect({"w": u}, known)["w"], sent)  # at the true update
@@ -219,7 +219,7 @@ def test_the_channel_estimates_the_power_of_rounding_from_the_message(spec: str,
     """The estimate is within 10 % for normal values, and within 45 % for a heavy-tailed distribution."""
     u = torch.randn(40_000, generator=seeded(1), dtype=torch.float64)
     u = u.sign() * u.abs() ** 3 if heavy else u
-    sent = once(DefenseSpec.parse(spec).build(), u, 3)
+    sent = apply_once(DefenseSpec.parse(spec).build(), u, 3)
     true = (sent - u).square().sum().item()
     assert DefenseSpec.parse(spec).build_channel().noise({"w": sent}).item() == pytest.approx(true, rel=0.45 if heavy else 0.1)
 

@@ -30,7 +30,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     sys.modules.pop(MODULE, None)
 
 
-def untouched() -> bool:
+def is_untouched() -> bool:
     return os.environ["WAS_IMPORTED"] == "no" and MODULE not in sys.modules
 
 
@@ -38,7 +38,7 @@ def test_a_specification_names_admitted_code_and_prints_it_back(module: str) -> 
     text = f"clip(1.0) | {module}:KIND(by=4.0)"
     with pytest.raises(ValueError, match=f"put --code {module}:KIND before the command"):
         DefenseSpec.parse(text)
-    assert untouched()
+    assert is_untouched()
     references.admit(f"{module}:KIND")
     spec = DefenseSpec.parse(text)
     assert DefenseSpec.parse(str(spec)) == spec
@@ -114,7 +114,7 @@ def test_manifests_replay_jobs_and_server_settings_import_no_code(module: str, t
     for attempt in attempts:
         with pytest.raises(ValueError, match=r"not part of (this project|fedleak)"):
             attempt()
-    assert untouched()
+    assert is_untouched()
 
 
 def test_a_client_imports_nothing_that_a_server_names(module: str, tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_a_client_imports_nothing_that_a_server_names(module: str, tmp_path: Pat
         context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=config)
         with pytest.raises(ValueError, match="not part of this project"):
             find_client_run(context)
-        assert untouched()
+        assert is_untouched()
     agreed = {**node, "experiment": str(tmp_path / "asked.toml")}
     context = Context(run_id=1, node_id=1, node_config=agreed, state=RecordDict(), run_config=config)
     assert find_client_run(context).experiment.model.name == f"{module}:halve"
-    assert not untouched()
+    assert not is_untouched()

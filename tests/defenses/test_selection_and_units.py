@@ -28,12 +28,12 @@ def update() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=drawn, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-def once(defense: Defense, given: Update, seed: int = 0) -> Update:
+def apply_once(defense: Defense, given: Update, seed: int = 0) -> Update:
     return defense.apply(given, defense.init(given), seeded(seed))[0]
 
 
 def touched(defense: Defense) -> set[str]:
-    sent = once(defense, update())
+    sent = apply_once(defense, update())
     assert list(sent) == list(update())
     return {name for name, t in update().items() if not torch.equal(sent[name], t)}
 
@@ -55,13 +55,13 @@ def touched(defense: Defense) -> set[str]:
 def test_names_and_patterns_choose_tensors(names: str | list[str], chosen: set[str]) -> None:
     assert touched(withhold(names)) == chosen
     assert touched(masked(gaussian(1), names)) == chosen
-    sent = once(withhold(names), update())
+    sent = apply_once(withhold(names), update())
     assert all((sent[name] == 0).all() for name in chosen)
 
 
 def test_a_name_with_brackets_is_found_as_it_is_written() -> None:
     given = {"a[0]": torch.ones(2), "a0": torch.ones(2)}
-    sent = once(withhold(["a[0]"]), given)
+    sent = apply_once(withhold(["a[0]"]), given)
     assert sent["a[0]"].tolist() == [0, 0]
 
 
@@ -97,10 +97,10 @@ def test_names_must_be_strings_and_a_mask_needs_one() -> None:
 
 def test_a_masked_defense_sees_its_tensors_as_the_whole_update() -> None:
     """Clipping uses the norm of the selected tensors, not of all."""
-    sent = once(masked(clip(0.5), ["6.*"]), update())
+    sent = apply_once(masked(clip(0.5), ["6.*"]), update())
     length = torch.cat([sent["6.weight"].flatten(), sent["6.bias"]]).norm()
     assert length.item() == pytest.approx(0.5)
-    alone = once(clip(0.5), {name: t for name, t in update().items() if name.startswith("6.")})
+    alone = apply_once(clip(0.5), {name: t for name, t in update().items() if name.startswith("6.")})
     assert all(torch.equal(sent[name], alone[name]) for name in alone)
 
 
@@ -120,7 +120,7 @@ def test_a_masked_channel_acts_on_its_tensors_alone() -> None:
     channel = channels.masked(channels.gaussian(2.0), ["6.*"])
     assert channel.noise(seen).item() == 4 * 8
     halves = channels.masked(channels.top_k(0.5), ["0.weight"])
-    expected = halves.expect(seen, halves.learn(once(masked(top_k(0.5), ["0.weight"]), seen)))
+    expected = halves.expect(seen, halves.learn(apply_once(masked(top_k(0.5), ["0.weight"]), seen)))
     assert (expected["0.weight"] != 0).sum() == 3
     assert all(torch.equal(expected[name], seen[name]) for name in seen if name != "0.weight")
     assert list(expected) == list(seen)
@@ -148,7 +148,7 @@ def test_an_attacker_expects_nothing_of_what_is_withheld() -> None:
 @pytest.mark.parametrize("learning_rate", [0.1, 3.0])
 def test_noise_on_the_gradient_is_the_learning_rate_times_as_large_on_the_update(learning_rate: float) -> None:
     given = {"w": torch.zeros(1000, dtype=torch.float64)}
-    sent = once(in_gradient_units(gaussian(0.5), learning_rate), given, 3)["w"]
+    sent = apply_once(in_gradient_units(gaussian(0.5), learning_rate), given, 3)["w"]
     expected = -learning_rate * 0.5 * torch.randn(1000, generator=seeded(3), dtype=torch.float64)
     assert torch.allclose(sent, expected, rtol=1e-12)
     power = channels.in_gradient_units(channels.gaussian(0.5), learning_rate).noise(given).item()
@@ -157,14 +157,14 @@ def test_noise_on_the_gradient_is_the_learning_rate_times_as_large_on_the_update
 
 def test_a_clip_of_the_gradient_is_one_of_the_update_at_the_learning_rate_times_the_bound() -> None:
     for given in (update(), {name: t / 100 for name, t in update().items()}):
-        sent = once(in_gradient_units(clip(2), 0.1), given)
-        expected = once(clip(0.2), given)
+        sent = apply_once(in_gradient_units(clip(2), 0.1), given)
+        expected = apply_once(clip(0.2), given)
         assert all(torch.allclose(sent[name], expected[name], rtol=1e-12) for name in given)
 
 
 def test_the_sign_that_counts_is_that_of_the_gradient() -> None:
     """A zero counts as positive in the gradient, so that it is negative in the update."""
-    assert once(in_gradient_units(sign(), 0.5), {"w": torch.tensor([2.0, -3.0, 0.0])})["w"].tolist() == [0.5, -0.5, -0.5]
+    assert apply_once(in_gradient_units(sign(), 0.5), {"w": torch.tensor([2.0, -3.0, 0.0])})["w"].tolist() == [0.5, -0.5, -0.5]
 
 
 @pytest.mark.parametrize("spec", ["uniform(3)", "top_k(0.5)"])
@@ -176,7 +176,7 @@ def test_a_channel_learns_in_units_of_the_gradient(spec: str) -> None:
     expected = []
     for one in (plain, converted):
         channel = one.build_channel()
-        expected.append(channel.expect(guess, channel.learn(once(one.build(), given)))["w"])
+        expected.append(channel.expect(guess, channel.learn(apply_once(one.build(), given)))["w"])
     assert torch.allclose(expected[0], expected[1], atol=1e-12)
 
 

@@ -22,7 +22,7 @@ def network(name: str = "lenet_cpl") -> tuple[nn.Module, GradientProblem, dict[s
     return model, problem, {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
 
 
-def examples(count: int = 3) -> tuple[Tensor, Tensor]:
+def draw_examples(count: int = 3) -> tuple[Tensor, Tensor]:
     rng = Generator().manual_seed(1)
     return torch.rand(count, *DATA.shape, generator=rng), torch.randint(4, (count,), generator=rng)
 
@@ -33,7 +33,7 @@ def features_of(model: nn.Module, x: Tensor) -> Tensor:
     return nn.Sequential(*layers[:-1])(x)
 
 
-def looped(model: nn.Module, x: Tensor) -> Tensor:
+def compute_scores_in_loop(model: nn.Module, x: Tensor) -> Tensor:
     """Compute the scores (R,) with one derivative for each feature of each example."""
     total = 0
     for one in x:
@@ -54,8 +54,8 @@ def small() -> tuple[nn.Module, GradientProblem, dict[str, Tensor]]:
 
 def test_scores_equal_those_of_a_loop_and_the_columns_with_the_smallest_are_zeroed() -> None:
     model, problem, weights = small()
-    x, y = examples()
-    slow = looped(model, x).numpy()
+    x, y = draw_examples()
+    slow = compute_scores_in_loop(model, x).numpy()
     own = x.clone().requires_grad_()
     fast = compute_scores(features_of(model, own), own).numpy()
     assert np.allclose(fast, slow, rtol=1e-4)
@@ -70,7 +70,7 @@ def test_scores_equal_those_of_a_loop_and_the_columns_with_the_smallest_are_zero
 
 def test_the_right_share_of_many_features_is_pruned() -> None:
     _, problem, weights = network()
-    x, y = examples(2)
+    x, y = draw_examples(2)
     gradient, _ = soteria(prune=0.8).gradient(problem, weights, x, y, Generator())
     name, _ = models.find_head(problem.model)
     width = weights[name].shape[1]
@@ -90,20 +90,20 @@ def test_a_dead_feature_is_pruned_first_and_has_a_finite_score() -> None:
 def test_the_network_is_left_as_it_was() -> None:
     model, problem, weights = network()
     before, mode = {n: t.clone() for n, t in model.state_dict().items()}, [m.training for m in model.modules()]
-    soteria().gradient(problem, weights, *examples(), Generator())
+    soteria().gradient(problem, weights, *draw_examples(), Generator())
     assert all(not m._forward_pre_hooks and not m._forward_hooks for m in model.modules())
     assert [m.training for m in model.modules()] == mode
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     broken = problem._replace(criterion=lambda logits, y: logits.missing)
     with pytest.raises(AttributeError):
-        soteria().gradient(broken, weights, *examples(), Generator())
+        soteria().gradient(broken, weights, *draw_examples(), Generator())
     assert all(not m._forward_pre_hooks for m in model.modules())
 
 
 def test_batch_norm_moves_its_statistics_once_and_dropout_draws_once() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 4)).train()
     weights = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    x, y = examples(4)
+    x, y = draw_examples(4)
     found = []
     for rule in (plain(), soteria(prune=0.5)):
         moved = {n: b.clone() for n, b in model.named_buffers()}
@@ -126,16 +126,16 @@ def test_another_layer_can_be_defended_and_a_wrong_one_is_named() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.Sigmoid(), nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 4))
     weights = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     problem = GradientProblem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)
-    gradient, _ = soteria(prune=0.5, layer="3").gradient(problem, weights, *examples(), Generator())
+    gradient, _ = soteria(prune=0.5, layer="3").gradient(problem, weights, *draw_examples(), Generator())
     zeros = {n: int((g == 0).all(dim=0).sum()) for n, g in gradient.items() if g.ndim == 2}
     assert zeros == {"1.weight": 0, "3.weight": 4, "5.weight": 0}
     with pytest.raises(ValueError, match="'2' is not a linear layer of this model"):
-        soteria(layer="2").gradient(problem, weights, *examples(), Generator())
+        soteria(layer="2").gradient(problem, weights, *draw_examples(), Generator())
 
 
 def test_the_attacker_compares_the_columns_that_were_sent_or_leaves_the_layer_out() -> None:
     model, problem, weights = small()
-    x, y = examples()
+    x, y = draw_examples()
     gradient, _ = soteria(prune=0.75).gradient(problem, weights, x, y, Generator())
     full, _ = plain().gradient(problem, weights, x, y, Generator())
     rule = soteria(prune=0.75)

@@ -15,12 +15,12 @@ from defenses import Defense, DefenseSpec, Update, channels, gradient_dropout, p
 from defenses.sparsification import count_kept, find_largest
 
 
-def once(defense: Defense, update: Update, seed: int = 0) -> Update:
+def apply_once(defense: Defense, update: Update, seed: int = 0) -> Update:
     return defense.apply(update, defense.init(update), seeded(seed))[0]
 
 
 def of(defense: Defense, *values: float) -> list[float]:
-    sent: list[float] = once(defense, {"w": torch.tensor(values)})["w"].tolist()
+    sent: list[float] = apply_once(defense, {"w": torch.tensor(values)})["w"].tolist()
     return sent
 
 
@@ -59,13 +59,13 @@ def test_the_share_is_rounded_up_from_the_number_that_was_written(thousandths: i
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_top_k_counts_in_each_tensor_or_in_all_together(scope: str) -> None:
     update = {"small": 0.01 * torch.randn(10, generator=seeded(1)), "big": torch.randn(3, 10, generator=seeded(2))}
-    sent = once(top_k(0.5, scope=scope), update)  # type: ignore[arg-type]
+    sent = apply_once(top_k(0.5, scope=scope), update)  # type: ignore[arg-type]
     counts = {name: int((t != 0).sum()) for name, t in sent.items()}
     assert counts == ({"small": 5, "big": 15} if scope == "tensor" else {"small": 0, "big": 20})
 
 
 def test_of_equal_magnitudes_in_several_tensors_the_first_name_goes_first() -> None:
-    sent = once(top_k(0.5, scope="global"), {"b": torch.ones(2), "a": torch.ones(2)})
+    sent = apply_once(top_k(0.5, scope="global"), {"b": torch.ones(2), "a": torch.ones(2)})
     assert sent["a"].tolist() == [1, 1]
     assert sent["b"].tolist() == [0, 0]
 
@@ -73,7 +73,7 @@ def test_of_equal_magnitudes_in_several_tensors_the_first_name_goes_first() -> N
 def test_what_is_not_sent_is_plus_zero_bit_for_bit() -> None:
     update = {"w": -torch.arange(1.0, 9.0)}
     for defense in (top_k(0.5), random_k(0.5, rescale=True), prune(0.5), gradient_dropout(0.5, rescale=True)):
-        sent = once(defense, update)["w"]
+        sent = apply_once(defense, update)["w"]
         assert not torch.signbit(sent[sent == 0]).any()
 
 
@@ -117,17 +117,17 @@ def test_random_k_rescaled_by_the_true_share_is_unbiased(scope: str) -> None:
 
 def test_prune_has_one_threshold_for_all_tensors() -> None:
     update = {"small": torch.tensor([0.1, -0.2]), "big": torch.tensor([[1.0], [-3.0], [2.0], [0.3]])}
-    sent = once(prune(0.5), update)
+    sent = apply_once(prune(0.5), update)
     assert sent["small"].tolist() == [0, 0]
     assert sent["big"].flatten().tolist() == [1, -3, 2, 0]
-    sent = once(prune(threshold=1), update)
+    sent = apply_once(prune(threshold=1), update)
     assert sent["big"].flatten().tolist() == [0, -3, 2, 0]
 
 
 @pytest.mark.parametrize(("ratio", "left_out"), [(0, 0), (0.09, 0), (0.1, 1), (0.3, 3), (0.99, 9)])
 def test_prune_leaves_out_the_whole_part_of_its_share(ratio: float, left_out: int) -> None:
     values = torch.randperm(10, generator=seeded(1)) + 1.0
-    sent = once(prune(ratio), {"w": values})["w"]
+    sent = apply_once(prune(ratio), {"w": values})["w"]
     assert (sent == 0).sum() == left_out
     assert sent[sent != 0].tolist() == values[values > left_out].tolist()
 
@@ -154,7 +154,7 @@ def test_prune_is_the_sorted_rule(values: list[int], percent: int) -> None:
 @pytest.mark.parametrize("p", [0.1, 0.7])
 def test_gradient_dropout_leaves_out_independently_with_its_probability(p: float) -> None:
     n = 100_000
-    sent = once(gradient_dropout(p), {"w": torch.full((n,), 2.0)}, seed=4)["w"]
+    sent = apply_once(gradient_dropout(p), {"w": torch.full((n,), 2.0)}, seed=4)["w"]
     assert set(sent.tolist()) == {0, 2}
     out = (sent == 0).double()
     assert abs(out.mean().item() - p) < 4 * math.sqrt(p * (1 - p) / n)
@@ -168,7 +168,7 @@ def test_gradient_dropout_rescaled_is_unbiased() -> None:
 
 def test_equal_tensors_are_sent_with_different_coordinates() -> None:
     for defense in (gradient_dropout(0.5), random_k(0.5)):
-        sent = once(defense, {"a": torch.ones(40), "b": torch.ones(40)})
+        sent = apply_once(defense, {"a": torch.ones(40), "b": torch.ones(40)})
         assert not torch.equal(sent["a"], sent["b"])
 
 
@@ -197,7 +197,7 @@ def test_the_expectation_at_the_true_update_equals_the_message(spec: str) -> Non
         "b": torch.tensor([0.0, 2.0, 2.0, -2.0, 0.0, 2.0]),
         "c": torch.zeros(3, 2),
     }
-    sent = once(DefenseSpec.parse(spec).build(), update)
+    sent = apply_once(DefenseSpec.parse(spec).build(), update)
     expected = channel.expect(update, channel.learn(sent))
     assert all(torch.allclose(expected[name], sent[name], rtol=1e-6) for name in update)
 
@@ -217,7 +217,7 @@ def test_with_fewer_than_k_nonzero_entries_the_attacker_knows_the_zeros_as_well(
 @pytest.mark.parametrize("channel", [channels.top_k, channels.random_k])
 def test_in_a_noisy_message_the_largest_entries_are_taken_as_sent(channel, scope: str) -> None:
     update = {"a": torch.randn(100, generator=seeded(1)), "b": torch.randn(40, generator=seeded(2))}
-    sent = once(top_k(0.1, scope=scope), update)  # type: ignore[arg-type]
+    sent = apply_once(top_k(0.1, scope=scope), update)  # type: ignore[arg-type]
     noisy = {name: t + 0.01 * torch.randn(t.shape, generator=seeded(3)) for name, t in sent.items()}
     known = channel(0.1, scope=scope).learn(noisy)
     assert all(torch.equal(known[name], sent[name] != 0) for name in update)

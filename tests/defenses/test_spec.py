@@ -20,7 +20,7 @@ flags = st.booleans()
 words = st.lists(st.text("ab6.*?[] '\"\\\n-", min_size=1, max_size=5), min_size=1, max_size=3).map(tuple)
 
 
-def step(name: str, /, **arguments: st.SearchStrategy[object]) -> st.SearchStrategy[Step]:
+def generate_steps(name: str, /, **arguments: st.SearchStrategy[object]) -> st.SearchStrategy[Step]:
     """Generate steps as they are printed: arguments in the order of parameters, without default values."""
     parameters = inspect.signature(DEFENSES[name].defense).parameters
 
@@ -31,25 +31,26 @@ def step(name: str, /, **arguments: st.SearchStrategy[object]) -> st.SearchStrat
 
 
 simple = st.one_of(
-    step("clip", max_norm=numbers),
-    step("gaussian", std=numbers),
-    step("gaussian", snr_db=st.integers(-300, 300)),
-    step("top_k", keep=shares, scope=st.sampled_from(["tensor", "global"]), error_feedback=flags),
-    step("prune", threshold=numbers),
-    step("dgc", keep=shares, momentum=shares, warm_up_rounds=st.integers(0, 9), nesterov=flags),
-    step("sign"),
-    step("sign", scale=st.just("mean"), error_feedback=flags),
-    step("qsgd", levels=st.integers(1, 99), norm=st.just("linf"), kappa=shares),
-    step("uniform", bits=st.integers(2, 24), stochastic=flags),
-    step("withhold", names=words),
-    step("cpl_noise", name=st.sampled_from(["G-10e-2", "L-10e-12"]), learning_rate=numbers),
+    generate_steps("clip", max_norm=numbers),
+    generate_steps("gaussian", std=numbers),
+    generate_steps("gaussian", snr_db=st.integers(-300, 300)),
+    generate_steps("top_k", keep=shares, scope=st.sampled_from(["tensor", "global"]), error_feedback=flags),
+    generate_steps("prune", threshold=numbers),
+    generate_steps("dgc", keep=shares, momentum=shares, warm_up_rounds=st.integers(0, 9), nesterov=flags),
+    generate_steps("sign"),
+    generate_steps("sign", scale=st.just("mean"), error_feedback=flags),
+    generate_steps("qsgd", levels=st.integers(1, 99), norm=st.just("linf"), kappa=shares),
+    generate_steps("uniform", bits=st.integers(2, 24), stochastic=flags),
+    generate_steps("withhold", names=words),
+    generate_steps("cpl_noise", name=st.sampled_from(["G-10e-2", "L-10e-12"]), learning_rate=numbers),
 )
 
 
 def nested(inner: st.SearchStrategy[Step]) -> st.SearchStrategy[Step]:
     specs = st.lists(inner, min_size=1, max_size=3).map(lambda chosen: DefenseSpec(tuple(chosen)))
     return st.one_of(
-        step("masked", defense=specs, names=words), step("in_gradient_units", defense=specs, learning_rate=st.floats(1e-6, 1e6))
+        generate_steps("masked", defense=specs, names=words),
+        generate_steps("in_gradient_units", defense=specs, learning_rate=st.floats(1e-6, 1e6)),
     )
 
 

@@ -98,7 +98,7 @@ class Odd(nn.Module):
         return self.top(torch.sigmoid(self.norm(self.stem(x)) * self.scale).flatten(1))
 
 
-def observed(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Any:
+def observe_gradient(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Any:
     loss = nn.CrossEntropyLoss(reduction=options.pop("reduction", "mean"))
     gradient = torch.autograd.grad(loss(model(x), y), list(model.parameters()))
     return fedleak.observe(model, loss, gradient, shape=x.shape[1:], num_examples=len(x), **options)
@@ -117,7 +117,7 @@ def test_simulating_the_client_of_an_observation_gives_its_gradient(batch: tuple
 
     torch.manual_seed(0)
     model = Odd().train(mode == "train")
-    observation = observed(model, *batch)
+    observation = observe_gradient(model, *batch)
     network = build_network(observation)
     buffers, _ = get_buffers(network, [observation])
     simulated = build_gradient(network, observation.data)(observation.weights, *batch, buffers)
@@ -129,7 +129,7 @@ def test_simulating_the_client_of_an_observation_gives_its_gradient(batch: tuple
 
 def test_model_and_gradient_are_copies(batch: tuple[Tensor, Tensor]) -> None:
     model = Odd().eval()
-    observation = observed(model, *batch)
+    observation = observe_gradient(model, *batch)
     before = {name: w.clone() for name, w in observation.weights.items()}
     with torch.no_grad():
         for w in model.parameters():
@@ -141,7 +141,7 @@ def test_model_and_gradient_are_copies(batch: tuple[Tensor, Tensor]) -> None:
 def test_a_sum_over_the_batch_is_observed_as_its_mean(batch: tuple[Tensor, Tensor]) -> None:
     torch.manual_seed(0)
     model = Odd().eval()
-    mean, total = observed(model, *batch), observed(model, *batch, reduction="sum")
+    mean, total = observe_gradient(model, *batch), observe_gradient(model, *batch, reduction="sum")
     for name, update in mean.update.items():
         torch.testing.assert_close(total.update[name], update, rtol=1e-4, atol=1e-6)
 
@@ -171,7 +171,7 @@ def test_arguments_that_contradict_the_model_are_refused(change: dict[str, Any],
 def test_the_null_of_an_observation_never_sees_the_gradient(batch: tuple[Tensor, Tensor]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    first, second = observed(model, *batch), observed(model, batch[0].flip(-1), batch[1])
+    first, second = observe_gradient(model, *batch), observe_gradient(model, batch[0].flip(-1), batch[1])
     one, other = (fedleak.attack(seen, "dlg", null=True, steps=3) for seen in (first, second))
     assert torch.equal(one.x, other.x)
     scored = fedleak.score(one, *batch)
@@ -180,7 +180,7 @@ def test_the_null_of_an_observation_never_sees_the_gradient(batch: tuple[Tensor,
 
 
 def test_an_attack_that_cannot_be_used_says_why(batch: tuple[Tensor, Tensor]) -> None:
-    observation = observed(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), *batch)
+    observation = observe_gradient(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), *batch)
     with pytest.raises(ValueError, match="the attack idlg cannot be used on these observations: it works for one example only"):
         fedleak.attack(observation, "idlg")
     with pytest.raises(ValueError, match="unknown name 'cpll'"):

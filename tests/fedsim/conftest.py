@@ -79,7 +79,7 @@ AWKWARD: dict[str, Tensor] = {
 """Tensors that lossless storage must keep bit for bit: special values, shapes, types and views."""
 
 
-def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+def are_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """Compare bit for bit, also NaN and the sign of zero; the order of names does not count."""
 
     def bits(t: Tensor) -> tuple[Any, ...]:
@@ -95,4 +95,4 @@ def awkward() -> dict[str, Tensor]:
 
 @pytest.fixture
 def same_bits() -> Callable[..., bool]:
-    return identical
+    return are_identical

@@ -26,7 +26,7 @@ MODS: dict[str, tuple[Any, ...]] = {"weights": (), "mod": (update_mod(),)}
 ATTACK = {"signed": False, "tv": 0.03, "steps": 12}
 
 
-def simulated(o: Observation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def compare_gradients(o: Observation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient at an example as attacks compute it, and the observed one, each as one vector."""
     network = build_network(o)
     buffers, _ = get_buffers(network, [o])
@@ -43,9 +43,9 @@ def test_at_the_true_example_the_simulated_gradient_is_the_observed_one(app: Any
     app.run(app.record(), rounds=1, mods=MODS[wire])
     for o in app.observations():
         x, y = app.example(app.matched(o)[0])
-        guessed, observed = simulated(o, x, y)
+        guessed, observed = compare_gradients(o, x, y)
         assert (guessed - observed).norm() < 1e-4 * observed.norm()
-        wrong, _ = simulated(o, 1 - x, y)
+        wrong, _ = compare_gradients(o, 1 - x, y)
         assert (wrong - observed).norm() > 0.1 * observed.norm()
 
 
@@ -56,7 +56,7 @@ def test_a_network_with_batch_norm_is_simulated_in_either_mode(app: Any, mode: s
     app.run(app.record(net="NormedNet", training=training), net="NormedNet", mode=mode == "train")
     for o in app.observations(rounds=[2] if mode == "train" else [1]):
         client, _ = app.matched(o, net="NormedNet", mode=mode == "train")
-        guessed, observed = simulated(o, *app.example(client))
+        guessed, observed = compare_gradients(o, *app.example(client))
         assert (guessed - observed).norm() < 1e-3 * observed.norm()
 
 

@@ -38,7 +38,7 @@ def network(name: str) -> tuple[nn.Module, DataSpec]:
     return getattr(networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
 
 
-def by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def compute_by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Return a network's gradient as a client computes it, and the derivative of its squared norm by x."""
     model, x = copy.deepcopy(model), x.clone().requires_grad_()
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
@@ -106,7 +106,7 @@ def test_gradients_and_their_derivatives_by_vmap_and_in_one_batch_are_those_of_a
     model, data = network(name)
     x = torch.rand(PROBLEMS, EXAMPLES, *data.shape, generator=torch.Generator().manual_seed(1))
     y = torch.randint(data.num_classes, (PROBLEMS, EXAMPLES), generator=torch.Generator().manual_seed(2))
-    expected = [by_autograd(model, *problem) for problem in zip(x, y, strict=True)]
+    expected = [compute_by_autograd(model, *problem) for problem in zip(x, y, strict=True)]
     weights = {key: to_channels_last(p.detach()) for key, p in model.named_parameters()}
     buffers = {key: b for key, b in model.named_buffers() if key in models.list_buffers(model)}
     mapped = build_gradient(model, data)
@@ -141,7 +141,7 @@ def test_plain_convolutional_networks_use_the_fast_computation() -> None:
 def test_activation_checkpointing_allows_the_fast_computation_and_stays_on_for_clients(reentrant: bool | None) -> None:
     gradients._find_vmap_failure.cache_clear()
     model, data = network("CheckpointedNet")
-    expected, _ = by_autograd(model, x := torch.rand(2, *data.shape), y := torch.tensor([1, 4]))
+    expected, _ = compute_by_autograd(model, x := torch.rand(2, *data.shape), y := torch.tensor([1, 4]))
     model.reentrant = reentrant
     assert gradients.explain_vmap_failure(model, data, "cross_entropy") == ""
     assert build_per_problem(model, data, "cross_entropy") is not None

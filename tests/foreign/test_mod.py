@@ -29,7 +29,7 @@ def spy(contents: list[tuple[str, RecordDict]], states: list[Any]) -> Callable[.
     return mod
 
 
-def by_round(app: Any) -> dict[str, list[Observation]]:
+def group_by_round(app: Any) -> dict[str, list[Observation]]:
     """Return each client's observations in the order of rounds."""
     found: dict[str, list[Observation]] = {}
     for o in app.observations():
@@ -45,10 +45,10 @@ def test_a_client_keeps_its_pseudonym_and_its_secret_stays_with_it(app: Any) -> 
     contents: list[tuple[str, RecordDict]] = []
     states: list[Any] = []
     app.run(app.record(), mods=[spy(contents, states), update_mod("gaussian(0.1)")], rounds=3)
-    assert {len(own) for own in by_round(app).values()} == {3}
+    assert {len(own) for own in group_by_round(app).values()} == {3}
     secrets = {str(state["identity"]["secret"]) for state in states}
     pseudonyms = {str(state["identity"]["pseudonym"]) for state in states}
-    assert (len(secrets), pseudonyms) == (3, set(by_round(app)))
+    assert (len(secrets), pseudonyms) == (3, set(group_by_round(app)))
     wire = [(type(value), value) for _, content in contents for record in content.values() for value in record.values()]
     sent_text = " ".join(str(value) for kind, value in wire if kind in (str, int, float, bytes))
     assert all(name in sent_text for name in pseudonyms)
@@ -59,7 +59,7 @@ def test_a_client_keeps_its_pseudonym_and_its_secret_stays_with_it(app: Any) -> 
 def test_noise_is_fresh_in_each_round_and_each_client(app: Any) -> None:
     app.run(app.record(), mods=[update_mod("gaussian(0.01)")], rounds=2)
     noise = []
-    for own in by_round(app).values():
+    for own in group_by_round(app).values():
         for o in own:
             true = app.true_update(o)
             noise.append(torch.cat([(o.update[name] - true[name]).flatten() for name in true]))
@@ -76,7 +76,7 @@ def test_noise_does_not_depend_on_the_round_number_of_the_server(app: Any) -> No
             return super().configure_train(1, arrays, config, grid)
 
     app.run(app.record(Stuck(fraction_evaluate=0.0)), mods=[update_mod("gaussian(0.1)")])
-    for first, second in by_round(app).values():
+    for first, second in group_by_round(app).values():
         assert norm({name: first.update[name] - second.update[name] for name in first.update}) > 0.1
 
 
@@ -101,7 +101,7 @@ def test_a_defense_keeps_its_state_between_rounds(app: Any, monkeypatch: pytest.
     )
     monkeypatch.setitem(DEFENSES._builtin, "late", Kind(lambda: late, lambda: transparent))
     app.run(app.record(), mods=[update_mod("late()")], rounds=2)
-    for first, second in by_round(app).values():
+    for first, second in group_by_round(app).values():
         assert norm(first.update) == 0
         true = app.true_update(second)  # the weights changed only by rounding, so that both rounds have the same update
         for name, u in second.update.items():

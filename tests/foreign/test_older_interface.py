@@ -98,7 +98,7 @@ def plain(**options: Any) -> FedAvg:
     return FedAvg(fraction_evaluate=0.0, min_fit_clients=CLIENTS, min_available_clients=CLIENTS, **options)
 
 
-def clipped(**options: Any) -> Strategy:
+def make_clipping_strategy(**options: Any) -> Strategy:
     return DifferentialPrivacyServerSideFixedClipping(plain(**options), 0.0, 1e-3, CLIENTS)
 
 
@@ -112,7 +112,7 @@ def recorded(app: Any, make: Callable[..., Strategy], net: str = "Net", **option
         ("Net", whole_state, plain),
         ("NormedNet", whole_state, plain),
         ("NormedNet", parameters_alone, plain),
-        ("Net", whole_state, clipped),
+        ("Net", whole_state, make_clipping_strategy),
     ],
     ids=["plain", "batch norm", "batch norm, without buffers", "clipped by the server"],
 )

@@ -46,13 +46,13 @@ def test_an_epoch_with_momentum_is_simulated_step_by_step(app: Any, tmp_path: Pa
         for client in range(CLIENTS):
             x, y = app.example(client, CLIENTS, limit=None)
             guesses = build_stepped_gradient(one, observation.training, sizes)(weights, x, y), one(weights, x, y)
-            errors.append([relative(guess, observed) for guess in guesses])
+            errors.append([measure_relative_error(guess, observed) for guess in guesses])
         simulated, together = min(errors)
         assert (sizes, steps) == ((32, 32, 8), 3)
         assert simulated < 1e-2 * together < 1e-2
 
 
-def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+def measure_relative_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     off = torch.cat([(found[name] - g).flatten() for name, g in expected.items()]).norm()
     return float(off / torch.cat([g.flatten() for g in expected.values()]).norm())
 

@@ -30,7 +30,7 @@ def norm(update: Any) -> float:
     return float(torch.cat([u.flatten() for u in update.values()]).norm())
 
 
-def gradient(app: Any, observation: Observation, client: int) -> dict[str, Tensor]:
+def compute_gradient(app: Any, observation: Observation, client: int) -> dict[str, Tensor]:
     """Compute the gradient of cross-entropy at the client's example and the weights that it was sent."""
     model = app.task.Net()
     model.load_state_dict(dict(observation.weights))
@@ -57,7 +57,7 @@ def test_an_update_derived_from_weights_is_the_clients_step_within_its_rounding(
     app.run(app.record(), rounds=1)
     lost = []
     for o in app.observations():
-        step = {name: -0.05 * g.double() for name, g in gradient(app, o, app.matched(o)[0]).items()}
+        step = {name: -0.05 * g.double() for name, g in compute_gradient(app, o, app.matched(o)[0]).items()}
         assert set(o.rounding) == set(o.update) == set(step)
         for name, change in step.items():
             error = (o.update[name].double() - change).abs()
@@ -151,7 +151,7 @@ def test_with_the_mod_the_inner_strategy_gets_names_in_the_order_that_was_sent(a
     assert orders == [list(app.task.NormedNet().state_dict())] * 3
 
 
-def failing(number: int) -> Callable[..., Message]:
+def make_failing_mod(number: int) -> Callable[..., Message]:
     """Return a mod with which training fails on the client of one partition."""
 
     def mod(message: Message, context: Any, call_next: Any) -> Message:
@@ -164,8 +164,8 @@ def failing(number: int) -> Callable[..., Message]:
 
 
 def test_a_client_that_fails_is_a_failed_row_and_the_others_are_averaged(app: Any) -> None:
-    alone = app.run(FedAvg(), mods=[failing(1)])
-    recorded = app.run(app.record(FedAvg()), mods=[failing(1)])
+    alone = app.run(FedAvg(), mods=[make_failing_mod(1)])
+    recorded = app.run(app.record(FedAvg()), mods=[make_failing_mod(1)])
     assert {k: a.numpy().tobytes() for k, a in recorded.arrays.items()} == {
         k: a.numpy().tobytes() for k, a in alone.arrays.items()
     }

@@ -39,33 +39,35 @@ def main() -> None:
 
 def shoot(browser: Browser, address: str, out: Path) -> None:
     """Take all screenshots, of the run with most leakage and of its first cell with most leakage."""
-    run = max(asked(address, "recordings")["items"], key=lambda one: leaked(address, one["id"]))["id"]
+    run = max(asked(address, "recordings")["items"], key=lambda one: measure_leak(address, one["id"]))["id"]
     cell = max(asked(address, f"recordings/{run}/grid")["cells"], key=lambda one: (one["leak"] or 0.0, -one["round"]))
     place = f"#/run/{run}?cell={cell['round']}@{cell['client']}"
-    take(opened(browser, f"{address}#/"), out / "service-runs.png")
-    take(opened(browser, address + place), out / "service-run.png")
-    take(opened(browser, address + place, color_scheme="dark"), out / "service-dark.png")
-    take(opened(browser, address + place, width=390, height=900, device_scale_factor=2), out / "service-phone.png")
+    take(open_page(browser, f"{address}#/"), out / "service-runs.png")
+    take(open_page(browser, address + place), out / "service-run.png")
+    take(open_page(browser, address + place, color_scheme="dark"), out / "service-dark.png")
+    take(open_page(browser, address + place, width=390, height=900, device_scale_factor=2), out / "service-phone.png")
     spec = {
         "recording": run,
         "attack": "inverting_gradients",
         "rounds": str(cell["round"]),
         "arguments": {"steps": 6000, "signed": False, "tv": 1e-3},
     }
-    job = posted(address, "jobs", spec)
-    page = opened(browser, f"{address}#/job/{job['id']}", settle=False)
+    job = post(address, "jobs", spec)
+    page = open_page(browser, f"{address}#/job/{job['id']}", settle=False)
     expect(page.get_by_role("img", name=re.compile("^Intermediate image")).first).to_be_visible(timeout=SLOW)
     expect(page.locator("figure.chart")).to_be_visible(timeout=SLOW)
     page.wait_for_timeout(15_000)
     take(page, out / "service-job.png")
-    posted(address, f"jobs/{job['id']}/cancel", {})
+    post(address, f"jobs/{job['id']}/cancel", {})
 
 
-def leaked(address: str, run: str) -> float:
+def measure_leak(address: str, run: str) -> float:
     return sum(one["leak"] or 0.0 for one in asked(address, f"recordings/{run}/grid")["cells"])
 
 
-def opened(browser: Browser, address: str, *, width: int = 1280, height: int = 900, settle: bool = True, **options: Any) -> Page:
+def open_page(
+    browser: Browser, address: str, *, width: int = 1280, height: int = 900, settle: bool = True, **options: Any
+) -> Page:
     page = browser.new_context(viewport={"width": width, "height": height}, **options).new_page()
     page.goto(address)
     if settle:
@@ -85,7 +87,7 @@ def take(page: Page, path: Path) -> None:
     page.context.close()
 
 
-def posted(address: str, path: str, body: Any) -> Any:
+def post(address: str, path: str, body: Any) -> Any:
     request = urllib.request.Request(f"{address}api/v1/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)

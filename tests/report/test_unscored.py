@@ -17,7 +17,7 @@ from attacker.report.gather import gather_run
 from fedsim.recording import Column
 
 
-def pixels(source: str | None) -> int:
+def read_first_value(source: str | None) -> int:
     """Return the first value of an embedded image."""
     image = Image.open(io.BytesIO(b64decode(str(source).partition(",")[2])))
     return int(image.getpixel((0, 0))[0])
@@ -40,7 +40,7 @@ def test_without_true_examples_reconstructions_are_shown_with_nulls_and_unjudged
     (source,) = (path.name for path in run.path.glob("reconstructions/cpl-0*"))
     keys = [f"{number:05d}-{client}" for number in (1, 2) for client in ("ada", "bob")]
     assert {one for one in page.ids() if one.endswith("-1")} - {"run-1"} == {f"run-1-found-{source}-{key}-1" for key in keys}
-    grey = [pixels(attributes["src"]) for tag, attributes in page.tags if tag == "img"]
+    grey = [read_first_value(attributes["src"]) for tag, attributes in page.tags if tag == "img"]
     assert grey == 4 * [64] + 4 * [191] + 4 * [64, 191]
 
 

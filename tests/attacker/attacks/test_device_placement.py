@@ -25,7 +25,7 @@ DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 Arguments = Mapping[str, Any]
 
 
-def observed(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1, **arguments: Any) -> Case:
+def observe_rounds(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1, **arguments: Any) -> Case:
     """Return the observations of one client's rounds, on random examples."""
     rng = torch.Generator().manual_seed(3)
     model, chosen = ModelSpec(name=network, arguments=arguments), DefenseSpec.parse(defense)
@@ -137,7 +137,7 @@ class Attending(torch.nn.Module):
 def test_an_attack_keeps_its_tensors_on_its_device(name: str, arguments: Arguments, case: Arguments) -> None:
     if ":" in case["network"]:
         models.admit(case["network"])
-    given, spec = [observed(**case)], AttackSpec(name=name, arguments=arguments)
+    given, spec = [observe_rounds(**case)], AttackSpec(name=name, arguments=arguments)
     try:
         (here,) = spec.build()(given, rng=torch.Generator().manual_seed(0))
     except ValueError as error:
@@ -164,8 +164,8 @@ def test_layer_input_is_inverted_on_the_device(monkeypatch: pytest.MonkeyPatch) 
     network = f"{__name__}:Pooled"
     models.admit(network)
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    (here,) = spec.build()([observed(network=network)], rng=torch.Generator().manual_seed(0))
+    (here,) = spec.build()([observe_rounds(network=network)], rng=torch.Generator().manual_seed(0))
     with second_device() as device:
-        (there,) = spec.build(device=device)([observed(network=network)], rng=torch.Generator().manual_seed(0))
+        (there,) = spec.build(device=device)([observe_rounds(network=network)], rng=torch.Generator().manual_seed(0))
     assert (there.route, here.route) == ("layer_input", "layer_input")
     assert (there.x - here.x).abs().max() < 0.05

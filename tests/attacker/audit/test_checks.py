@@ -29,7 +29,7 @@ STD = 0.3
 Sent = Callable[[Update, int], Update]
 
 
-def gradient(number: int) -> dict[str, Tensor]:
+def draw_update(number: int) -> dict[str, Tensor]:
     """Return the update of one example: weights of rank one, as every linear layer has."""
     rng = Generator().manual_seed(number)
     found = {}
@@ -40,22 +40,22 @@ def gradient(number: int) -> dict[str, Tensor]:
     return found
 
 
-def observed(defense: str, send: Sent) -> list[Observation]:
+def observe_clients(defense: str, send: Sent) -> list[Observation]:
     """Return the observations of clients that declare a defense, but send what the function `send` returns."""
     weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     facts = {"model": ModelSpec(name="mlp"), "data": DataSpec(shape=(64,), num_classes=10), "defense": defense, "cohort": ()}
     training = Training(learning_rate=0.1, batch_size=1, steps=1)
-    return [make_observation(send(gradient(i), i), weights, training=training, client=f"c{i}", **facts) for i in range(COUNT)]
+    return [make_observation(send(draw_update(i), i), weights, training=training, client=f"c{i}", **facts) for i in range(COUNT)]
 
 
-def found(observations: list[Observation]) -> list[str]:
+def find_rules(observations: list[Observation]) -> list[str]:
     """Return the rules of all findings on the updates and their defense."""
     signature = measure_signature(observations[0].defenses, observations[0].update)
     results = [*check_defense(observations, signature), *check_noise(observations, signature)]
     return [one.rule for one in results if isinstance(one, Finding)]
 
 
-def applied(defense: str) -> Sent:
+def make_sender(defense: str) -> Sent:
     built = DefenseSpec.parse(defense).build()
     return lambda update, i: built.apply(update, built.init(update), Generator().manual_seed(100 + i))[0]
 
@@ -65,7 +65,7 @@ def applied(defense: str) -> Sent:
     [("top_k(0.1)", True), ("prune(0.8)", True), ("random_k(0.3)", False), ("withhold(['head.*'])", False)],
 )
 def test_sparsifiers_that_select_by_the_data_are_found(defense: str, revealing: bool) -> None:
-    observations = observed(defense, applied(defense))
+    observations = observe_clients(defense, make_sender(defense))
     result = check_support(observations, measure_signature(observations[0].defenses, observations[0].update))
     assert isinstance(result, Finding if revealing else PassedCheck)
     assert result.rule == SUPPORT_RULE
@@ -75,7 +75,7 @@ def test_sparsifiers_that_select_by_the_data_are_found(defense: str, revealing: 
 
 @pytest.mark.parametrize("defense", ["clip(1)", f"gaussian({STD})", "qsgd(levels=8)"])
 def test_selection_is_not_checked_if_all_coordinates_are_sent(defense: str) -> None:
-    observations = observed(defense, applied(defense))
+    observations = observe_clients(defense, make_sender(defense))
     signature = measure_signature(observations[0].defenses, observations[0].update)
     assert isinstance(check_support(observations, signature), NotChecked)
 
@@ -120,17 +120,17 @@ DEFENSES = (
 
 @pytest.mark.parametrize("defense", DEFENSES)
 def test_correct_defense_has_no_finding(defense: str) -> None:
-    assert found(observed(defense, applied(defense))) == []
+    assert find_rules(observe_clients(defense, make_sender(defense))) == []
 
 
 @pytest.mark.parametrize("defense", [one for one in DEFENSES if "gaussian" not in one and "laplace" not in one])
 def test_defense_that_returns_its_input_is_found(defense: str) -> None:
-    assert found(observed(defense, lambda update, i: update)) == [NOT_APPLIED_RULE]
+    assert find_rules(observe_clients(defense, lambda update, i: update)) == [NOT_APPLIED_RULE]
 
 
 @pytest.mark.parametrize("defense", ["gaussian(0.1) | clip(1)", "masked(gaussian(0.1) | clip(1), ['*'])"])
 def test_noise_before_the_last_step_is_not_checked(defense: str) -> None:
-    observations = observed(defense, applied(defense))
+    observations = observe_clients(defense, make_sender(defense))
     signature = measure_signature(observations[0].defenses, observations[0].update)
     results = list(check_noise(observations, signature))
     assert [type(one) for one in results] == [NotChecked, NotChecked]
@@ -139,40 +139,42 @@ def test_noise_before_the_last_step_is_not_checked(defense: str) -> None:
 
 @pytest.mark.parametrize("defense", [one for one in DEFENSES if "gaussian" in one or "laplace" in one])
 def test_missing_noise_is_found(defense: str) -> None:
-    assert found(observed(defense, lambda update, i: update)) == [MISSING_RULE]
+    assert find_rules(observe_clients(defense, lambda update, i: update)) == [MISSING_RULE]
 
 
 @pytest.mark.parametrize("std", [STD, 0.003])
 def test_reused_noise_is_found(std: float) -> None:
     """The small noise is far weaker than the gradient, so that it shows only outside of the gradient's low rank."""
     built = DefenseSpec.parse(f"gaussian({std})").build()
-    assert found(observed(f"gaussian({std})", lambda u, i: built.apply(u, {}, Generator().manual_seed(5))[0])) == [REUSED_RULE]
+    assert find_rules(observe_clients(f"gaussian({std})", lambda u, i: built.apply(u, {}, Generator().manual_seed(5))[0])) == [
+        REUSED_RULE
+    ]
 
 
 @pytest.mark.parametrize("left_out", ["hidden.bias", "hidden.weight"])
 def test_tensor_without_noise_is_found(left_out: str) -> None:
-    send = applied(f"gaussian({STD})")
-    assert found(observed(f"gaussian({STD})", lambda u, i: {**send(u, i), left_out: u[left_out]})) == [MISSING_RULE]
+    send = make_sender(f"gaussian({STD})")
+    assert find_rules(observe_clients(f"gaussian({STD})", lambda u, i: {**send(u, i), left_out: u[left_out]})) == [MISSING_RULE]
 
 
 def test_coordinates_without_noise_are_found() -> None:
     """Only a twelfth of one tensor has no noise, which the tensor's mean square alone does not show."""
-    send = applied("gaussian(2)")
+    send = make_sender("gaussian(2)")
 
     def part(update: Update, i: int) -> Update:
         noised = dict(send(update, i))
         noised["hidden.weight"] = torch.cat([update["hidden.weight"][:2], noised["hidden.weight"][2:]])
         return noised
 
-    assert found(observed("gaussian(2)", part)) == [MISSING_RULE]
+    assert find_rules(observe_clients("gaussian(2)", part)) == [MISSING_RULE]
 
 
 def test_noise_of_half_the_declared_size_is_found() -> None:
-    assert found(observed(f"gaussian({STD})", applied(f"gaussian({STD / 2})"))) == [MISSING_RULE]
+    assert find_rules(observe_clients(f"gaussian({STD})", make_sender(f"gaussian({STD / 2})"))) == [MISSING_RULE]
 
 
 def test_clipping_norm_that_no_update_reaches_is_found() -> None:
-    assert found(observed("clip(1000)", lambda update, i: update)) == [NEVER_BINDS_RULE]
+    assert find_rules(observe_clients("clip(1000)", lambda update, i: update)) == [NEVER_BINDS_RULE]
 
 
 def test_parallel_rows_are_found_in_imprint_layers_only() -> None:
@@ -186,12 +188,12 @@ def test_parallel_rows_are_found_in_imprint_layers_only() -> None:
     assert len(find_parallel_rows(torch.zeros(32, 64))) == 0
 
 
-def finding(grade: str) -> Finding:
+def make_finding(grade: str) -> Finding:
     return Finding(rule="r", grade=grade, title="t", evidence="e", advice="a")  # type: ignore[arg-type]
 
 
 def test_the_grade_of_an_audit_is_that_of_its_worst_finding() -> None:
-    findings = [finding("low"), finding("severe"), finding("moderate")]
+    findings = [make_finding("low"), make_finding("severe"), make_finding("moderate")]
     assert worst(findings) == "severe"
     assert worst([]) == "none found"
     assert [one.grade for one in order(findings)] == ["severe", "moderate", "low"]

@@ -35,7 +35,7 @@ SECRET = b"alias ls='echo'"
 ReplacePath = Callable[[Path, Path], None]
 
 
-def experiment(data: Path) -> dict[str, Any]:
+def make_experiment(data: Path) -> dict[str, Any]:
     return {
         "rounds": 1,
         "model": {"name": "mlp", "hidden": [4]},
@@ -51,7 +51,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     values = np.random.default_rng(0).integers(0, 256, (10, 4, 4), dtype=np.uint8)
     np.savez(root / "data.npz", images=values, labels=np.arange(10) % 2)
-    facts = experiment(root / "data.npz")
+    facts = make_experiment(root / "data.npz")
     (root / "experiment.toml").write_text(tomli_w.dumps(facts))
     engines.run(FederationRun(experiment=validate(facts, source="test"), out=root / "run", client_seed=1), engine="local")
     for words in (

@@ -169,7 +169,7 @@ def kill_when(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -
     process.communicate()
 
 
-def tensors(folder: Path) -> dict[str, list[torch.Tensor]]:
+def make_tensors(folder: Path) -> dict[str, list[torch.Tensor]]:
     found = {path.name: Reconstruction.read(path) for path in sorted(folder.rglob("*.safetensors"))}
     return {
         name: [one.x, one.y, one.loss, one.confidence.nan_to_num(nan=-1.0), torch.tensor(one.iterations)]
@@ -183,12 +183,12 @@ def test_killed_replay_resumes_to_bitwise_equal_results(run: Path, tmp_path: Pat
     assert Replay(recording=Recording(other / "recording"), spec=spec, out=other / "out", chunk=3, every=0.0).run().done == 4
     process = start_replay(run, pause=0.05)
     kill_when(process, lambda: iterations_kept(run) > 5)
-    assert tensors(run / "out") == {}
+    assert make_tensors(run / "out") == {}
     kept = iterations_kept(run)
     output, complaints = start_replay(run).communicate(timeout=300)
     first, *_, last = output.splitlines()
     assert (int(first.removeprefix("from ")) >= kept, last) == (True, "done 4"), complaints
-    mine, theirs = tensors(run / "out"), tensors(other / "out")
+    mine, theirs = make_tensors(run / "out"), make_tensors(other / "out")
     assert list(mine) == list(theirs)
     for name, parts in mine.items():
         assert all(torch.equal(a, b) for a, b in zip(parts, theirs[name], strict=True)), name

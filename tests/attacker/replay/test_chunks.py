@@ -17,7 +17,7 @@ LENET = ModelSpec(name="lenet_cpl")
 CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
 
 
-def footprint(attack: str, **arguments: object) -> CaseFootprint:
+def make_footprint(attack: str, **arguments: object) -> CaseFootprint:
     training = Training(learning_rate=0.1, batch_size=1, steps=1)
     manifest = Manifest(name="run", model=LENET, data=CIFAR, training=training, defense=DefenseSpec.parse(""), software={})
     effort = estimate_effort(AttackSpec(name=attack, arguments=arguments).build())
@@ -35,24 +35,24 @@ def test_optimisers_keep_the_stated_number_of_vectors(optimiser: Optimiser) -> N
 
 
 def test_starts_that_are_searched_at_once_add_their_memory() -> None:
-    single, in_turn = footprint("inverting_gradients"), footprint("inverting_gradients", restarts=3)
-    at_once = footprint("inverting_gradients", restarts=3, consistency=0.1)
+    single, in_turn = make_footprint("inverting_gradients"), make_footprint("inverting_gradients", restarts=3)
+    at_once = make_footprint("inverting_gradients", restarts=3, consistency=0.1)
     assert in_turn.estimate_bytes([2]) == single.estimate_bytes([2])
     assert at_once.estimate_bytes([2]) == 3 * single.estimate_bytes([2])
 
 
 def test_memory_of_a_case_includes_the_history_and_its_copy() -> None:
     history = 2 * 100 * 4 * 64 * CIFAR.size
-    more = footprint("cpl").estimate_bytes([64]) - footprint("cpl", optimiser="adam").estimate_bytes([64])
+    more = make_footprint("cpl").estimate_bytes([64]) - make_footprint("cpl", optimiser="adam").estimate_bytes([64])
     assert 2 * history < more < 3 * history
 
 
 def test_chunk_size_depends_on_the_memory_with_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "divide_memory", lambda device: (6 * GB, 2))
     history = 2 * 100 * 4 * 64 * CIFAR.size
-    assert 4 < footprint("cpl").choose_chunk_size([64], 600) < 6 * GB / (2 * history)
-    assert footprint("cpl", optimiser="adam").choose_chunk_size([64], 600) == chunks.MAX_CASES_AT_ONCE
-    assert footprint("cpl").choose_chunk_size([1], 600) == chunks.MAX_CASES_AT_ONCE  # enough memory for all
+    assert 4 < make_footprint("cpl").choose_chunk_size([64], 600) < 6 * GB / (2 * history)
+    assert make_footprint("cpl", optimiser="adam").choose_chunk_size([64], 600) == chunks.MAX_CASES_AT_ONCE
+    assert make_footprint("cpl").choose_chunk_size([1], 600) == chunks.MAX_CASES_AT_ONCE  # enough memory for all
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_only_used_places_of_a_history_are_stored() -> None:
 
 def test_case_larger_than_the_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "read_memory", lambda device: 8 * GB)
-    assert footprint("cpl").explain_too_large([64]) == ""
-    words = footprint("cpl").explain_too_large([10**9])
+    assert make_footprint("cpl").explain_too_large([64]) == ""
+    words = make_footprint("cpl").explain_too_large([10**9])
     assert "1,000,000,000 examples of 3,072 values" in words
     assert "take at least 36,86" in words
     assert "cpu has 8.0 GB; attack fewer rounds" in words
@@ -97,7 +97,7 @@ def test_case_larger_than_the_memory_is_explained(monkeypatch: pytest.MonkeyPatc
 
 def test_chunk_that_may_be_too_large_is_announced_and_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "read_memory", lambda device: 8 * GB)
-    own = footprint("cpl")
+    own = make_footprint("cpl")
     assert own.explain_risk(8 * GB) == ""
     assert "may take up to 9 GB of memory, and cpu has 8 GB" in own.explain_risk(9 * GB)
     assert [own.count_concurrent(n * GB) for n in (2, 3, 4, 5, 9)] == [4, 2, 2, 1, 1]

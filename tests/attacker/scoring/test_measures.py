@@ -22,7 +22,7 @@ def pair() -> tuple[Tensor, Tensor]:
     return (truth + 0.1 * torch.randn(truth.shape, generator=rng)).clamp(0, 1), truth
 
 
-def in_numpy(x: np.ndarray, truth: np.ndarray) -> float:
+def compute_in_numpy(x: np.ndarray, truth: np.ndarray) -> float:
     """Compute the global SSIM of ROG: 8-bit units, luma and chroma by JPEG's matrix, statistics over all pixels."""
     to_ycrcb = np.array([[0.299, 0.587, 0.114], [0.5, -0.418688, -0.081312], [-0.168736, -0.331264, 0.5]])
     c1, c2, total = (0.01 * 255) ** 2, (0.03 * 255) ** 2, 0.0
@@ -36,7 +36,7 @@ def in_numpy(x: np.ndarray, truth: np.ndarray) -> float:
 
 def test_global_ssim_agrees_with_the_formula_of_rog(pair: tuple[Tensor, Tensor]) -> None:
     for x, truth, found in zip(*pair, ssim_global(*pair).tolist(), strict=True):
-        assert found == pytest.approx(in_numpy(x.numpy().astype(float), truth.numpy().astype(float)), abs=1e-5)
+        assert found == pytest.approx(compute_in_numpy(x.numpy().astype(float), truth.numpy().astype(float)), abs=1e-5)
         assert 0 < found < 1
 
 

@@ -28,12 +28,12 @@ def client(folder: Path, values: list[int], labels: list[int], *, classes: int =
         test=Examples(values=images[:0], labels=np.array(labels[:0])),
     )
     parts.write_part(folder / "data", data, data.train)
-    describe_dataset(folder / "truth", lambda: described(folder / "data"))
+    describe_dataset(folder / "truth", lambda: describe(folder / "data"))
     TruthWriter(folder / "truth", folder.name).write(1, 1, [[len(values) - 1], [0]])
     return folder / "truth"
 
 
-def described(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> dict[str, Any]:
     return datasets.describe(parts.part(str(path)), f"part:{path}", {})
 
 

@@ -118,7 +118,7 @@ def draw_successes(rng: np.random.Generator, design: Design, share: float, repet
     return (rng.random((repetitions, count, size)) < own[..., None]).astype(float)
 
 
-def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimate]) -> float:
+def measure_coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimate]) -> float:
     """Compute the share of intervals that contain the true value. samples: (repetitions, clusters, size)."""
     clusters = np.repeat(np.arange(samples.shape[1]), samples.shape[2]).tolist()
     found = [estimate(sample.ravel(), clusters) for sample in samples]
@@ -129,7 +129,7 @@ def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimat
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 def test_intervals_of_shares_have_the_nominal_coverage(design: Design) -> None:
     rng = np.random.default_rng(7)
-    held = [coverage(draw_successes(rng, design, value), value, estimate_share) for value in SHARES]
+    held = [measure_coverage(draw_successes(rng, design, value), value, estimate_share) for value in SHARES]
     assert 0.92 <= np.mean(held) <= 0.98, held
     assert min(held) > 0.90, held
 
@@ -137,7 +137,7 @@ def test_intervals_of_shares_have_the_nominal_coverage(design: Design) -> None:
 @pytest.mark.parametrize("design", FEW, ids=str)
 def test_intervals_of_shares_of_few_clusters_cover_at_least_90_percent(design: Design) -> None:
     rng = np.random.default_rng(9)
-    assert min(coverage(draw_successes(rng, design, value), value, estimate_share) for value in (0.02, *SHARES)) > 0.90
+    assert min(measure_coverage(draw_successes(rng, design, value), value, estimate_share) for value in (0.02, *SHARES)) > 0.90
 
 
 @pytest.mark.parametrize("successes", range(4))
@@ -170,7 +170,7 @@ def test_intervals_of_means_have_the_nominal_coverage(design: Design, skewed: bo
     common, own = draw(size=(REPETITIONS, count, 1)), draw(size=(REPETITIONS, count, size))
     samples = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
     true = (np.sqrt(correlation) + np.sqrt(1 - correlation)) * skewed
-    assert 0.92 <= coverage(samples, true, mean) <= 0.98
+    assert 0.92 <= measure_coverage(samples, true, mean) <= 0.98
 
 
 def test_interval_of_the_mean_of_many_examples_is_the_t_interval() -> None:

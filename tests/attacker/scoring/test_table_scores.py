@@ -18,7 +18,7 @@ SPEC = DataSpec(shape=(7,), num_classes=2, columns=COLUMNS)
 TRUTH = torch.tensor([[0.5, 0, 1, 0, 1, 0, 0.2]])
 
 
-def changed(**values: float) -> Tensor:
+def change_row(**values: float) -> Tensor:
     x = TRUTH.clone()
     for name, value in values.items():
         x[0, int(name.removeprefix("c"))] = value
@@ -35,13 +35,13 @@ def test_adjacent_columns_of_one_name_are_one_variable() -> None:
     ("x", "error", "right", "success"),
     [
         (TRUTH, 0.0, 1.0, True),
-        (changed(c0=0.549, c6=0.151), 0.049, 1.0, True),
-        (changed(c0=0.551), 0.051, 1.0, False),
-        (changed(c6=0.149), 0.051, 1.0, False),
-        (changed(c1=0.6, c2=0.61, c3=0.2), 0.0, 1.0, True),
-        (changed(c1=0.62, c2=0.61), 0.0, 0.5, False),
-        (changed(c4=0.3, c5=0.4), 0.0, 0.5, False),
-        (changed(c2=-0.2, c4=0.0, c5=0.1), 0.0, 0.0, False),
+        (change_row(c0=0.549, c6=0.151), 0.049, 1.0, True),
+        (change_row(c0=0.551), 0.051, 1.0, False),
+        (change_row(c6=0.149), 0.051, 1.0, False),
+        (change_row(c1=0.6, c2=0.61, c3=0.2), 0.0, 1.0, True),
+        (change_row(c1=0.62, c2=0.61), 0.0, 0.5, False),
+        (change_row(c4=0.3, c5=0.4), 0.0, 0.5, False),
+        (change_row(c2=-0.2, c4=0.0, c5=0.1), 0.0, 0.0, False),
     ],
 )
 def test_success_needs_all_categories_and_numbers_within_a_twentieth(
@@ -54,18 +54,18 @@ def test_success_needs_all_categories_and_numbers_within_a_twentieth(
 
 def test_tie_of_categories_is_wrong() -> None:
     assert measure_categorical_share(torch.zeros(1, 7), TRUTH, COLUMNS).item() == 0
-    assert measure_categorical_share(changed(c1=1.0), TRUTH, COLUMNS).item() == 0.5
+    assert measure_categorical_share(change_row(c1=1.0), TRUTH, COLUMNS).item() == 0.5
 
 
 def test_variable_without_a_true_category_does_not_count() -> None:
-    unseen = changed(c2=0.0)
-    assert measure_categorical_share(changed(c1=9.0), unseen, COLUMNS).item() == 1
-    assert measure_categorical_share(changed(c5=9.0), unseen, COLUMNS).item() == 0
-    assert is_recovered(changed(c1=9.0), unseen, SPEC).item()
+    unseen = change_row(c2=0.0)
+    assert measure_categorical_share(change_row(c1=9.0), unseen, COLUMNS).item() == 1
+    assert measure_categorical_share(change_row(c5=9.0), unseen, COLUMNS).item() == 0
+    assert is_recovered(change_row(c1=9.0), unseen, SPEC).item()
     nothing = torch.tensor([[0.5, 0, 0, 0, 0, 0, 0.2]])
     assert math.isnan(measure_categorical_share(TRUTH, nothing, COLUMNS).item())
     assert is_recovered(TRUTH, nothing, SPEC).item()
-    assert not is_recovered(changed(c0=0.9), nothing, SPEC).item()
+    assert not is_recovered(change_row(c0=0.9), nothing, SPEC).item()
 
 
 def test_tables_of_numbers_or_categories_only() -> None:
@@ -81,7 +81,7 @@ def test_tables_of_numbers_or_categories_only() -> None:
 
 
 def test_rows_are_measured_separately() -> None:
-    x = torch.cat([changed(c0=0.6), changed(c1=2.0), TRUTH])
+    x = torch.cat([change_row(c0=0.6), change_row(c1=2.0), TRUTH])
     rows = measure(x, TRUTH.expand(3, -1), SPEC, "no weights")
     assert [row["continuous_error"] for row in rows] == [pytest.approx(0.1), 0, 0]
     assert [row["categorical_right"] for row in rows] == [1, 0.5, 1]
@@ -90,7 +90,7 @@ def test_rows_are_measured_separately() -> None:
 
 
 def test_numbers_are_clamped_and_categories_are_not() -> None:
-    x = changed(c0=7.0, c2=3.0, c3=2.0, c6=-4.0)
+    x = change_row(c0=7.0, c2=3.0, c3=2.0, c6=-4.0)
     truth = TRUTH.clone()
     truth[0, 0], truth[0, 6] = 1.0, 0.0
     (row,) = measure(x, truth, SPEC, "no weights")

@@ -41,7 +41,7 @@ def sources(root: Path) -> tuple[str, str]:
     return attack, null
 
 
-def pixels(content: bytes) -> np.ndarray:
+def read_pixels(content: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(content)), dtype=int)
 
 
@@ -188,7 +188,7 @@ def test_case_has_its_examples_and_originals(ask: Ask, root: Path, sources: tupl
         r for r in read_json_lines(root / "digits" / "scores.jsonl") if (r["source"], r["case"]) == (sources[0], case["case"])
     )
     assert (example["success"], example["label_true"]) == (row["success"], row["label_true_name"])
-    image, original = (pixels(asked(example[key]).content) for key in ("image", "original"))
+    image, original = (read_pixels(asked(example[key]).content) for key in ("image", "original"))
     both = np.asarray(Image.open(root / "digits" / row["pair"]), dtype=int)
     assert (np.concatenate([original, image], axis=1) == both).all()
 
@@ -262,7 +262,7 @@ def test_reconstruction_is_served_as_in_its_file(ask: Ask, root: Path, sources: 
     case = asked.json(f"{RUN}/cases", params={"attack": sources[0], "limit": 1})["items"][0]["case"]
     found = Reconstruction.read(root / "digits" / "reconstructions" / sources[0] / f"{case}.safetensors")
     answer_json = asked.json(f"{RUN}/cases/{sources[0]}/{case}")
-    shown = pixels(asked(answer_json["examples"][0]["image"]).content)
+    shown = read_pixels(asked(answer_json["examples"][0]["image"]).content)
     assert (shown == (found.x[0, 0].clamp(0, 1) * 255).round().numpy()).all()
     assert answer_json["loss"][-1] == [len(found.loss), pytest.approx(float(found.loss[-1]))]
     assert asked(f"/api/v1/{RUN}/cases/{sources[0]}/{case}/images/7.png").status_code == 404

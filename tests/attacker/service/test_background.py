@@ -56,7 +56,7 @@ def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> 
         one.stop()
 
 
-def scored(answer: Any) -> int:
+def count_scored(answer: Any) -> int:
     return sum(case["success"] is not None for case in answer["items"])
 
 
@@ -65,12 +65,12 @@ def test_scores_of_a_job_are_served_once_it_has_ended(
 ) -> None:
     works()
     ask, queue = ask_of(application), application.state.components.queue
-    assert scored(ask.json("recordings/digits/cases")) == 0
+    assert count_scored(ask.json("recordings/digits/cases")) == 0
     job = queue.submit(JobSpec(recording="digits", attack="exact"))
     until = time.monotonic() + 30
     while queue.get(job.id).state not in FINAL_STATES:
         assert time.monotonic() < until
-    assert scored(ask.json("recordings/digits/cases")) == 12
+    assert count_scored(ask.json("recordings/digits/cases")) == 12
 
 
 def test_recording_is_published_before_its_job_is_done(
@@ -83,7 +83,7 @@ def test_recording_is_published_before_its_job_is_done(
     def publish_and_note(kind: str, key: str, data: Any) -> None:
         """Publish an event, and note how many scores a page would get if it asked at once."""
         publish(kind, key, data)
-        noted_events.append((data["state"] if kind == "job" else kind, scored(ask.json("recordings/digits/cases"))))
+        noted_events.append((data["state"] if kind == "job" else kind, count_scored(ask.json("recordings/digits/cases"))))
 
     components.feed.publish = publish_and_note
     components.queue.submit(JobSpec(recording="digits", attack="exact"))

@@ -33,7 +33,7 @@ HUGE_INTEGER = 10**400
 PAGES = ("", "/attacks", "/grid", "/cases", "/leakage", "/training", "/observations")
 
 
-def first(run: Path, ending: str) -> Path:
+def find_first_file(run: Path, ending: str) -> Path:
     return sorted((run / "reconstructions").glob(f"exact-*/*{ending}"))[0]
 
 
@@ -44,14 +44,14 @@ def set_huge_score(run: Path) -> None:
 
 
 def remove_rounds(run: Path) -> None:
-    path = first(run, "attack.json")
+    path = find_first_file(run, "attack.json")
     facts = json.loads(path.read_text())
     facts["cases"][0]["rounds"] = [[]]
     path.write_text(json.dumps(facts))
 
 
 def damage_reconstruction(run: Path, *, labels: bool) -> None:
-    path = first(run, ".safetensors")
+    path = find_first_file(run, ".safetensors")
     with safetensors.safe_open(path, "numpy") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
     if labels:
@@ -76,7 +76,7 @@ def test_huge_or_missing_numbers_cause_no_server_error(ask: Ask, root: Path, har
     asked = ask(truth="own")
     found = {page: asked(f"/api/v1/recordings/digits{page}").status_code for page in PAGES}
     assert found == dict.fromkeys(PAGES, 200)
-    path = first(root / "digits", ".safetensors")
+    path = find_first_file(root / "digits", ".safetensors")
     assert asked(f"/api/v1/recordings/digits/cases/{path.parent.name}/{path.stem}").status_code < 500
 
 

@@ -48,7 +48,7 @@ def rules(queue: Queue, tmp_path: Path, *lines: str) -> RulesWithRounds:
     return RulesWithRounds(path, queue, tmp_path)
 
 
-def submitted(queue: Queue) -> list[tuple[str, str]]:
+def list_submitted(queue: Queue) -> list[tuple[str, str]]:
     """Return recording and rounds of all queued jobs, from the oldest."""
     return [(job.spec.recording, job.spec.rounds) for job in reversed(queue.list(state="queued"))]
 
@@ -58,14 +58,14 @@ def test_each_new_round_makes_a_job_once_also_after_a_restart(queue: Queue, tmp_
     given.arrived("photos", [1])
     given.arrived("photos", [1, 2])
     given.arrived("other", [1])
-    assert submitted(queue) == [("photos", "1"), ("photos", "2"), ("other", "1")]
+    assert list_submitted(queue) == [("photos", "1"), ("photos", "2"), ("other", "1")]
     job = queue.list()[-1]
     assert job.origin == "rule live"
     assert (job.spec.attack, job.spec.arguments, job.spec.seed) == ("exact", {"route": "linear"}, 3)
     assert (job.spec.null, job.spec.priority, job.spec.clients) == (False, 2, ())
     again = RulesWithRounds(tmp_path / "rules.toml", queue, tmp_path)
     again.arrived("photos", [1, 2, 3])
-    assert submitted(queue)[3:] == [("photos", "3")]
+    assert list_submitted(queue)[3:] == [("photos", "3")]
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,21 @@ def test_rule_applies_to_the_rounds_that_it_names(
     given = rules(queue, tmp_path, f'rounds = "{rounds}"')
     for some in [range(1, 7)] if at_once else [[round] for round in range(1, 7)]:
         given.arrived("photos", some)
-    assert [rounds for _, rounds in submitted(queue)] == expected.split()
+    assert [rounds for _, rounds in list_submitted(queue)] == expected.split()
 
 
 def test_last_is_the_last_of_rounds_that_arrive_together(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, 'rounds = "last"')
     for some in ([1, 2, 3], [4], [5, 6]):
         given.arrived("photos", some)
-    assert [rounds for _, rounds in submitted(queue)] == ["3", "4", "6"]
+    assert [rounds for _, rounds in list_submitted(queue)] == ["3", "4", "6"]
 
 
 def test_rule_applies_to_recordings_that_match_a_pattern(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, 'recordings = ["photos", "group~*"]')
     for name in ("photos", "photos2", "group~a", "group", "other~group~a"):
         given.arrived(name, [1])
-    assert [name for name, _ in submitted(queue)] == ["photos", "group~a"]
+    assert [name for name, _ in list_submitted(queue)] == ["photos", "group~a"]
 
 
 def test_rule_applies_to_clients_that_match_a_pattern(queue: Queue, root: Path, tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ def test_attack_on_whole_clients_gets_all_rounds_so_far(queue: Queue, tmp_path: 
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "clients"\nattack = "agic"\nrounds = "every=3"\n')
     RulesWithRounds(path, queue, tmp_path).arrived("photos", [1, 2, 3, 4])
-    assert [rounds for _, rounds in submitted(queue)] == ["1-1", "1-4"]
+    assert [rounds for _, rounds in list_submitted(queue)] == ["1-1", "1-4"]
 
 
 def test_oldest_waiting_rounds_are_left_out_and_logged(queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = rules(queue, tmp_path, "budget = { behind = 2 }")
     with caplog.at_level(logging.WARNING):
         given.arrived("photos", range(1, 6))
-    assert [rounds for _, rounds in submitted(queue)] == ["4", "5"]
+    assert [rounds for _, rounds in list_submitted(queue)] == ["4", "5"]
     assert "leaves out 3 rounds from 1 to 3" in caplog.text
     running = queue.claim("me")
     assert running is not None
@@ -135,15 +135,15 @@ def test_oldest_waiting_rounds_are_left_out_and_logged(queue: Queue, tmp_path: P
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         given.arrived("photos", [6])
-    assert [rounds for _, rounds in submitted(queue)] == ["6"]
+    assert [rounds for _, rounds in list_submitted(queue)] == ["6"]
     assert "leaves out round 5" in caplog.text
     (left,) = queue.list(state="cancelled")
     assert "round 5 is left out" in (left.error or "")
     assert queue.list_cancelled([running]) == set(), "what runs is not disturbed"
     given.arrived("photos", range(1, 7))
-    assert [rounds for _, rounds in submitted(queue)] == ["6"], "what was left out stays so"
+    assert [rounds for _, rounds in list_submitted(queue)] == ["6"], "what was left out stays so"
     given.arrived("other", [1, 2])
-    assert len(submitted(queue)) == 3, "each recording has its own"
+    assert len(list_submitted(queue)) == 3, "each recording has its own"
 
 
 def test_jobs_per_hour_are_limited(
@@ -151,12 +151,12 @@ def test_jobs_per_hour_are_limited(
 ) -> None:
     given = rules(queue, tmp_path, "budget = { jobs_per_hour = 2 }")
     given.arrived("photos", [1, 2, 3])
-    assert [rounds for _, rounds in submitted(queue)] == ["1", "2"]
+    assert [rounds for _, rounds in list_submitted(queue)] == ["1", "2"]
     assert "leaves out round 3: 2 jobs were submitted within an hour" in caplog.text
     with queue.store.open_transaction() as db:
         db.execute("UPDATE jobs SET created = '2020-01-01T00:00:00.000+00:00' WHERE number = 1")
     given.arrived("photos", [4])
-    assert [rounds for _, rounds in submitted(queue)] == ["1", "2", "4"]
+    assert [rounds for _, rounds in list_submitted(queue)] == ["1", "2", "4"]
 
 
 def test_cpu_seconds_are_limited_per_recording(queue: Queue, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_cpu_seconds_are_limited_per_recording(queue: Queue, tmp_path: Path) -> 
     queue.publish(claim, Result(), cpu=2.0)
     given.arrived("photos", [3])
     given.arrived("other", [1])
-    assert submitted(queue) == [("other", "1")]
+    assert list_submitted(queue) == [("other", "1")]
 
 
 def test_rounds_refused_by_a_full_queue_are_submitted_later(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_rounds_refused_by_a_full_queue_are_submitted_later(tmp_path: Path) -> N
     assert queue.claim("me") is not None
     assert queue.claim("me") is not None
     given.arrived("photos", [4])
-    assert [rounds for _, rounds in submitted(queue)] == ["3", "4"]
+    assert [rounds for _, rounds in list_submitted(queue)] == ["3", "4"]
     queue.close()
 
 
@@ -191,9 +191,9 @@ def test_recordings_of_one_name_are_distinguished(queue: Queue, tmp_path: Path) 
     given.arrived("photos", [1, 2])
     given.arrived("photos", [1], identity="b")
     given.arrived("photos", [2, 3], identity="b")
-    assert submitted(queue) == [("photos", rounds) for rounds in "12123"]
+    assert list_submitted(queue) == [("photos", rounds) for rounds in "12123"]
     given.arrived("photos", [], identity="a")
-    assert len(submitted(queue)) == 5, "one that comes back is known"
+    assert len(list_submitted(queue)) == 5, "one that comes back is known"
 
 
 def test_each_recording_has_its_own_budget(queue: Queue, tmp_path: Path) -> None:
@@ -205,9 +205,11 @@ def test_each_recording_has_its_own_budget(queue: Queue, tmp_path: Path) -> None
     given.arrived("photos", [1], identity="b")
     given.arrived("photos", [2], identity="b")
     given.arrived("photos", [1, 2], identity="c")
-    assert [rounds for _, rounds in submitted(queue)] == ["1", "2", "1", "2"], "what waits of an earlier one is not in the way"
+    assert [rounds for _, rounds in list_submitted(queue)] == ["1", "2", "1", "2"], (
+        "what waits of an earlier one is not in the way"
+    )
     given.arrived("photos", [2], identity="a")
-    assert len(submitted(queue)) == 4, "the first one has used all that it may"
+    assert len(list_submitted(queue)) == 4, "the first one has used all that it may"
 
 
 @pytest.mark.parametrize(
@@ -219,11 +221,11 @@ def test_repeated_round_is_attacked_again_and_logged(
     """Rounds 2 and 3 arrive again, as if a federation was killed in round 3 and resumed after round 1."""
     given = rules(queue, tmp_path, f'rounds = "{rounds}"')
     given.arrived("photos", [1, 2, 3])
-    assert [rounds for _, rounds in submitted(queue)] == before.split()
+    assert [rounds for _, rounds in list_submitted(queue)] == before.split()
     assert "again" not in caplog.text
     for _ in range(2):
         given.arrived("photos", [2, 3], attempt=2)
-    assert [rounds for _, rounds in submitted(queue)] == before.split() + after.split()
+    assert [rounds for _, rounds in list_submitted(queue)] == before.split() + after.split()
     again = [
         f"rule live, photos: submits a job for round {round} again: the round was recorded again, in attempt 2 of the federation"
         for round in after.split()
@@ -236,7 +238,7 @@ def test_repeated_first_round_is_attacked_again(queue: Queue, tmp_path: Path) ->
     given.arrived("photos", [1])
     given.arrived("photos", [1], attempt=2)
     given.arrived("photos", [2], attempt=2)
-    assert [rounds for _, rounds in submitted(queue)] == ["1", "1"]
+    assert [rounds for _, rounds in list_submitted(queue)] == ["1", "1"]
 
 
 def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, tmp_path: Path, federated: Path) -> None:
@@ -246,18 +248,18 @@ def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, 
     works = BackgroundWork(components)
     for _ in range(2):
         works.apply_rules(components.catalogue.scan().arrived)
-    assert submitted(components.queue) == [("digits", "1"), ("digits", "2")]
+    assert list_submitted(components.queue) == [("digits", "1"), ("digits", "2")]
     shutil.rmtree(root / "digits")
     shutil.copytree(federated, root / "digits")
     manifest = root / "digits" / "recording" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created": "2999-01-01T00:00:00Z"}))
     works.apply_rules(components.catalogue.scan().arrived)
-    assert submitted(components.queue)[2:] == [("digits", "1"), ("digits", "2")]
+    assert list_submitted(components.queue)[2:] == [("digits", "1"), ("digits", "2")]
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         index.execute("UPDATE observations SET attempt = 2 WHERE round = 2")
     works.apply_rules(components.catalogue.scan().arrived)
     works.apply_rules(components.catalogue.scan().arrived)
-    assert submitted(components.queue)[4:] == [("digits", "2")]
+    assert list_submitted(components.queue)[4:] == [("digits", "2")]
     components.queue.close()
 
 

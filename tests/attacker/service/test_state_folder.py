@@ -28,7 +28,7 @@ def unpacked(folder: Path) -> None:
     os.rename(folder.with_name("copy"), folder)
 
 
-def linked(folder: Path) -> None:
+def replace_by_link(folder: Path) -> None:
     os.rename(folder, folder.with_name("elsewhere"))
     folder.symlink_to(folder.with_name("elsewhere"))
 
@@ -36,7 +36,7 @@ def linked(folder: Path) -> None:
 HARMS: dict[str, Callable[[Path], object]] = {
     "open to others": lambda folder: folder.chmod(0o750),
     "unpacked": unpacked,
-    "a link": linked,
+    "a link": replace_by_link,
     "a file": lambda folder: (shutil.rmtree(folder), folder.write_text("")),
     "a fifo": lambda folder: (shutil.rmtree(folder), os.mkfifo(folder)),
     "no mark": lambda folder: (folder / MARK_FILE).unlink(),

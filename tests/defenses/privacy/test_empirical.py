@@ -19,7 +19,9 @@ from defenses.privacy.sensitivity import Noise
 DELTA = 1e-5
 
 
-def guess(canaries: int, rounds: int, multiplier: float, seed: int, *, epsilon: float | None = None) -> tuple[int, int]:
+def simulate_guesses(
+    canaries: int, rounds: int, multiplier: float, seed: int, *, epsilon: float | None = None
+) -> tuple[int, int]:
     """Return the number of right guesses and of all guesses in a simulation without a federation.
 
     Every canary moves its own coordinate of a Gaussian mechanism by one sensitivity, either way, in every round.
@@ -35,7 +37,7 @@ def guess(canaries: int, rounds: int, multiplier: float, seed: int, *, epsilon: 
 
 @pytest.mark.parametrize(("rounds", "multiplier"), [(1, 2.0), (9, 6.0), (10, 8.0)])
 def test_a_million_canaries_give_four_fifths_of_the_accounted_epsilon(rounds: int, multiplier: float) -> None:
-    right, guesses = guess(1_000_000, rounds, multiplier, seed=1)
+    right, guesses = simulate_guesses(1_000_000, rounds, multiplier, seed=1)
     found = bound_gaussian_epsilon(right, guesses, canaries=1_000_000, delta=DELTA)
     accounted = compute_epsilon(Noise(multiplier), delta=DELTA, times=rounds)
     assert 0.8 * accounted <= found <= accounted
@@ -44,10 +46,10 @@ def test_a_million_canaries_give_four_fifths_of_the_accounted_epsilon(rounds: in
 @pytest.mark.parametrize(("multiplier", "least"), [(1.0, 0.6), (2.0, 0.6), (4.0, 0.6)])
 def test_ten_thousand_canaries_give_more_with_guesses_for_the_declared_epsilon(multiplier: float, least: float) -> None:
     accounted = compute_epsilon(Noise(multiplier), delta=DELTA, times=1)
-    right, guesses = guess(10_000, 1, multiplier, seed=1, epsilon=accounted)
+    right, guesses = simulate_guesses(10_000, 1, multiplier, seed=1, epsilon=accounted)
     found = bound_gaussian_epsilon(right, guesses, canaries=10_000, delta=DELTA)
     assert least * accounted <= found <= accounted
-    usual = bound_gaussian_epsilon(*guess(10_000, 1, multiplier, seed=1), canaries=10_000, delta=DELTA)
+    usual = bound_gaussian_epsilon(*simulate_guesses(10_000, 1, multiplier, seed=1), canaries=10_000, delta=DELTA)
     assert multiplier > 1 or found > 1.3 * usual
 
 
@@ -63,7 +65,7 @@ def test_the_bound_is_never_above_the_accounted_epsilon_at_its_confidence(multip
     shift, canaries = 2 / multiplier, 400
     refuted = 0
     for seed in range(200):
-        right, guesses = guess(canaries, 1, multiplier, seed)
+        right, guesses = simulate_guesses(canaries, 1, multiplier, seed)
         refuted += is_refuted(right, guesses, shift, canaries=canaries)
         accounted = compute_epsilon(Noise(multiplier), delta=DELTA, times=1)
         assert seed > 5 or bound_epsilon(right, guesses, canaries=canaries, delta=DELTA) <= accounted

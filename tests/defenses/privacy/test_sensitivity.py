@@ -129,7 +129,7 @@ SETTINGS = {
 }
 
 
-def updates(rng: Generator) -> Iterator[dict[str, Tensor]]:
+def draw_updates(rng: Generator) -> Iterator[dict[str, Tensor]]:
     """Yield updates of norm 1: dense, with few large entries, with equal entries, in one tensor, and in one entry."""
     shapes = {"a.weight": (5, 4), "a.bias": (5,), "b.weight": (3, 5), "b.scale": ()}
     dense = {name: torch.randn(shape, generator=rng, dtype=torch.float64) for name, shape in shapes.items()}
@@ -158,7 +158,7 @@ def test_no_defense_exceeds_its_norm_bound(text: str) -> None:
     rng = torch.Generator().manual_seed(0)
     allowed = 1 / hidden(f"clip(1) | {text} | gaussian(1)").multiplier
     longest = max(
-        float(global_norm(apply(DefenseSpec.parse(text).build(), update, rng))) for update in updates(rng) for _ in range(50)
+        float(global_norm(apply(DefenseSpec.parse(text).build(), update, rng))) for update in draw_updates(rng) for _ in range(50)
     )
     assert longest <= allowed * (1 + 1e-12)
     assert longest >= 0.3 * allowed or "withhold" in text  # the bound is not much too wide
@@ -167,7 +167,7 @@ def test_no_defense_exceeds_its_norm_bound(text: str) -> None:
 @pytest.mark.parametrize("text", ["top_k(0.3, error_feedback=True)", "qsgd(1)", "sign()"])
 def test_defenses_without_a_norm_bound_can_increase_the_norm(text: str) -> None:
     rng = torch.Generator().manual_seed(0)
-    defense, update = DefenseSpec.parse(text).build(), next(updates(rng))
+    defense, update = DefenseSpec.parse(text).build(), next(draw_updates(rng))
     state, longest = defense.init(update), 0.0
     for _ in range(30):
         sent, state = defense.apply(update, state, rng)

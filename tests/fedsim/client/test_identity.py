@@ -11,7 +11,7 @@ import torch
 from fedsim.client.identity import ClientIdentity, load_or_draw
 
 
-def noise(identity: ClientIdentity, round: int) -> list[float]:
+def draw_values(identity: ClientIdentity, round: int) -> list[float]:
     values: list[float] = torch.randn(5, generator=identity.make_generator(round)).tolist()
     return values
 
@@ -51,15 +51,15 @@ def test_a_seed_repeats_and_another_or_none_differs(tmp_path: Path) -> None:
 def test_noise_differs_between_rounds_and_between_clients() -> None:
     """If two clients drew the same noise, the server could cancel it by subtracting their updates."""
     anna, bert = ClientIdentity("a", "11" * 32), ClientIdentity("b", "22" * 32)
-    streams = [noise(anna, 1), noise(anna, 2), noise(bert, 1), noise(bert, 2)]
+    streams = [draw_values(anna, 1), draw_values(anna, 2), draw_values(bert, 1), draw_values(bert, 2)]
     assert len({tuple(s) for s in streams}) == 4
-    assert noise(anna, 1) == streams[0]
+    assert draw_values(anna, 1) == streams[0]
 
 
 def test_noise_and_order_depend_on_the_secret_and_not_on_the_pseudonym() -> None:
     one, two = ClientIdentity("same", "11" * 32), ClientIdentity("same", "22" * 32)
-    assert noise(one, 1) != noise(two, 1)
-    assert noise(ClientIdentity("other", "11" * 32), 1) == noise(one, 1)
+    assert draw_values(one, 1) != draw_values(two, 1)
+    assert draw_values(ClientIdentity("other", "11" * 32), 1) == draw_values(one, 1)
     assert not np.array_equal(one.draw_order(0, 50, shuffle=True), two.draw_order(0, 50, shuffle=True))
 
 

@@ -12,7 +12,7 @@ import torch
 from state_dicts import Arrays, network, words, write
 
 
-def broken(change: Callable[[Arrays], None]) -> Callable[[Path, Any], tuple[Path, Path]]:
+def write_broken(change: Callable[[Arrays], None]) -> Callable[[Path, Any], tuple[Path, Path]]:
     def files(folder: Path, step: Any) -> tuple[Path, Path]:
         after = dict(step[1])
         change(after)
@@ -43,51 +43,55 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
     ("files", "more", "expected"),
     [
         (
-            broken(lambda a: a.update({"7.bias": np.float32([1, 2, 3])})),
+            write_broken(lambda a: a.update({"7.bias": np.float32([1, 2, 3])})),
             "",
             "b.npz: '7.bias' has shape (3,), but the model's has (4,)",
         ),
-        (broken(lambda a: a.pop("7.bias")), "", "b.npz: no tensor '7.bias'; its other tensors: none; map the names in [names]"),
         (
-            broken(lambda a: a.update({"b": a.pop("7.bias")})),
+            write_broken(lambda a: a.pop("7.bias")),
+            "",
+            "b.npz: no tensor '7.bias'; its other tensors: none; map the names in [names]",
+        ),
+        (
+            write_broken(lambda a: a.update({"b": a.pop("7.bias")})),
             "",
             "no tensor '7.bias'; its other tensors: b; map the names in [names]",
         ),
-        (broken(lambda a: a["0.bias"].__setitem__(3, np.nan)), "", "b.npz: '0.bias' holds NaN or infinity"),
-        (broken(lambda a: a["0.bias"].__setitem__(3, np.inf)), "", "b.npz: '0.bias' holds NaN or infinity"),
+        (write_broken(lambda a: a["0.bias"].__setitem__(3, np.nan)), "", "b.npz: '0.bias' holds NaN or infinity"),
+        (write_broken(lambda a: a["0.bias"].__setitem__(3, np.inf)), "", "b.npz: '0.bias' holds NaN or infinity"),
         (
-            broken(lambda a: a.update({"0.bias": a["0.bias"].astype(int)})),
+            write_broken(lambda a: a.update({"0.bias": a["0.bias"].astype(int)})),
             "",
             "has type torch.int64, but the model's tensor has torch.float32",
         ),
         (lambda folder, step: (write(folder / "a.npz", step[0]),) * 2, "", "hold the same weights, so there is no update"),
         (
-            broken(lambda a: None),
+            write_broken(lambda a: None),
             'names = { "x" = "7.bias" }',
             "a.npz: no tensor 'x', which [names] of the import settings gives for the model's '7.bias'; the file holds 0.bias",
         ),
         (
-            broken(lambda a: None),
+            write_broken(lambda a: None),
             'names = { "7.bias" = "x" }',
             "the model has no tensor 'x', given for '7.bias'; it has 0.weight",
         ),
-        (broken(lambda a: None), 'names = { "7.bias" = "0.bias" }', "two of its tensors the same name"),
-        (broken(lambda a: None), 'flatten = { "7.weight" = [12, 2, 2] }', "flatten requires layout"),
-        (broken(lambda a: None), 'layout = "keras"', "has shape (5, 5, 12, 1), but the model's has"),
+        (write_broken(lambda a: None), 'names = { "7.bias" = "0.bias" }', "two of its tensors the same name"),
+        (write_broken(lambda a: None), 'flatten = { "7.weight" = [12, 2, 2] }', "flatten requires layout"),
+        (write_broken(lambda a: None), 'layout = "keras"', "has shape (5, 5, 12, 1), but the model's has"),
         (
-            broken(lambda a: None),
+            write_broken(lambda a: None),
             'layout = "keras"\nflatten = { "8.weight" = [1, 2, 2] }',
             "flatten: the model has no tensor '8.weight'",
         ),
-        (broken(lambda a: None), 'layout = "tensorflow"', "settings.toml: layout"),
-        (broken(lambda a: None), 'defense = "clipp(1)"', "Did you mean 'clip'?"),
+        (write_broken(lambda a: None), 'layout = "tensorflow"', "settings.toml: layout"),
+        (write_broken(lambda a: None), 'defense = "clipp(1)"', "Did you mean 'clip'?"),
         (
-            broken(lambda a: None),
+            write_broken(lambda a: None),
             "data.mena = [0.5]",
             "settings.toml: data: unknown key 'mena'. Did you mean 'mean'?",
         ),
-        (broken(lambda a: None), "training.lr = 0.5", "settings.toml: training.lr: unknown key"),
-        (broken(lambda a: None), "num_example = 1", "settings.toml: num_example: unknown key"),
+        (write_broken(lambda a: None), "training.lr = 0.5", "settings.toml: training.lr: unknown key"),
+        (write_broken(lambda a: None), "num_example = 1", "settings.toml: num_example: unknown key"),
         (lambda folder, step: (write(folder / "a.npz", step[0]), folder / "no.npz"), "", "no.npz does not exist"),
         (other("b.h5", b"x"), "", "b.h5: unknown kind of file; give .safetensors, .npz or .pt"),
         (other("b.npz", b"PK\x03\x04 no archive"), "", "b.npz: not a NumPy archive"),

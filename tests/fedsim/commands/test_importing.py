@@ -17,7 +17,7 @@ from fedsim.recording import ModelSpec, Observation, Recording
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "import.toml"
 
 
-def observed(tmp_path: Path) -> Observation:
+def read_observation(tmp_path: Path) -> Observation:
     (one,) = Recording(tmp_path / "out" / "recording").read_observations()
     return one
 
@@ -28,7 +28,7 @@ def test_a_training_step_is_imported_as_the_clients_update(tmp_path: Path, step:
     result = bring(write(tmp_path / f"sent{kind}", before), write(tmp_path / f"back{kind}", after))
     assert result.exit_code == 0, result.stderr
     assert f"attacker replay {tmp_path / 'out'} --attack cpl" in " ".join(result.stdout.split())
-    o = observed(tmp_path)
+    o = read_observation(tmp_path)
     assert (o.round, o.num_examples, o.payload.codec, o.model.name) == (1, 1, "weights", "lenet_dlg")
     for name, g in gradient.items():
         assert torch.equal(o.weights[name], torch.from_numpy(before[name]))
@@ -42,7 +42,7 @@ def test_an_update_from_float64_weights_has_almost_no_rounding(tmp_path: Path, s
     wide = {name: a.astype(np.float64) for name, a in before.items()}
     tiny = {name: a - 1e-9 * gradient[name].double().numpy() for name, a in wide.items()}  # too small for float32
     assert bring(write(tmp_path / "a.npz", wide), write(tmp_path / "b.npz", tiny)).exit_code == 0
-    o = observed(tmp_path)
+    o = read_observation(tmp_path)
     assert (o.payload.codec, o.rounding) == ("dense", {})
     for name, g in gradient.items():
         assert o.weights[name].dtype is o.update[name].dtype is torch.float32
@@ -86,7 +86,7 @@ def test_the_layout_of_keras_and_jax_is_converted_to_that_of_the_model(tmp_path:
     ]
     result = bring(*files, keras_settings(step[0], 'flatten = { "7.weight" = [12, 2, 2] }'))
     assert result.exit_code == 0, result.stderr
-    o = observed(tmp_path)
+    o = read_observation(tmp_path)
     for name, a in step[0].items():
         assert torch.equal(o.weights[name], torch.from_numpy(a)), name
         assert torch.equal(o.payload.tensors[name], torch.from_numpy(step[1][name]))
@@ -97,7 +97,7 @@ def test_the_order_of_flattened_pixels_cannot_be_found_from_shapes(tmp_path: Pat
     arrays = [{keras_name(name): to_keras(name, a, (12, 2, 2)) for name, a in part.items()} for part in step[:2]]
     result = bring(write(tmp_path / "a.npz", arrays[0]), write(tmp_path / "b.npz", arrays[1]), keras_settings(step[0], ""))
     assert result.exit_code == 0
-    o = observed(tmp_path)
+    o = read_observation(tmp_path)
     assert torch.equal(o.weights["0.weight"], torch.from_numpy(step[0]["0.weight"]))
     assert not torch.allclose(o.weights["7.weight"], torch.from_numpy(step[0]["7.weight"]))
     assert "flatten" in EXAMPLE.read_text()
@@ -132,7 +132,7 @@ def test_batch_norm_without_a_counter_is_imported_into_a_model_of_the_users_code
     result = bring(*files, "", "--model", "their_net:net", settings=settings)
     assert result.exit_code == 0, result.stderr
     assert "--attack cpl --model their_net:net" in " ".join(result.stdout.split())
-    o = observed(tmp_path)
+    o = read_observation(tmp_path)
     assert set(o.weights) == set(shapes)
     assert [o.buffers["1.running_var"].tolist(), o.buffers_after["1.running_var"].tolist()] == [[3, 4], [3.5, 4.5]]
     assert (o.buffers["1.num_batches_tracked"].dtype, int(o.buffers["1.num_batches_tracked"])) == (torch.int64, 0)

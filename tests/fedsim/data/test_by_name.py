@@ -139,7 +139,7 @@ def test_the_description_of_a_data_set_has_its_hash_and_size() -> None:
 # --- agreement with the specification ---
 
 
-def made(**changed: Any) -> Dataset:
+def make_data_set(**changed: Any) -> Dataset:
     values, labels = changed.pop("values", np.zeros((4, 1, 8, 8), np.float32)), changed.pop("labels", np.arange(4) % 2)
     examples = Examples(values=values, labels=labels)
     own = {
@@ -170,9 +170,9 @@ def made(**changed: Any) -> Dataset:
     ],
 )
 def test_a_data_set_that_contradicts_its_specification_is_refused_when_it_is_made(changed: dict[str, Any], words: str) -> None:
-    assert len(made().train) == 4
+    assert len(make_data_set().train) == 4
     with pytest.raises(ValueError, match=words):
-        made(**changed)
+        make_data_set(**changed)
 
 
 def test_a_function_that_returns_no_data_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

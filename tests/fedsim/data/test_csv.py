@@ -42,7 +42,7 @@ def write(tmp_path: Path) -> Write:
     return to
 
 
-def by_name(data: datasets.Dataset, name: str, *, held_out: bool = False) -> list[list[float]]:
+def read_column(data: datasets.Dataset, name: str, *, held_out: bool = False) -> list[list[float]]:
     """Return the values that a column of the file was converted to, row by row."""
     chosen = [i for i, column in enumerate(data.spec.columns) if column.name == name]
     return (data.test if held_out else data.train).values[:, chosen].tolist()
@@ -60,13 +60,13 @@ def test_a_small_table_is_converted_as_by_hand(write: Write) -> None:
         ("dose", "continuous", ""),
     ]
     assert data.spec.columns[0] == Column(name="age", low=20, high=60)
-    assert by_name(data, "age") == [[0], [0.5], [0.375], [0.25], [1]]  # the median of 20, 40, 30, 60 is 35
-    assert by_name(data, "ward") == [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
-    assert by_name(data, "smokes") == [[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
-    assert np.allclose(by_name(data, "dose"), [[0], [0.5], [0.25], [1], [0]])
-    assert by_name(data, "age", held_out=True) == [[1]]  # 90 is clamped to the range of training
-    assert by_name(data, "ward", held_out=True) == [[0, 0, 0, 0]]
-    assert np.allclose(by_name(data, "dose", held_out=True), [[0.25]])
+    assert read_column(data, "age") == [[0], [0.5], [0.375], [0.25], [1]]  # the median of 20, 40, 30, 60 is 35
+    assert read_column(data, "ward") == [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
+    assert read_column(data, "smokes") == [[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+    assert np.allclose(read_column(data, "dose"), [[0], [0.5], [0.25], [1], [0]])
+    assert read_column(data, "age", held_out=True) == [[1]]  # 90 is clamped to the range of training
+    assert read_column(data, "ward", held_out=True) == [[0, 0, 0, 0]]
+    assert np.allclose(read_column(data, "dose", held_out=True), [[0.25]])
     assert data.train.values.dtype == np.float32
 
 
@@ -88,10 +88,10 @@ def test_by_default_the_specification_reveals_no_value_of_clients_rows(write: Wr
     text = json.dumps(asdict(data.spec))
     assert "burns" not in text
     assert "97" not in text
-    ages = by_name(data, "age")  # clamped; the missing one is the median, 40
+    ages = read_column(data, "age")  # clamped; the missing one is the median, 40
     assert np.allclose(ages, [[0], [1], [0.5], [0], [0.7], [1], [0], [1]])
-    assert np.array(by_name(data, "ward"))[1].tolist() == [0, 0]  # a ward that no held-out row has
-    assert by_name(data, "age", held_out=True) == [[0], [1]]
+    assert np.array(read_column(data, "ward"))[1].tolist() == [0, 0]  # a ward that no held-out row has
+    assert read_column(data, "age", held_out=True) == [[0], [1]]
 
 
 def test_the_specification_does_not_depend_on_clients_rows(write: Write) -> None:
@@ -108,8 +108,10 @@ def test_ranges_and_categories_can_be_given_as_public_knowledge(write: Write) ->
     data = datasets.load("csv", path=write(RECORDS), **known)
     assert data.spec.ranges_from == "public"
     assert [c.category for c in data.spec.columns] == ["", "south", "burns", "north", "?"]
-    assert np.allclose(by_name(data, "age"), [[0.2], [0.97], [0.5], [0.05], [0.44], [0.51], [0.3], [0.6]])  # missing: the middle
-    assert np.argmax(by_name(data, "ward"), axis=1).tolist() == [2, 1, 2, 0, 0, 2, 3, 0]
+    assert np.allclose(
+        read_column(data, "age"), [[0.2], [0.97], [0.5], [0.05], [0.44], [0.51], [0.3], [0.6]]
+    )  # missing: the middle
+    assert np.argmax(read_column(data, "ward"), axis=1).tolist() == [2, 1, 2, 0, 0, 2, 3, 0]
     some = datasets.csv(write(RECORDS), ranges={"age": [0, 100]})
     assert (some.spec.ranges_from, some.spec.columns[0].high) == ("held_out", 100)
     rest = datasets.csv(write(RECORDS), ranges={"age": [0, 100]}, ranges_from="clients")

@@ -124,7 +124,7 @@ def test_data_that_only_one_machine_has_become_its_part(tiny: Callable[..., Any]
     assert sorted(x.tobytes() for x in own.train.values) == sorted(x.tobytes() for x in images.transpose(0, 3, 1, 2))
 
 
-def pictures(folder: Path, *names: str) -> str:
+def write_pictures(folder: Path, *names: str) -> str:
     from PIL import Image
 
     for number, name in enumerate(names):
@@ -135,9 +135,9 @@ def pictures(folder: Path, *names: str) -> str:
 
 
 def test_a_client_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_path: Path) -> None:
-    facts = datasets.load_text(pictures(tmp_path / "all", "ant", "cat", "dog"))
+    facts = datasets.load_text(write_pictures(tmp_path / "all", "ant", "cat", "dog"))
     parts.write_public(tmp_path / "public", facts, [5])
-    mine = pictures(tmp_path / "mine", "cat", "dog")
+    mine = write_pictures(tmp_path / "mine", "cat", "dog")
     splitting.write_own_part(mine, tmp_path / "public", tmp_path / "part")
     own = datasets.load("part", path=str(tmp_path / "part")).train
     assert {(int(x[0, 0, 0]), int(y)) for x, y in zip(own.values, own.labels, strict=True)} == {(0, 1), (40, 2)}
@@ -145,7 +145,7 @@ def test_a_client_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_pat
     with pytest.raises(ValueError, match=words):
         PartyLocations(data=mine, public=tmp_path / "public").load_dataset()
     with pytest.raises(ValueError, match="class 'eel' is not one of public:"):
-        splitting.write_own_part(pictures(tmp_path / "other", "cat", "eel"), tmp_path / "public", tmp_path / "part")
+        splitting.write_own_part(write_pictures(tmp_path / "other", "cat", "eel"), tmp_path / "public", tmp_path / "part")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fedsim import data as datasets
 DRAWN = np.random.default_rng(0)
 
 
-def picture(width: int = 20, height: int = 20) -> Image.Image:
+def make_picture(width: int = 20, height: int = 20) -> Image.Image:
     return Image.fromarray(DRAWN.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -20,10 +20,10 @@ def save(folder: Path, classes: dict[str, int], ending: str = "png") -> None:
     for name, count in classes.items():
         (folder / name).mkdir(parents=True)
         for i in range(count):
-            picture().save(folder / name / f"{i:03d}.{ending}")
+            make_picture().save(folder / name / f"{i:03d}.{ending}")
 
 
-def opened(file: Path, mode: str = "RGB") -> np.ndarray:
+def read_pixels(file: Path, mode: str = "RGB") -> np.ndarray:
     pixels = np.asarray(Image.open(file).convert(mode))
     return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]
 
@@ -35,9 +35,9 @@ def test_every_fifth_image_of_each_class_is_held_out(tmp_path: Path) -> None:
         assert data.train.labels.tolist() == [0] * 9 + [1] * 5 + [2] * 3
         assert data.test.labels.tolist() == [0] * 2 + [1]
         held_out = [tmp_path / "cat" / "004.png", tmp_path / "cat" / "009.png", tmp_path / "dog" / "004.png"]
-        assert np.array_equal(data.test.values, np.stack([opened(file) for file in held_out]))
+        assert np.array_equal(data.test.values, np.stack([read_pixels(file) for file in held_out]))
         kept = sorted(set(tmp_path.glob("*/*.png")) - set(held_out))
-        assert np.array_equal(data.train.values, np.stack([opened(file) for file in kept]))
+        assert np.array_equal(data.train.values, np.stack([read_pixels(file) for file in kept]))
         assert data.train.values.dtype == np.uint8
 
 
@@ -65,7 +65,7 @@ def test_the_short_side_is_resized_and_the_middle_taken(
 ) -> None:
     """The result equals that of torchvision, bit for bit."""
     save(tmp_path, {"a": 5, "b": 1})
-    picture(width, height).save(tmp_path / "b" / "000.png")
+    make_picture(width, height).save(tmp_path / "b" / "000.png")
     mode = "RGB" if channels == 3 else "L"
     resized = Resize(size, InterpolationMode.BICUBIC)(Image.open(tmp_path / "b" / "000.png").convert(mode))
     expected = np.asarray(CenterCrop(size)(resized)).reshape(size, size, channels).transpose(2, 0, 1)
@@ -78,7 +78,7 @@ def test_formats_modes_and_subfolders_are_read_and_other_files_ignored(tmp_path:
     save(tmp_path, {"b": 5})
     inner = tmp_path / "a" / "inner"
     inner.mkdir(parents=True)
-    one = picture()
+    one = make_picture()
     for i, (mode, ending) in enumerate(
         [("L", "png"), ("RGBA", "webp"), ("P", "png"), ("CMYK", "JPEG"), ("1", "bmp"), ("LA", "tif")]
     ):
@@ -91,15 +91,15 @@ def test_formats_modes_and_subfolders_are_read_and_other_files_ignored(tmp_path:
     assert data.class_names == ("a", "b")
     assert np.bincount(np.concatenate([data.train.labels, data.test.labels])).tolist() == [6, 5]
     grey = next(values for values, label in zip(data.train.values, data.train.labels, strict=True) if label == 0)
-    assert np.array_equal(grey, np.repeat(opened(tmp_path / "a" / "0.png", "L"), 3, axis=0))
+    assert np.array_equal(grey, np.repeat(read_pixels(tmp_path / "a" / "0.png", "L"), 3, axis=0))
 
 
 def test_an_image_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None:
     save(tmp_path, {"a": 5, "b": 4}, "jpg")
-    turned, exif = picture(), Image.Exif()
+    turned, exif = make_picture(), Image.Exif()
     exif[0x0112] = 6  # to be rotated clockwise
     turned.save(tmp_path / "b" / "004.jpg", exif=exif, quality=100, subsampling=0)
-    plain = opened(tmp_path / "b" / "004.jpg")
+    plain = read_pixels(tmp_path / "b" / "004.jpg")
     assert np.array_equal(datasets.imagefolder(str(tmp_path), size=20).test.values[-1], np.rot90(plain, -1, axes=(1, 2)))
 
 

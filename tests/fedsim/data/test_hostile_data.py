@@ -56,12 +56,12 @@ def archive(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZI
     return path
 
 
-def saved(path: Path, images: Any, labels: Any) -> Path:
+def save_archive(path: Path, images: Any, labels: Any) -> Path:
     np.savez(path, images=images, labels=labels)
     return path
 
 
-def claimed(path: Path, shape: tuple[int, ...]) -> Path:
+def write_claim(path: Path, shape: tuple[int, ...]) -> Path:
     return archive(path, {"images.npy": npy(IMAGES, shape), "labels.npy": npy(np.arange(10))})
 
 
@@ -90,18 +90,21 @@ def pipe(path: Path) -> Path:
 
 
 ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "labels of ten thousand million": (lambda path: saved(path, IMAGES, np.array([10**10] + [0] * 9)), "label 10000000000"),
+    "labels of ten thousand million": (
+        lambda path: save_archive(path, IMAGES, np.array([10**10] + [0] * 9)),
+        "label 10000000000",
+    ),
     "labels of 2^63": (
-        lambda path: saved(path, IMAGES, np.array([2**63] + [0] * 9, np.uint64)),
+        lambda path: save_archive(path, IMAGES, np.array([2**63] + [0] * 9, np.uint64)),
         "label 9223372036854775808",
     ),
-    "seven terabytes": (lambda path: claimed(path, (7 * 2**40,)), "takes 7696581394432 bytes, but its entry .* has 40"),
-    "a negative length": (lambda path: claimed(path, (-5, -4, 2)), "but its entry in the archive has"),
-    "more dimensions than lengths": (lambda path: claimed(path, (1,) * 40 + (40,)), "."),
+    "seven terabytes": (lambda path: write_claim(path, (7 * 2**40,)), "takes 7696581394432 bytes, but its entry .* has 40"),
+    "a negative length": (lambda path: write_claim(path, (-5, -4, 2)), "but its entry in the archive has"),
+    "more dimensions than lengths": (lambda path: write_claim(path, (1,) * 40 + (40,)), "."),
     "a bomb": (bomb, "claims 300000128 bytes, packed into"),
     "a directory that lies": (lying_directory, "."),
-    "complex images": (lambda path: saved(path, IMAGES * 1j, np.arange(10)), "has type complex128; give"),
-    "objects": (lambda path: saved(path, np.array([{}] * 10), np.arange(10)), "has type object; give"),
+    "complex images": (lambda path: save_archive(path, IMAGES * 1j, np.arange(10)), "has type complex128; give"),
+    "objects": (lambda path: save_archive(path, np.array([{}] * 10), np.arange(10)), "has type object; give"),
     "what is no array": (lambda path: archive(path, {"images.npy": npy(IMAGES), "x": b""}), "holds 'x', which is not an array"),
     "a pipe": (pipe, "is not a regular file"),
     "no archive": (lambda path: (path.write_bytes(b"junk"), path)[1], "not a NumPy archive"),

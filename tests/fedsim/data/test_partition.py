@@ -23,7 +23,7 @@ RESTRICTED: list[tuple[str, dict[str, Any]]] = [("k_classes", {"k": 2}), ("by_gr
 """Partitions that cannot split some data sets, or not among some numbers of clients."""
 
 
-def examples(labels: Any, **groups: Any) -> Examples:
+def make_examples(labels: Any, **groups: Any) -> Examples:
     labels = np.asarray(labels)
     columns = {name: np.asarray(values) for name, values in groups.items()}
     return Examples(values=np.zeros((len(labels), 1), np.float32), labels=labels, groups=columns)
@@ -45,7 +45,7 @@ def test_parts_are_disjoint_none_is_empty_and_together_they_are_everything(
 ) -> None:
     name, arguments = setting
     clients = max(1, round(share * len(labels)))
-    parts = split(examples(labels), clients, seed=seed, name=name, **arguments)
+    parts = split(make_examples(labels), clients, seed=seed, name=name, **arguments)
     assert len(parts) == clients
     assert all(len(part) for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
@@ -54,19 +54,19 @@ def test_parts_are_disjoint_none_is_empty_and_together_they_are_everything(
 
 @pytest.mark.parametrize(("count", "clients"), [(10, 3), (10, 10), (7, 1), (100, 7)])
 def test_iid_parts_differ_by_one_at_most(count: int, clients: int) -> None:
-    sizes = [len(part) for part in split(examples(np.zeros(count, int)), clients, seed=0, name="iid")]
+    sizes = [len(part) for part in split(make_examples(np.zeros(count, int)), clients, seed=0, name="iid")]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_iid_shuffles_the_examples() -> None:
     labels = np.repeat([0, 1], 500)
-    first, _ = split(examples(labels), 2, seed=0, name="iid")
+    first, _ = split(make_examples(labels), 2, seed=0, name="iid")
     assert 200 < labels[first].sum() < 300
 
 
 @pytest.mark.parametrize(("name", "arguments"), SETTINGS + RESTRICTED)
 def test_a_seed_repeats_and_another_differs(name: str, arguments: dict[str, Any]) -> None:
-    data = examples(np.arange(200) % 4, ward=np.arange(200) % 17)
+    data = make_examples(np.arange(200) % 4, ward=np.arange(200) % 17)
 
     def drawn(seed: int) -> list[list[int]]:
         return [part.tolist() for part in split(data, 5, seed=seed, name=name, **arguments)]
@@ -78,7 +78,7 @@ def test_a_seed_repeats_and_another_differs(name: str, arguments: dict[str, Any]
 def skew(alpha: float, seed: int) -> float:
     """Return the share of a client's most frequent class, averaged over clients: 1/4 is even, 1 is one class only."""
     labels = np.arange(4000) % 4
-    parts = split(examples(labels), 8, seed=seed, name="dirichlet", alpha=alpha)
+    parts = split(make_examples(labels), 8, seed=seed, name="dirichlet", alpha=alpha)
     return float(np.mean([np.bincount(labels[part], minlength=4).max() / len(part) for part in parts]))
 
 
@@ -113,17 +113,17 @@ def test_a_small_alpha_gives_each_client_few_classes_and_a_large_one_all_of_them
 )
 def test_unknown_names_and_arguments_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        split(examples(np.arange(10) % 2, ward=[1] * 10), 2, seed=0, **arguments)  # type: ignore[arg-type]
+        split(make_examples(np.arange(10) % 2, ward=[1] * 10), 2, seed=0, **arguments)  # type: ignore[arg-type]
 
 
 def test_more_clients_than_examples_are_refused() -> None:
     with pytest.raises(ValueError, match=r"clients\.count is 11, but there are only 10 training examples"):
-        split(examples(np.zeros(10, int)), 11, seed=0, name="iid")
+        split(make_examples(np.zeros(10, int)), 11, seed=0, name="iid")
 
 
 def test_a_data_set_without_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="no group column 'person'; it has no group columns; csv and lfw do"):
-        split(examples(np.arange(10) % 2), 2, seed=0, name="by_group", column="person")
+        split(make_examples(np.arange(10) % 2), 2, seed=0, name="by_group", column="person")
 
 
 # --- by_label ---
@@ -135,18 +135,18 @@ def held(labels: np.ndarray, parts: list[np.ndarray]) -> list[set[int]]:
 
 def test_a_client_for_each_class_holds_just_that_one() -> None:
     labels = np.array([3, 1, 2, 1, 3, 3])
-    parts = split(examples(labels), 3, seed=0, name="by_label")
+    parts = split(make_examples(labels), 3, seed=0, name="by_label")
     assert [part.tolist() for part in parts] == [[1, 3], [2], [0, 4, 5]]
 
 
 def test_with_fewer_clients_than_classes_the_classes_are_dealt_in_turn() -> None:
     labels = np.arange(70) % 7
-    assert held(labels, split(examples(labels), 3, seed=0, name="by_label")) == [{0, 3, 6}, {1, 4}, {2, 5}]
+    assert held(labels, split(make_examples(labels), 3, seed=0, name="by_label")) == [{0, 3, 6}, {1, 4}, {2, 5}]
 
 
 def test_with_more_clients_than_classes_each_class_is_split_evenly() -> None:
     labels = np.repeat([0, 1, 2], [10, 30, 2])
-    parts = split(examples(labels), 8, seed=0, name="by_label")
+    parts = split(make_examples(labels), 8, seed=0, name="by_label")
     assert all(len(classes) == 1 for classes in held(labels, parts))
     sizes = [[len(part) for part in parts if labels[part[0]] == label] for label in range(3)]
     assert [sorted(own) for own in sizes] == [[3, 3, 4], [10, 10, 10], [1, 1]]
@@ -154,7 +154,7 @@ def test_with_more_clients_than_classes_each_class_is_split_evenly() -> None:
 
 def test_a_class_has_no_more_clients_than_examples() -> None:
     labels = np.array([0] * 9 + [1])
-    parts = split(examples(labels), 10, seed=0, name="by_label")
+    parts = split(make_examples(labels), 10, seed=0, name="by_label")
     assert sorted(len(part) for part in parts) == [1] * 10
 
 
@@ -170,7 +170,7 @@ def test_a_class_has_no_more_clients_than_examples() -> None:
 )
 def test_each_client_holds_exactly_k_classes_if_that_is_possible(labels: list[int], clients: int, k: int, seed: int) -> None:
     """This is possible if sum(min(size of a class, clients)) is at least clients * k, by the theorem of Gale and Ryser."""
-    data, sizes = examples(labels), Counter(labels)
+    data, sizes = make_examples(labels), Counter(labels)
     if clients > len(labels) or k > len(sizes) or sum(min(size, clients) for size in sizes.values()) < clients * k:
         with pytest.raises(ValueError, match=r"there are only|k must be|too few examples"):
             split(data, clients, seed=seed, name="k_classes", k=k)
@@ -189,7 +189,7 @@ def test_each_client_holds_exactly_k_classes_if_that_is_possible(labels: list[in
 def test_k_classes_of_even_data_are_shards_of_one_size() -> None:
     """The setting of McMahan et al. 2017: a hundred clients with two classes and the same number of examples each."""
     labels = np.arange(6000) % 10
-    parts = split(examples(labels), 100, seed=0, name="k_classes", k=2)
+    parts = split(make_examples(labels), 100, seed=0, name="k_classes", k=2)
     assert {len(part) for part in parts} == {60}
     pairs = Counter(tuple(sorted(classes)) for classes in held(labels, parts))
     assert len(pairs) > 33  # of 45 pairs; a hundred random draws would miss about five
@@ -197,7 +197,7 @@ def test_k_classes_of_even_data_are_shards_of_one_size() -> None:
 
 def test_a_large_class_has_more_clients() -> None:
     labels = np.repeat([0, 1, 2], [600, 300, 100])
-    parts = split(examples(labels), 10, seed=0, name="k_classes", k=1)
+    parts = split(make_examples(labels), 10, seed=0, name="k_classes", k=1)
     assert Counter(int(labels[part[0]]) for part in parts) == {0: 6, 1: 3, 2: 1}
     assert {len(part) for part in parts} == {100}
 
@@ -215,7 +215,7 @@ def test_each_group_belongs_to_one_client_and_sizes_are_balanced(wards: list[str
     sizes = Counter(wards)
     clients = max(1, round(share * len(sizes)))
     column = np.array(wards, dtype=object)
-    parts = split(examples(np.zeros(len(wards), int), ward=column), clients, seed=seed, name="by_group", column="ward")
+    parts = split(make_examples(np.zeros(len(wards), int), ward=column), clients, seed=seed, name="by_group", column="ward")
     assert len(parts) == clients
     assert all(len(part) for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(wards)))
@@ -226,5 +226,5 @@ def test_each_group_belongs_to_one_client_and_sizes_are_balanced(wards: list[str
 
 def test_groups_are_dealt_the_largest_first() -> None:
     ward = np.repeat([1, 2, 3, 4, 5], [7, 6, 5, 4, 2])
-    parts = split(examples(np.zeros(24, int), ward=ward), 2, seed=0, name="by_group", column="ward")
+    parts = split(make_examples(np.zeros(24, int), ward=ward), 2, seed=0, name="by_group", column="ward")
     assert sorted(sorted(set(ward[part].tolist())) for part in parts) == [[1, 4, 5], [2, 3]]

@@ -126,7 +126,7 @@ def test_the_cache_is_where_the_environment_says(
 # --- what fails ---
 
 
-def refused(load: Callable[..., Any], root: Path) -> str:
+def expect_refusal(load: Callable[..., Any], root: Path) -> str:
     """Return the message of a failed download, after checking that it was quick and left no files."""
     start = time.monotonic()
     with pytest.raises(FileNotFoundError) as failed:
@@ -149,7 +149,7 @@ def test_a_failed_download_is_reported_in_one_line_with_cause_and_folder(
         monkeypatch.setattr(kind, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/other/"])
     for kind in (published.CIFAR10, published.CIFAR100):
         monkeypatch.setattr(kind, "url", "http://127.0.0.1:9/cifar.tar.gz")
-    message = refused(getattr(datasets, name), tmp_path / "root")
+    message = expect_refusal(getattr(datasets, name), tmp_path / "root")
     assert message.startswith(f"{name}: ")
     assert "Connection refused" in message
 
@@ -160,7 +160,7 @@ def test_a_download_from_a_silent_server_times_out(mnist_site: Site, tmp_path: P
         monkeypatch.setattr(cache, "TIMEOUT_SECONDS", 0.2)
         hung_up = Timer(4, silent.close)  # ends the connection if the client waits too long
         hung_up.start()
-        assert "timed out" in refused(datasets.mnist, tmp_path / "root")
+        assert "timed out" in expect_refusal(datasets.mnist, tmp_path / "root")
         hung_up.cancel()
     assert socket.getdefaulttimeout() is None
 
@@ -169,7 +169,7 @@ def test_a_failed_download_can_be_repeated(mnist_site: Site, tmp_path: Path) -> 
     last = mnist_site[0] / "t10k-labels-idx1-ubyte.gz"
     whole = last.read_bytes()
     last.write_bytes(whole[:-20])
-    refused(datasets.mnist, tmp_path / "root")
+    expect_refusal(datasets.mnist, tmp_path / "root")
     last.write_bytes(whole)
     assert len(datasets.mnist(str(tmp_path / "root")).test) == 7
 

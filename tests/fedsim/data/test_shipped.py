@@ -14,7 +14,7 @@ from fedsim.data.shipped import MIN_CONTRAST, PHOTOGRAPHS
 SETTINGS = [(32, None, 2), (32, 1, 1), (32, 3, 3), (64, None, 1), (64, 2, 2), (128, None, 1)]
 
 
-def photograph(name: str) -> np.ndarray:
+def read_photograph(name: str) -> np.ndarray:
     """Read a photograph with another library than the code under test uses."""
     package, file = PHOTOGRAPHS[name]
     return np.asarray(Image.open(Path(str(files(package))) / file).convert("RGB"))
@@ -54,7 +54,7 @@ def test_photos_are_windows_of_a_grid_with_a_border_between_training_and_the_res
     step = size * resolved
     expected: dict[str, list[tuple[int, np.ndarray]]] = {"train": [], "test": []}
     for label, name in enumerate(PHOTOGRAPHS):
-        pixels = torch.from_numpy(photograph(name).astype(np.float64)).permute(2, 0, 1)[None]
+        pixels = torch.from_numpy(read_photograph(name).astype(np.float64)).permute(2, 0, 1)[None]
         rows, columns = pixels.shape[2] // step, pixels.shape[3] // step
         averaged = torch.nn.functional.avg_pool2d(pixels, resolved)[0].numpy().round()
         last = {"train": -1, "test": columns}

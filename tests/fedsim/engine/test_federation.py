@@ -139,7 +139,7 @@ def test_the_manifest_has_the_servers_settings_and_no_seed(federate: Federate) -
 # --- messages ---
 
 
-def spied(
+def record_messages(
     federate: Federate, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> tuple[FederationRun, list[Message], list[Message]]:
     down: list[Message] = []
@@ -161,7 +161,7 @@ def test_messages_and_recordings_contain_no_partition_label_or_secret(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages have exactly these keys in both directions, so that a new key needs a change of this test."""
-    run, down, up = spied(federate, monkeypatch, defense="gaussian(0.1)")
+    run, down, up = record_messages(federate, monkeypatch, defense="gaussian(0.1)")
     assert len(down) == len(up) == 6
     parameters = {name for name, _ in models.build(run.make_model_spec(), run.load_data().spec).named_parameters()}
     for message in down:

@@ -10,12 +10,12 @@ from torch.func import grad, vmap
 from fedsim.models import find_loss, predict_classes, predict_probabilities
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_logits(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_cross_entropy_is_minus_the_mean_log_probability() -> None:
-    logits, y = drawn(4, 3), torch.tensor([0, 2, 1, 2])
+    logits, y = draw_logits(4, 3), torch.tensor([0, 2, 1, 2])
     by_hand = [-math.log(row.exp()[c] / row.exp().sum()) for row, c in zip(logits, y, strict=True)]
     assert find_loss("cross_entropy")(logits, y).item() == pytest.approx(sum(by_hand) / 4)
 
@@ -41,14 +41,14 @@ def test_logistic_is_accurate_far_from_zero(logit: float) -> None:
 
 
 def test_logistic_is_cross_entropy_of_that_logit_and_zero() -> None:
-    logits, hard = drawn(5, 1), torch.tensor([0, 1, 1, 0, 1])
-    soft = drawn(5, 2, seed=1).softmax(1)
+    logits, hard = draw_logits(5, 1), torch.tensor([0, 1, 1, 0, 1])
+    soft = draw_logits(5, 2, seed=1).softmax(1)
     for y in (hard, soft):
         two = torch.cat([torch.zeros_like(logits), logits], dim=1)
         torch.testing.assert_close(find_loss("logistic")(logits, y), find_loss("cross_entropy")(two, y))
 
 
-@pytest.mark.parametrize(("name", "logits"), [("cross_entropy", drawn(4, 2)), ("logistic", drawn(4, 1))])
+@pytest.mark.parametrize(("name", "logits"), [("cross_entropy", draw_logits(4, 2)), ("logistic", draw_logits(4, 1))])
 def test_one_hot_labels_give_the_loss_of_class_indices(name: str, logits: Tensor) -> None:
     y = torch.tensor([1, 0, 0, 1])
     soft = torch.nn.functional.one_hot(y, 2).double()
@@ -57,7 +57,7 @@ def test_one_hot_labels_give_the_loss_of_class_indices(name: str, logits: Tensor
 
 @pytest.mark.parametrize(("name", "width"), [("cross_entropy", 2), ("logistic", 1)])
 def test_losses_can_be_differentiated_twice_and_for_many_problems_at_once(name: str, width: int) -> None:
-    logits, y = drawn(3, 4, width), torch.tensor([[0, 1, 1, 0]] * 3)
+    logits, y = draw_logits(3, 4, width), torch.tensor([[0, 1, 1, 0]] * 3)
 
     def steepness(z: Tensor, y: Tensor) -> Tensor:
         return grad(find_loss(name))(z, y).square().sum()
@@ -73,9 +73,9 @@ def test_losses_can_be_differentiated_twice_and_for_many_problems_at_once(name: 
 def test_a_wrong_number_of_logits_is_refused_with_advice() -> None:
     y = torch.tensor([0, 1])
     with pytest.raises(ValueError, match="single logit, and this model has 2; give the model outputs = 1"):
-        find_loss("logistic")(drawn(2, 2), y)
+        find_loss("logistic")(draw_logits(2, 2), y)
     with pytest.raises(ValueError, match=r"cross_entropy cannot use; set training\.loss to 'logistic'"):
-        find_loss("cross_entropy")(drawn(2, 1), y)
+        find_loss("cross_entropy")(draw_logits(2, 1), y)
     with pytest.raises(ValueError, match=r"unknown loss 'hinge'\. Known: cross_entropy, logistic"):
         find_loss("hinge")
 
@@ -84,7 +84,7 @@ def test_predictions_and_probabilities_support_a_single_logit() -> None:
     single = torch.tensor([[math.log(3.0)], [-math.log(4.0)]])
     torch.testing.assert_close(predict_probabilities(single), torch.tensor([[0.25, 0.75], [0.8, 0.2]]))
     assert predict_classes(single).tolist() == [1, 0]
-    several = drawn(6, 3)
+    several = draw_logits(6, 3)
     torch.testing.assert_close(predict_probabilities(several), several.softmax(1))
     assert torch.equal(predict_classes(several), several.argmax(1))
     assert predict_classes(single).dtype == predict_classes(several).dtype == torch.int64
@@ -92,5 +92,5 @@ def test_predictions_and_probabilities_support_a_single_logit() -> None:
 
 def test_probabilities_are_gradients_of_the_loss_too() -> None:
     """The gradient of the logistic loss by the logit is p_1 - y, from which attacks infer labels."""
-    z, y = drawn(1, 1), torch.tensor([1])
+    z, y = draw_logits(1, 1), torch.tensor([1])
     torch.testing.assert_close(grad(find_loss("logistic"))(z, y), predict_probabilities(z)[:, 1:] - 1)

@@ -77,7 +77,7 @@ def test_convolutions_that_copy_their_input_are_found() -> None:
     assert name_patterns({"conv.weight": random_weights(8, 3, 3, 3)}) == set()
 
 
-def wide_network(
+def build_wide_network(
     *, features: int = 32, neurons: int = 256, bias: bool = False, gaussian: tuple[int, ...] = (2,)
 ) -> nn.Sequential:
     """Return an MLP of three linear layers, of which those with the given indices are drawn from a normal distribution."""
@@ -103,13 +103,13 @@ def test_a_wide_gaussian_layer_that_a_server_added_is_found(base: str) -> None:
 @pytest.mark.parametrize(
     ("network", "count"),
     [
-        (wide_network(), 1),
-        (wide_network(gaussian=()), 0),  # PyTorch's uniform initialisation
-        (wide_network(gaussian=(0, 2)), 0),  # another layer is drawn alike
-        (wide_network(gaussian=(2, 4)), 0),
-        (wide_network(bias=True), 0),  # the attack needs a layer without a bias
-        (wide_network(neurons=64), 0),  # two neurons per feature
-        (nn.Sequential(*wide_network()[2:]), 0),  # its inputs are the examples, no features of a network
+        (build_wide_network(), 1),
+        (build_wide_network(gaussian=()), 0),  # PyTorch's uniform initialisation
+        (build_wide_network(gaussian=(0, 2)), 0),  # another layer is drawn alike
+        (build_wide_network(gaussian=(2, 4)), 0),
+        (build_wide_network(bias=True), 0),  # the attack needs a layer without a bias
+        (build_wide_network(neurons=64), 0),  # two neurons per feature
+        (nn.Sequential(*build_wide_network()[2:]), 0),  # its inputs are the examples, no features of a network
     ],
 )
 def test_ordinary_wide_layers_show_no_sign(network: nn.Sequential, count: int) -> None:

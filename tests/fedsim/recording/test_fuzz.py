@@ -40,7 +40,7 @@ def copy(recorded: Path) -> Copy:
     return fresh
 
 
-def tensors(folder: Path, errors: list[DamagedFile]) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+def read_tensors(folder: Path, errors: list[DamagedFile]) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Return payload and weights of each observation that can be read, and collect errors, also of all other queries."""
     try:
         recording = Recording(folder)
@@ -64,11 +64,11 @@ def tensors(folder: Path, errors: list[DamagedFile]) -> dict[str, tuple[dict[str
 @pytest.fixture
 def check(recorded: Path, same_bits: Same) -> Callable[[Path], None]:
     """A function that checks that all tensors that can be read from a damaged copy are those that were written."""
-    written = tensors(recorded, [])
+    written = read_tensors(recorded, [])
     assert len(written) == 4
 
     def compare(folder: Path) -> None:
-        for key, (payload, weights) in tensors(folder, []).items():
+        for key, (payload, weights) in read_tensors(folder, []).items():
             assert same_bits(payload, written[key][0])
             assert same_bits(weights, written[key][1])
 
@@ -100,7 +100,7 @@ def test_a_damaged_header_never_changes_a_shape(copy: Copy, check: Check, harmed
         index.execute("PRAGMA synchronous = OFF")
         index.execute("UPDATE observations SET sha256 = ? WHERE file = 'rounds/00001/anna.safetensors'", (digest,))
     errors: list[DamagedFile] = []
-    read = tensors(folder, errors)
+    read = read_tensors(folder, errors)
     assert ("00001-anna" in read) is not errors
     shapes = {
         name: tuple(t.shape) for name, t in read.get("00001-anna", ({"w": Tensor([0] * 3), "b": Tensor([0])[0]}, {}))[0].items()

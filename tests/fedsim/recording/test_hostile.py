@@ -123,7 +123,7 @@ def tensor_file(described: Any, data: bytes = b"", length: int | None = None) ->
     return (len(header) if length is None else length).to_bytes(8, "little") + header + data
 
 
-def entry(shape: Any, start: Any, end: Any, dtype: Any = "F32") -> dict[str, Any]:
+def make_entry(shape: Any, start: Any, end: Any, dtype: Any = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
@@ -132,7 +132,7 @@ def test_a_sparse_file_with_a_matching_header_is_not_read(
     recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     forbid_memory(monkeypatch, 16)
-    content = tensor_file({"w": entry([10**9], 0, 4 * 10**9)})
+    content = tensor_file({"w": make_entry([10**9], 0, 4 * 10**9)})
     (recorded / named).write_bytes(content)
     os.truncate(recorded / named, len(content) + 4 * 10**9)
     refused(recorded, named, r"has holes: of its 40000000\d\d bytes, only \d+ are on disk")
@@ -148,31 +148,31 @@ HEADERS = {
     "not UTF-8": tensor_file(b'{"\xff": 1}'),
     "a list": tensor_file([]),
     "deep": tensor_file(b"[" * 200_000),
-    "one name twice": tensor_file(b'{"w": %s, "w": %s}' % ((json.dumps(entry([1], 0, 4)).encode(),) * 2), bytes(4)),
+    "one name twice": tensor_file(b'{"w": %s, "w": %s}' % ((json.dumps(make_entry([1], 0, 4)).encode(),) * 2), bytes(4)),
     "metadata that are none": tensor_file({"__metadata__": []}),
     "an entry that is none": tensor_file({"w": 1}),
     "an entry without a type": tensor_file({"w": {"shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
-    "an unknown type": tensor_file({"w": entry([1], 0, 4, "PICKLE")}, bytes(4)),
-    "a type that is no text": tensor_file({"w": entry([1], 0, 4, ["F32"])}, bytes(4)),
-    "an unnamed tensor": tensor_file({"": entry([1], 0, 4)}, bytes(4)),
-    "a name that steers the terminal": tensor_file({"\x1b[2J": entry([1], 0, 4)}, bytes(4)),
-    "a name that is no text": tensor_file(b'{"\\ud800": %s}' % json.dumps(entry([1], 0, 4)).encode(), bytes(4)),
-    "a petabyte": tensor_file({"w": entry([2**48], 0, 2**50)}),
-    "more than there is": tensor_file({"w": entry([100], 0, 400)}, bytes(4)),
-    "less than there is": tensor_file({"w": entry([1], 0, 4)}, bytes(400)),
-    "a negative size": tensor_file({"w": entry([-1], 0, -4)}),
-    "two negative sizes": tensor_file({"w": entry([-1, -1], 0, 4)}, bytes(4)),
-    "sizes that overflow": tensor_file({"w": entry([2**32, 2**32], 0, 0)}),
-    "sizes that overflow beside a zero": tensor_file({"w": entry([0, 2**34, 2**34], 0, 0)}),
-    "a size that is no whole number": tensor_file({"w": entry([1.0], 0, 4)}, bytes(4)),
-    "a size that is a truth value": tensor_file({"w": entry([True], 0, 4)}, bytes(4)),
-    "a million dimensions": tensor_file({"w": entry([1] * 10**6, 0, 4)}, bytes(4)),
-    "a shape that is none": tensor_file({"w": entry(4, 0, 4)}, bytes(4)),
-    "offsets that are turned": tensor_file({"w": entry([1], 4, 0)}, bytes(4)),
-    "a third offset": tensor_file({"w": {**entry([1], 0, 4), "data_offsets": [0, 4, 8]}}, bytes(8)),
-    "two tensors that share bytes": tensor_file({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)),
-    "two tensors in one place": tensor_file({"a": entry([1], 0, 4), "b": entry([1], 0, 4)}, bytes(4)),
-    "a gap": tensor_file({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)),
+    "an unknown type": tensor_file({"w": make_entry([1], 0, 4, "PICKLE")}, bytes(4)),
+    "a type that is no text": tensor_file({"w": make_entry([1], 0, 4, ["F32"])}, bytes(4)),
+    "an unnamed tensor": tensor_file({"": make_entry([1], 0, 4)}, bytes(4)),
+    "a name that steers the terminal": tensor_file({"\x1b[2J": make_entry([1], 0, 4)}, bytes(4)),
+    "a name that is no text": tensor_file(b'{"\\ud800": %s}' % json.dumps(make_entry([1], 0, 4)).encode(), bytes(4)),
+    "a petabyte": tensor_file({"w": make_entry([2**48], 0, 2**50)}),
+    "more than there is": tensor_file({"w": make_entry([100], 0, 400)}, bytes(4)),
+    "less than there is": tensor_file({"w": make_entry([1], 0, 4)}, bytes(400)),
+    "a negative size": tensor_file({"w": make_entry([-1], 0, -4)}),
+    "two negative sizes": tensor_file({"w": make_entry([-1, -1], 0, 4)}, bytes(4)),
+    "sizes that overflow": tensor_file({"w": make_entry([2**32, 2**32], 0, 0)}),
+    "sizes that overflow beside a zero": tensor_file({"w": make_entry([0, 2**34, 2**34], 0, 0)}),
+    "a size that is no whole number": tensor_file({"w": make_entry([1.0], 0, 4)}, bytes(4)),
+    "a size that is a truth value": tensor_file({"w": make_entry([True], 0, 4)}, bytes(4)),
+    "a million dimensions": tensor_file({"w": make_entry([1] * 10**6, 0, 4)}, bytes(4)),
+    "a shape that is none": tensor_file({"w": make_entry(4, 0, 4)}, bytes(4)),
+    "offsets that are turned": tensor_file({"w": make_entry([1], 4, 0)}, bytes(4)),
+    "a third offset": tensor_file({"w": {**make_entry([1], 0, 4), "data_offsets": [0, 4, 8]}}, bytes(8)),
+    "two tensors that share bytes": tensor_file({"a": make_entry([2], 0, 8), "b": make_entry([2], 4, 12)}, bytes(12)),
+    "two tensors in one place": tensor_file({"a": make_entry([1], 0, 4), "b": make_entry([1], 0, 4)}, bytes(4)),
+    "a gap": tensor_file({"a": make_entry([1], 0, 4), "b": make_entry([1], 8, 12)}, bytes(12)),
 }
 
 
@@ -228,7 +228,7 @@ def test_returned_weights_of_another_type_are_refused(
 
 
 def test_booleans_that_are_neither_0_nor_1_are_refused(recorded: Path) -> None:
-    described = {"w": entry([3], 0, 3, "BOOL"), "b": entry([], 3, 7)}
+    described = {"w": make_entry([3], 0, 3, "BOOL"), "b": make_entry([], 3, 7)}
     wrong, right = (tensor_file(described, bytes([0, 1, value, 0, 0, 0, 0])) for value in (2, 1))
     (recorded / "t").write_bytes(wrong)
     with pytest.raises(DamagedFile, match="'w' holds a byte of value 2"):

@@ -22,7 +22,7 @@ TABLE = DataSpec(
 )
 
 
-def written(manifest: Manifest, folder: Path) -> Path:
+def write_manifest(manifest: Manifest, folder: Path) -> Path:
     manifest.write(folder / "manifest.json")
     return folder / "manifest.json"
 
@@ -43,7 +43,7 @@ def written(manifest: Manifest, folder: Path) -> Path:
 )
 def test_a_manifest_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path, changes: dict[str, Any]) -> None:
     given_ = replace(manifest, **changes)
-    assert Manifest.read(written(given_, tmp_path)) == given_
+    assert Manifest.read(write_manifest(given_, tmp_path)) == given_
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -61,11 +61,11 @@ def test_numbers_read_back_exactly(
         data=replace(manifest.data, mean=tuple(mean)),
         defense=DefenseSpec.parse(f"clip({clip!r})"),
     )
-    assert Manifest.read(written(given_, tmp_path)) == given_
+    assert Manifest.read(write_manifest(given_, tmp_path)) == given_
 
 
 def test_a_manifest_is_plain_json_with_a_version_and_no_secrets(manifest: Manifest, tmp_path: Path) -> None:
-    raw = json.loads(written(manifest, tmp_path).read_text())
+    raw = json.loads(write_manifest(manifest, tmp_path).read_text())
     assert raw["format_version"] == 3
     assert raw["defense"] == "clip(4.5) | gaussian(0.1)"
     assert not {"seed", "client_seed", "partition", "secret", "path"} & set(raw)
@@ -118,7 +118,7 @@ def test_a_manifest_is_plain_json_with_a_version_and_no_secrets(manifest: Manife
 def test_unknown_keys_and_wrong_values_are_refused_and_named(
     manifest: Manifest, tmp_path: Path, at: tuple[str, ...], value: Any, words: str
 ) -> None:
-    path = written(manifest, tmp_path)
+    path = write_manifest(manifest, tmp_path)
     raw = json.loads(path.read_text())
     inner = raw
     for key in at[:-1]:
@@ -158,7 +158,7 @@ def texts_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def test_no_text_of_a_manifest_may_steer_a_terminal_or_forge_a_line(manifest: Manifest, tmp_path: Path) -> None:
-    path = written(replace(manifest, **FULL), tmp_path)
+    path = write_manifest(replace(manifest, **FULL), tmp_path)
     raw, places = json.loads(path.read_text()), 0
     assert Manifest.read(path)
     for *at, last in texts_in(raw):
@@ -182,7 +182,7 @@ def test_no_text_of_a_manifest_may_steer_a_terminal_or_forge_a_line(manifest: Ma
 
 def test_every_field_of_a_manifest_that_holds_text_is_filled_above(manifest: Manifest, tmp_path: Path) -> None:
     """A text field that is added to the manifest must be added to `FULL`, so that the test above checks it."""
-    raw = json.loads(written(replace(manifest, **FULL), tmp_path).read_text())
+    raw = json.loads(write_manifest(replace(manifest, **FULL), tmp_path).read_text())
     with_text = {tuple(step for step in at if isinstance(step, str)) for at in texts_in(raw) if at[-1] != "key"}
 
     def fields_of(kind: Any, at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -199,7 +199,7 @@ def test_every_field_of_a_manifest_that_holds_text_is_filled_above(manifest: Man
 
 
 def test_a_missing_key_is_named(manifest: Manifest, tmp_path: Path) -> None:
-    path = written(manifest, tmp_path)
+    path = write_manifest(manifest, tmp_path)
     raw = json.loads(path.read_text())
     del raw["training"]["batch_size"]
     path.write_text(json.dumps(raw))

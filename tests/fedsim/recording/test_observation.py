@@ -46,7 +46,7 @@ def test_the_fields_that_a_server_knows_are_fixed(kind: type) -> None:
     assert {field.name for field in fields(kind)} == PUBLIC[kind]
 
 
-def observation(**changes: Any) -> Observation:
+def make_observation(**changes: Any) -> Observation:
     return Observation(
         **{
             "round": 7,
@@ -66,29 +66,29 @@ def observation(**changes: Any) -> Observation:
 
 def test_an_observation_has_no_other_fields_and_is_frozen() -> None:
     with pytest.raises(TypeError, match="labels"):
-        observation(labels=torch.zeros(1))
-    made = observation()
+        make_observation(labels=torch.zeros(1))
+    made = make_observation()
     for name, value in (("labels", 1), ("round", 8), ("truth", 1)):
         with pytest.raises(FrozenInstanceError):
             setattr(made, name, value)
 
 
 def test_the_update_is_decoded_from_the_payload() -> None:
-    made = observation()
+    made = make_observation()
     assert made.update["w"].tolist() == [1, -2]
     assert made.sent == {}
     assert made.key == "00007-anna"
     with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: bits, dense"):
-        _ = observation(payload=Payload(tensors={}, codec="zip")).update
+        _ = make_observation(payload=Payload(tensors={}, codec="zip")).update
 
 
 def test_the_rounding_error_of_returned_weights_is_bounded() -> None:
     """From 1 to 2, float32 numbers are 2^-23 apart, so that a weight is rounded by at most half of that."""
     sent_back = {"w": torch.tensor([1.0, -1.5, 3.0]), "n": torch.tensor([1])}
     start = {name: torch.zeros_like(t) for name, t in sent_back.items()}
-    made = observation(weights=start, payload=Payload(tensors=sent_back, codec="weights"))
+    made = make_observation(weights=start, payload=Payload(tensors=sent_back, codec="weights"))
     assert {name: t.tolist() for name, t in made.rounding.items()} == {"w": [2**-24, 2**-24, 2**-23]}
-    assert observation().rounding == {}
+    assert make_observation().rounding == {}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_rounding_error_of_returned_weights_is_bounded() -> None:
     [({"steps": 3}, 12, 3), ({"epochs": 2}, 10, 6), ({"epochs": 1}, 2**52, 2**50)],
 )
 def test_rounding_counts_every_step_and_the_larger_weight(training: dict[str, int], examples: int, steps: int) -> None:
-    made = observation(
+    made = make_observation(
         weights={"w": torch.tensor([-3.0, 1.0])},
         payload=Payload(tensors={"w": torch.tensor([0.001, 1.5])}, codec="weights"),
         training=Training(learning_rate=0.1, batch_size=4, **training),  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ DEFENSES = {
 }
 
 
-def updates(run: FederationRun) -> dict[str, bytes]:
+def read_bytes_of_updates(run: FederationRun) -> dict[str, bytes]:
     """Return the bytes of the updates and weights of all observations."""
     found = {}
     for o in Recording(run.out / "recording").read_observations():
@@ -55,7 +55,7 @@ def test_packed_updates_are_recorded_and_aggregated_bit_for_bit(
 ) -> None:
     changes = {**MODEL, "rounds": 3, "defense": defense}
     packed, plain = federate("packed", **changes), federate_unpacked(monkeypatch, federate, **changes)
-    assert updates(packed) == updates(plain)
+    assert read_bytes_of_updates(packed) == read_bytes_of_updates(plain)
     for run, codec in ((packed, DEFENSES[defense]), (plain, "dense")):
         recording = Recording(run.out / "recording")
         assert {row.codec for row in recording.read_rows()} == {recording.manifest.codec} == {codec}
@@ -89,7 +89,7 @@ def test_a_federation_with_packed_updates_can_be_resumed(federate: Federate) -> 
     out = whole.out.parent / "halves"
     run = FederationRun(experiment=read(out / "experiment.toml"), out=out, device="cpu", resume=True).settle()
     engine.run(run, engine="local")
-    assert updates(run) == updates(whole)
+    assert read_bytes_of_updates(run) == read_bytes_of_updates(whole)
     kept = [
         [{key: value for key, value in row.items() if key != "seconds"} for row in read_json_lines(folder / "metrics.jsonl")]
         for folder in (out, whole.out)
@@ -165,7 +165,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[...
     return go
 
 
-def repacked(codec: str) -> Callable[[Message], None]:
+def make_repacking(codec: str) -> Callable[[Message], None]:
     """Return a change of a reply that sends the same update by another codec than the agreed one."""
 
     def spoil(reply: Message) -> None:
@@ -178,7 +178,7 @@ def repacked(codec: str) -> Callable[[Message], None]:
 
 @pytest.mark.parametrize("codec", ["sparse", "bits", "levels"])
 def test_a_reply_by_another_codec_than_the_agreed_one_is_accepted(codec: str, spoiled: Any, federate: Federate) -> None:
-    recording = spoiled(repacked(codec), defense="clip(0.1)")
+    recording = spoiled(make_repacking(codec), defense="clip(0.1)")
     assert sorted(row.codec for row in recording.read_rows()) == sorted(["dense"] * 8 + [codec])
     assert recording.manifest.codec == "dense"
 

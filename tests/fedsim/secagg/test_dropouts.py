@@ -19,7 +19,7 @@ from fedsim.recording.files import read_json_lines
 Federate = Callable[..., FederationRun]
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, kind: str, fails: Fails) -> None:
+def make_clients_fail(monkeypatch: pytest.MonkeyPatch, kind: str, fails: Fails) -> None:
     for other in ("fails", "late", "lost"):
         monkeypatch.setattr(Failing, other, fails if other == kind else {})
     monkeypatch.setattr(engine, "LocalGrid", Failing)
@@ -35,7 +35,7 @@ def test_the_mean_is_that_of_the_clients_whose_vectors_arrived(
     stage: str, kind: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1)
-    failing(monkeypatch, kind, {(1, stage): (1, 3)})
+    make_clients_fail(monkeypatch, kind, {(1, stage): (1, 3)})
     secure = federate("secure", **EPOCH, rounds=2)
     names = of_partitions(secure)
     gone = set() if stage == "unmask" else {names[1], names[3]}
@@ -65,14 +65,14 @@ def test_the_strategy_gets_errors_of_failed_clients_and_nothing_of_late_ones(
         return real(self, server_round, replies)
 
     monkeypatch.setattr(FedAvg, "aggregate_train", spy)
-    failing(monkeypatch, kind, {(1, "collect"): (0, 4)})
+    make_clients_fail(monkeypatch, kind, {(1, "collect"): (0, 4)})
     federate(rounds=1)
     assert sorted(got[0]) == [False] * 3 + [True] * errors
 
 
 def test_the_mean_is_right_if_a_client_fails_at_each_exchange(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1, clients={"count": 7})
-    failing(monkeypatch, "fails", {(1, "setup"): (0,), (1, "share"): (2,), (1, "collect"): (4,), (1, "unmask"): (6,)})
+    make_clients_fail(monkeypatch, "fails", {(1, "setup"): (0,), (1, "share"): (2,), (1, "collect"): (4,), (1, "unmask"): (6,)})
     secure = federate("secure", **EPOCH, rounds=1, clients={"count": 7}, secure_aggregation={"threshold": 3})
     names = of_partitions(plain)
     updates = [o for o in recorded(plain).read_observations() if names.index(o.client) not in (0, 2, 4)]
@@ -85,7 +85,7 @@ def test_the_mean_is_right_if_a_client_fails_at_each_exchange(federate: Federate
 def test_below_the_threshold_the_round_is_lost_and_the_run_continues(
     stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing(monkeypatch, "fails", {(1, stage): (0, 1, 2)})
+    make_clients_fail(monkeypatch, "fails", {(1, stage): (0, 1, 2)})
     run = federate(rounds=2)
     expected = f"2 of 5 clients answered at exchange '{stage}', and the threshold is 3"
     assert expected in caplog.text
@@ -102,7 +102,7 @@ def test_below_the_threshold_the_round_is_lost_and_the_run_continues(
 
 
 def test_no_client_is_asked_for_shares_if_the_round_is_lost_before(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, "fails", {(1, "collect"): (0, 1, 2)})
+    make_clients_fail(monkeypatch, "fails", {(1, "collect"): (0, 1, 2)})
     with pytest.raises(EngineError, match="no client ever answered: 5 of 5 replies are missing"):
         federate(rounds=1)
     assert "unmask" not in {stage for stage, *_ in Failing.seen}

@@ -18,7 +18,7 @@ from fedsim.recording.writer import is_plain
 WEIGHTS = {"w": torch.zeros(2, 3), "b": torch.zeros(())}
 
 
-def made(**changes: Any) -> MaskedMessage:
+def make_message(**changes: Any) -> MaskedMessage:
     words = torch.arange(3 + 7, dtype=torch.int64).to(torch.uint32)
     settings: dict[str, Any] = {"words": words, "mask_key": b"m" * 32, "share_key": b"s" * 32, "sealed": (160, 161)}
     return MaskedMessage(**{**settings, "up": {"setup": 3, "collect": 9}, "down": {"setup": 4}, **changes})
@@ -31,7 +31,7 @@ def read(tensors: dict[str, torch.Tensor]) -> MaskedMessage:
 
 @pytest.mark.parametrize("changes", [{}, {"words": None, "up": {}, "sealed": ()}])
 def test_a_masked_vector_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
-    masked = made(**changes)
+    masked = make_message(**changes)
     tensors = masked.to_tensors()
     found = read(tensors)
     assert {**vars(found), "words": None} == {**vars(masked), "words": None}
@@ -53,7 +53,7 @@ def test_a_masked_vector_is_read_as_it_was_written(changes: dict[str, Any]) -> N
     ],
 )
 def test_tensors_that_are_no_masked_vector_are_refused(name: str, tensor: torch.Tensor | None) -> None:
-    tensors = made().to_tensors()
+    tensors = make_message().to_tensors()
     tensors.pop(name, None)
     if tensor is not None:
         tensors[name] = tensor

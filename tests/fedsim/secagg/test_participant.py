@@ -24,18 +24,18 @@ def shared(count: int = 4, threshold: int = 3) -> tuple[Members, Sealed]:
     return members, {i: {j: given[j][i] for j in given if j != i} for i in given}
 
 
-def collected(count: int = 4, threshold: int = 3) -> Members:
+def collect_members(count: int = 4, threshold: int = 3) -> Members:
     members, given = shared(count, threshold)
     return {i: participant.mask(participant.receive(me, given[i]), np.zeros(4, np.uint32))[0] for i, me in members.items()}
 
 
 def test_both_kinds_of_shares_of_one_peer_are_never_given() -> None:
     with pytest.raises(ValueError, match="requests both shares of member 2"):
-        participant.unmask(collected()[1], [1, 2, 3], [2, 4])
+        participant.unmask(collect_members()[1], [1, 2, 3], [2, 4])
 
 
 def test_a_second_request_for_shares_is_refused() -> None:
-    me, opened = participant.unmask(collected()[1], [1, 2, 3], [4])
+    me, opened = participant.unmask(collect_members()[1], [1, 2, 3], [4])
     assert (set(opened.seeds), set(opened.keys)) == ({1, 2, 3}, {4})
     with pytest.raises(ValueError, match=r"'unmask' .* after 'unmask'"):
         participant.unmask(me, [1, 3, 4], [2])
@@ -44,17 +44,17 @@ def test_a_second_request_for_shares_is_refused() -> None:
 
 def test_a_sum_of_too_few_members_is_not_unmasked() -> None:
     with pytest.raises(ValueError, match="2 members take part in exchange 'unmask', and the threshold is 3"):
-        participant.unmask(collected()[1], [1, 2], [3, 4])
+        participant.unmask(collect_members()[1], [1, 2], [3, 4])
 
 
 def test_a_client_cannot_be_left_out_of_the_sum_after_it_sent_its_vector() -> None:
     with pytest.raises(ValueError, match="leaves it out of the sum"):
-        participant.unmask(collected()[1], [2, 3, 4], [])
+        participant.unmask(collect_members()[1], [2, 3, 4], [])
 
 
 def test_shares_of_strangers_are_not_given() -> None:
     with pytest.raises(ValueError, match="a share of member 7"):
-        participant.unmask(collected()[1], [1, 2, 3], [7])
+        participant.unmask(collect_members()[1], [1, 2, 3], [7])
 
 
 def test_a_second_vector_under_the_same_keys_is_refused() -> None:

@@ -11,7 +11,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"b": (), "a": (3, 4), "none": (0,)}
 Update = dict[str, NDArray[np.floating]]
 
 
-def drawn(seed: int, scale: float = 0.3) -> Update:
+def draw(seed: int, scale: float = 0.3) -> Update:
     rng = np.random.default_rng(seed)
     return {name: rng.normal(0, scale, shape).astype(np.float32).reshape(shape) for name, shape in SHAPES.items()}
 
@@ -33,7 +33,7 @@ def test_words_and_mean_are_those_of_a_hand_example() -> None:
 def test_the_mean_is_within_half_a_step_of_the_weighted_mean(target_range: int) -> None:
     weights = [1, 10, 4, 2, 7]
     quantiser = Quantiser(clip=1.5, target_range=target_range, clients=5, max_weight=10)
-    updates = [drawn(seed) for seed in range(5)]
+    updates = [draw(seed) for seed in range(5)]
     total = np.zeros(quantiser.count_words(SHAPES), np.uint32)
     for update, weight in zip(updates, weights, strict=True):
         total += quantiser.encode(update, SHAPES, weight)
@@ -75,19 +75,19 @@ def test_a_tensor_that_is_withheld_counts_as_zero() -> None:
 @pytest.mark.parametrize("weight", [0, -1, 11])
 def test_a_weight_out_of_range_is_refused(weight: int) -> None:
     with pytest.raises(ValueError, match=r"no examples, or more than secure_aggregation\.max_weight = 10"):
-        Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(drawn(0), SHAPES, weight)
+        Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(draw(0), SHAPES, weight)
 
 
 def test_a_refused_weight_is_not_in_the_message() -> None:
     """The server gets the message in an error reply, and must not learn the number of examples."""
     with pytest.raises(ValueError, match="max_weight") as error:
-        Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(drawn(0), SHAPES, 7351)
+        Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(draw(0), SHAPES, 7351)
     assert "7351" not in str(error.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_are_refused(value: float) -> None:
-    update = {**drawn(0), "b": np.array(value)}
+    update = {**draw(0), "b": np.array(value)}
     with pytest.raises(ValueError, match="1 values of the update's tensor 'b' are NaN or infinite"):
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(update, SHAPES, 1)
 

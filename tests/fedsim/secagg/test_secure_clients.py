@@ -46,7 +46,7 @@ def test_keys_are_deleted_after_a_round(federate: Federate, monkeypatch: pytest.
     assert not [path for path in files if b"secagg" in path.read_bytes()]
 
 
-def tampered(monkeypatch: pytest.MonkeyPatch, stage: str, change: Callable[[Any, int], None], *, answers: bool) -> None:
+def tamper_with(monkeypatch: pytest.MonkeyPatch, stage: str, change: Callable[[Any, int], None], *, answers: bool) -> None:
     """Make `change` modify the message to, or the answer of, partition 2 in round 1 at the given exchange."""
 
     class Between(Failing):
@@ -111,7 +111,7 @@ def test_no_exchange_is_answered_twice(stage: str, federate: Federate, monkeypat
 def test_a_malformed_answer_affects_only_its_client(
     stage: str, change: Callable[[Any, int], None], federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tampered(monkeypatch, stage, change, answers=True)
+    tamper_with(monkeypatch, stage, change, answers=True)
     run = federate(rounds=1)
     (found,) = recorded(run).read_observations()
     assert len(found.cohort) == (5 if stage == "unmask" else 4)
@@ -133,7 +133,7 @@ def one_key(content: Any, _: int) -> None:
 def test_invalid_public_keys_exclude_only_their_owner(
     change: Callable[[Any, int], None], words: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tampered(monkeypatch, "setup", change, answers=True)
+    tamper_with(monkeypatch, "setup", change, answers=True)
     run = federate(rounds=1)
     (found,) = recorded(run).read_observations()
     assert len(found.cohort) == 4
@@ -144,7 +144,7 @@ def test_invalid_public_keys_exclude_only_their_owner(
 
 @pytest.mark.parametrize("stage", ["setup", "share", "unmask"])
 def test_a_malformed_message_excludes_only_its_client(stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    tampered(monkeypatch, stage, strange if stage != "setup" else empty, answers=False)
+    tamper_with(monkeypatch, stage, strange if stage != "setup" else empty, answers=False)
     run = federate(rounds=1)
     (found,) = recorded(run).read_observations()
     assert len(found.cohort) == (5 if stage == "unmask" else 4)

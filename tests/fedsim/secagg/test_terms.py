@@ -17,19 +17,19 @@ STEPS = Training(learning_rate=0.1, batch_size=8, steps=3)
 EPOCHS = Training(learning_rate=0.1, batch_size=8, epochs=3)
 
 
-def settled(clients: int = 5, training: Training = STEPS, strategy: str = "FedAvg", **table: Any) -> Agreement:
+def settle_terms(clients: int = 5, training: Training = STEPS, strategy: str = "FedAvg", **table: Any) -> Agreement:
     return SecureAggregationTable(**table).settle(clients=clients, training=training, strategy=strategy)
 
 
 def test_defaults_follow_from_the_federation() -> None:
-    assert settled() == Agreement(
+    assert settle_terms() == Agreement(
         clients=5, threshold=3, neighbours=64, clip=3.0, target_range=MAX_SUM // (5 * 24), max_weight=24, reveal=False
     )
-    assert settled(training=EPOCHS).max_weight == 1000
-    assert [settled(clients=n).threshold for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 33]
-    assert settled(clients=100, neighbours=10).threshold == 6
-    assert settled(bits=8).target_range == 127
-    assert settled(clip=2).clip == 2.0
+    assert settle_terms(training=EPOCHS).max_weight == 1000
+    assert [settle_terms(clients=n).threshold for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 33]
+    assert settle_terms(clients=100, neighbours=10).threshold == 6
+    assert settle_terms(bits=8).target_range == 127
+    assert settle_terms(clip=2).clip == 2.0
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_wrong_values_are_refused_with_their_range(table: Any, words: str) -> No
 )
 def test_contradictory_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        settled(**settings)
+        settle_terms(**settings)
 
 
 def test_the_default_range_is_the_largest_that_cannot_overflow() -> None:
-    found = settled(clients=7, max_weight=30)
+    found = settle_terms(clients=7, max_weight=30)
     assert 7 * 30 * found.target_range <= MAX_SUM < 7 * 30 * (found.target_range + 1)
 
 

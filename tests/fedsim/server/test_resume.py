@@ -87,7 +87,7 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return out, changes, time.monotonic() - clock
 
 
-def intact(out: Path) -> None:
+def assert_intact(out: Path) -> None:
     """Check that all observations in the index of a killed run can be read."""
     if (out / "recording" / "manifest.json").exists() and (out / "recording" / "index.sqlite").exists():
         list(Recording(out / "recording").read_observations())
@@ -107,7 +107,7 @@ def test_a_run_killed_at_ten_random_times_gives_the_same_results(uninterrupted: 
         process.join()
         kills += process.exitcode == -9
         number += process.exitcode == 0
-        intact(out)
+        assert_intact(out)
     for done in range(number + 1):
         assert finish(tmp_path / f"run-{done}", changes) == 0
         assert everything(tmp_path / f"run-{done}") == expected
@@ -122,7 +122,7 @@ def test_a_run_killed_before_any_write_gives_the_same_results(uninterrupted: Any
     for at in [*range(1, 22), *range(25, 120, 15)]:
         out = tmp_path / f"at-{at}"
         assert finish(out, changes, crash_at=at) == 9, at
-        intact(out)
+        assert_intact(out)
         first = at
         assert finish(out, changes) == 0
         assert everything(out) == expected, at

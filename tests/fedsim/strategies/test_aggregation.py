@@ -25,14 +25,14 @@ from fedsim.truth import TruthReader
 Federate = Callable[..., FederationRun]
 
 
-def by_round(run: FederationRun) -> dict[int, list[Observation]]:
+def group_by_round(run: FederationRun) -> dict[int, list[Observation]]:
     seen: dict[int, list[Observation]] = {}
     for observation in Recording(run.out / "recording").read_observations():
         seen.setdefault(observation.round, []).append(observation)
     return seen
 
 
-def gradient(o: Observation, indices: tuple[int, ...]) -> dict[str, Tensor]:
+def compute_gradient(o: Observation, indices: tuple[int, ...]) -> dict[str, Tensor]:
     """Compute the gradient at the weights that the server sent, on the given examples of the data set."""
     data = datasets.load("digits")
     model = models.build(o.model, o.data)
@@ -48,7 +48,7 @@ def test_fedavg_is_the_mean_of_the_clients_weights_by_their_examples(federate: F
         partition={"name": "dirichlet", "alpha": 0.3},
         training={"learning_rate": 0.2, "batch_size": 64, "epochs": 1, "momentum": 0.5},
     )
-    rounds = by_round(run)
+    rounds = group_by_round(run)
     for number in (1, 2, 3):
         sizes = [o.num_examples or 0 for o in rounds[number]]
         assert len(set(sizes)) > 1
@@ -63,19 +63,19 @@ def test_fedavg_is_the_mean_of_the_clients_weights_by_their_examples(federate: F
 def test_the_first_round_starts_from_the_public_seed(federate: Federate) -> None:
     run = federate(rounds=1, seed=17)
     initial = models.build(run.make_model_spec(), run.load_data().spec, seed=17)
-    (first, *_) = by_round(run)[1]
+    (first, *_) = group_by_round(run)[1]
     assert all(torch.equal(p, first.weights[name]) for name, p in initial.named_parameters())
 
 
 def test_an_update_of_one_step_is_minus_learning_rate_times_the_gradient_of_the_examples_in_truth(federate: Federate) -> None:
     run = federate(rounds=3, training={"learning_rate": 0.05, "batch_size": 3, "steps": 1})
     truth = TruthReader(run.out / "truth")
-    for observations in by_round(run).values():
+    for observations in group_by_round(run).values():
         assert len(observations) == 3
         for o in observations:
             (indices,) = truth.read_used(o.round, 1, o.client).steps
             assert o.num_examples == len(indices) == 3
-            for name, g in gradient(o, indices).items():
+            for name, g in compute_gradient(o, indices).items():
                 assert torch.equal(o.update[name], -0.05 * g)
                 assert g.abs().max() > 1e-4
 
@@ -83,7 +83,7 @@ def test_an_update_of_one_step_is_minus_learning_rate_times_the_gradient_of_the_
 def test_two_epochs_use_every_example_of_a_client_twice_and_no_others(federate: Federate) -> None:
     run = federate(rounds=1, clients={"count": 5}, training={"learning_rate": 0.1, "batch_size": 100, "epochs": 2})
     truth, size, everyones = TruthReader(run.out / "truth"), len(run.load_data().train), []
-    for o in by_round(run)[1]:
+    for o in group_by_round(run)[1]:
         steps = truth.read_used(1, 1, o.client).steps
         assert o.num_examples is not None
         assert tuple(map(len, steps)) == o.training.count_step_examples(o.num_examples)
@@ -99,7 +99,7 @@ def test_two_epochs_use_every_example_of_a_client_twice_and_no_others(federate: 
 def test_steps_of_later_rounds_continue_the_epoch(federate: Federate) -> None:
     run = federate(rounds=4, clients={"count": 7}, training={"learning_rate": 0.1, "batch_size": 70, "steps": 1})
     truth = TruthReader(run.out / "truth")
-    for client in {o.client for o in by_round(run)[1]}:
+    for client in {o.client for o in group_by_round(run)[1]}:
         used = [truth.read_used(number, 1, client).steps[0] for number in (1, 2, 3, 4)]
         assert [len(step) for step in used[:2]] == [70, 70]
         epoch = [index for step in used[:3] for index in step]
@@ -110,7 +110,7 @@ def test_steps_of_later_rounds_continue_the_epoch(federate: Federate) -> None:
 # --- recording does not change the strategy ---
 
 
-def plainly(run: FederationRun, strategy: type, **arguments: Any) -> list[dict[str, Tensor]]:
+def run_unrecorded(run: FederationRun, strategy: type, **arguments: Any) -> list[dict[str, Tensor]]:
     """Return the weights after each round of Flower's own strategy without recording; clients answer with weights.
 
     Replies are sorted by pseudonym, since floating-point sums depend on the order, and weights stay float32.
@@ -157,9 +157,9 @@ def test_a_recorded_strategy_trains_bit_for_bit_as_without_recording(
         "training": {"learning_rate": 0.2, "batch_size": 50, "epochs": 1},
         "defense": "gaussian(0.01)",
     }
-    recorded = by_round(federate(strategy={"name": name, **arguments}, **changes))
+    recorded = group_by_round(federate(strategy={"name": name, **arguments}, **changes))
     same_clients = FederationRun(experiment=tiny(**changes), out=tmp_path / "alone", device="cpu", client_seed=5)
-    alone = plainly(same_clients, getattr(flower, name), **arguments)
+    alone = run_unrecorded(same_clients, getattr(flower, name), **arguments)
     for number in (2, 3, 4):
         for key, weights in recorded[number][0].weights.items():
             assert torch.equal(weights, alone[number - 2][key]), f"round {number}, {key}"
@@ -167,7 +167,7 @@ def test_a_recorded_strategy_trains_bit_for_bit_as_without_recording(
 
 @pytest.mark.parametrize("name", strategies.STRATEGY_NAMES)
 def test_every_strategy_runs_and_keeps_the_type_of_the_weights(name: str, federate: Federate) -> None:
-    rounds = by_round(federate(rounds=3, clients={"count": 4}, strategy=name))
+    rounds = group_by_round(federate(rounds=3, clients={"count": 4}, strategy=name))
     assert [len(rounds[number]) for number in (1, 2, 3)] == [4, 4, 4]
     first, last = rounds[1][0].weights, rounds[3][0].weights
     assert {t.dtype for t in last.values()} == {torch.float32}

@@ -35,7 +35,7 @@ def strategy(clients: int = 4, name: str = "FedAvg", **central: Any) -> Any:
     return strategies.build(name, clients=clients, fraction=1.0, central=central)
 
 
-def weights(values: Any) -> ArrayRecord:
+def make_weights(values: Any) -> ArrayRecord:
     return ArrayRecord({"w": Array(np.asarray(values, np.float32)), "b": Array(np.float32([0.25]))})
 
 
@@ -46,13 +46,14 @@ def one_round(
     count = len(updates) + failed
     begun = np.zeros(SIZE, np.float32) if start is None else start
     grid: Any = engine.LocalGrid(lambda message, context: message, count)  # type: ignore[arg-type]
-    messages = list(server.configure_train(number, weights(begun), ConfigRecord(), grid))
+    messages = list(server.configure_train(number, make_weights(begun), ConfigRecord(), grid))
     for message in messages:
         message.metadata.__dict__["_message_id"] = "m"
     shares = examples or [1] * len(updates)
     replies = [
         Message(
-            RecordDict({"arrays": weights(begun + update), "metrics": MetricRecord({"num-examples": share})}), reply_to=message
+            RecordDict({"arrays": make_weights(begun + update), "metrics": MetricRecord({"num-examples": share})}),
+            reply_to=message,
         )
         for message, update, share in zip(messages, updates, shares, strict=False)
     ]
@@ -138,16 +139,16 @@ def test_the_noise_suffices_for_the_norm_before_and_after_its_change(first: floa
 # --- in a federation ---
 
 
-def trained(run: Any) -> dict[str, Tensor]:
+def read_last_weights(run: Any) -> dict[str, Tensor]:
     *_, last = Recording(run.out / "recording").read_observations()
     return dict(last.weights)
 
 
 def test_without_noise_and_with_a_large_norm_training_is_unchanged(federate: Federate) -> None:
     """All clients use the same number of examples, so that their weights are equal in both runs."""
-    plain = trained(federate("plain", rounds=3))
+    plain = read_last_weights(federate("plain", rounds=3))
     for kind in ("fixed", "adaptive"):
-        central = trained(federate(kind, rounds=3, strategy={"name": "FedAvg", "central": {"kind": kind, **NOISELESS}}))
+        central = read_last_weights(federate(kind, rounds=3, strategy={"name": "FedAvg", "central": {"kind": kind, **NOISELESS}}))
         for name, tensor in plain.items():
             assert torch.allclose(central[name], tensor, rtol=0, atol=1e-6)
             assert central[name].dtype == tensor.dtype

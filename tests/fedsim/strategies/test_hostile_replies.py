@@ -38,7 +38,7 @@ def count(value: float) -> Callable[[Message], None]:
     return lambda reply: reply.content["metrics"].__setitem__("num-examples", value)
 
 
-def first(change: Callable[[Array], Array]) -> Callable[[Message], None]:
+def change_first(change: Callable[[Array], Array]) -> Callable[[Message], None]:
     def spoil(reply: Message) -> None:
         payload = reply.content["payload"]
         name = next(iter(payload))
@@ -47,7 +47,7 @@ def first(change: Callable[[Array], Array]) -> Callable[[Message], None]:
     return spoil
 
 
-def claiming(values: int) -> Callable[[Array], Array]:
+def make_claim(values: int) -> Callable[[Array], Array]:
     """Return a change of an array to a header that announces `values` numbers, without data."""
 
     def change(array: Array) -> Array:
@@ -68,19 +68,19 @@ SPOILED: dict[str, Callable[[Message], None]] = {
     "2**60 examples": count(2**60),
     "infinitely many": count(float("inf")),
     "not a number of them": count(float("nan")),
-    "complex numbers": first(lambda array: Array(array.numpy().astype(np.complex64))),
-    "whole numbers": first(lambda array: Array(array.numpy().astype(np.int64))),
-    "truth values": first(lambda array: Array(array.numpy() > 0)),
-    "no data": first(data(b"")),
-    "an archive": first(data(b"PK\x03\x04 and more")),
-    "a pickle": first(data(b"\x80\x04cposix\nsystem\n")),
-    "a terabyte announced": first(claiming(2**40)),
-    "another kind of array": first(lambda array: Array(array.dtype, array.shape, "torch.tensor", array.data)),
+    "complex numbers": change_first(lambda array: Array(array.numpy().astype(np.complex64))),
+    "whole numbers": change_first(lambda array: Array(array.numpy().astype(np.int64))),
+    "truth values": change_first(lambda array: Array(array.numpy() > 0)),
+    "no data": change_first(data(b"")),
+    "an archive": change_first(data(b"PK\x03\x04 and more")),
+    "a pickle": change_first(data(b"\x80\x04cposix\nsystem\n")),
+    "a terabyte announced": change_first(make_claim(2**40)),
+    "another kind of array": change_first(lambda array: Array(array.dtype, array.shape, "torch.tensor", array.data)),
     "no metrics": lambda reply: reply.content.__delitem__("metrics"),
     "a config in place of metrics": lambda reply: reply.content.__setitem__("metrics", ConfigRecord({"num-examples": 4})),
     "no payload": lambda reply: reply.content.__delitem__("payload"),
     "a name is missing": lambda reply: reply.content["payload"].popitem(),
-    "a shape broadcasts": first(lambda array: Array(array.numpy()[:1])),
+    "a shape broadcasts": change_first(lambda array: Array(array.numpy()[:1])),
     "no number of examples": lambda reply: reply.content["metrics"].__delitem__("num-examples"),
     "unknown codec": lambda reply: reply.content.__setitem__("codec", ConfigRecord({"name": "zip"})),
     "a buffer that nobody asked for": lambda reply: reply.content.__setitem__(

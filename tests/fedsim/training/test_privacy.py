@@ -185,7 +185,7 @@ def test_privacy_settings_out_of_range_are_refused(tiny: Tiny, privacy: dict[str
         tiny(privacy=privacy)
 
 
-def strictly(line: str) -> dict[str, Any]:
+def parse_strictly(line: str) -> dict[str, Any]:
     def no_number(text: str) -> float:
         raise AssertionError(f"{text} is not JSON")
 
@@ -196,7 +196,7 @@ def strictly(line: str) -> dict[str, Any]:
 @pytest.mark.parametrize("defense", ["", "clip(0.5) | gaussian(0.1)"])
 def test_the_metrics_of_every_round_have_its_epsilon(federate: Callable[..., Any], defense: str) -> None:
     run = federate(rounds=3, defense=defense, privacy={"prior": 0.1})
-    first, *rows = [strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    first, *rows = [parse_strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
     assert "privacy" not in first
     expected = make_accounts(run.experiment, tensors=4, smallest=40, buffers=False)
     assert [found["privacy"] for found in rows] == [expected.make_row(number) for number in (1, 2, 3)]
@@ -210,7 +210,7 @@ def test_the_smallest_client_and_the_networks_own_tensors_are_counted(federate: 
         rounds=2, gradient="fed_cdp(max_norm=1, noise=2)", training={"learning_rate": 0.1, "batch_size": 100, "steps": 3}
     )
     size = min(np.bincount(np.arange(len(run.load_data().train)) % 3))  # an even partition
-    rows = [strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    rows = [parse_strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
     uses = count_uses(run.experiment.training, int(size), 1, 2)
     assert uses == 2  # six steps, five in an epoch
     assert rows[2]["privacy"]["epsilon"] == compute_epsilon(Noise(1.0), delta=1e-5, times=uses)  # weight and bias of two layers

@@ -17,7 +17,7 @@ def order_of(size: int):
     return lambda epoch: np.random.default_rng([9, epoch]).permutation(size)
 
 
-def naive(size: int, batch: int, drop_last: bool) -> Iterator[list[int]]:
+def list_batches_naively(size: int, batch: int, drop_last: bool) -> Iterator[list[int]]:
     """Yield all batches of a client, epoch after epoch."""
     epoch = 0
     while True:
@@ -46,7 +46,7 @@ def test_rounds_draw_the_batches_of_the_simple_generator(
         with pytest.raises(ValueError, match=f"{size} examples do not fill one batch of {batch}"):
             draw_batches(Cursor(), size, training, order_of(size))
         return
-    expected, cursor = naive(size, batch, drop_last), Cursor()
+    expected, cursor = list_batches_naively(size, batch, drop_last), Cursor()
     an_epoch = size // batch if drop_last else -(-size // batch)
     for _ in range(rounds):
         chosen, cursor = draw_batches(cursor, size, training, order_of(size))

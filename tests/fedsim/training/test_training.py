@@ -71,7 +71,7 @@ def test_the_loss_goes_down_along_the_update(name: str) -> None:
     assert loss(1) < loss(0) < loss(-1)
 
 
-def gradient(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+def compute_gradient(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     model = copy.deepcopy(model)
     cross_entropy(model(DATA.normalise(batch[0])), batch[1]).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -81,7 +81,7 @@ def gradient(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor
 def test_one_step_is_minus_learning_rate_times_gradient_to_the_last_bit(learning_rate: float) -> None:
     model, (batch,) = network(torch.float32), some_batches((3,), torch.float32)
     update = train(model, weights_of(model), [batch], settings(learning_rate=learning_rate), DATA).update
-    for name, g in gradient(model, batch).items():
+    for name, g in compute_gradient(model, batch).items():
         assert update[name].dtype == torch.float32
         assert torch.equal(update[name], -learning_rate * g)
 
@@ -91,7 +91,7 @@ def test_the_update_is_more_exact_than_the_difference_of_weights() -> None:
     model, (batch,) = network(torch.float32), some_batches((3,), torch.float32)
     before = {name: torch.full_like(w, 1.0) + w for name, w in weights_of(model).items()}
     model.load_state_dict(before)
-    g = gradient(model, batch)["3.weight"]
+    g = compute_gradient(model, batch)["3.weight"]
     learning_rate = 1e-7 / g.abs().mean().item()
     exact = -learning_rate * g
     update = train(model, before, [batch], settings(learning_rate=learning_rate), DATA).update["3.weight"]

@@ -46,7 +46,7 @@ def settings(**changes: Any) -> Training:
     return Training(**{"learning_rate": 0.3, "batch_size": 4, "steps": 1, "mode": "train", "buffers": "shared", **changes})
 
 
-def by_torch(model: nn.Module, batches: list[tuple[Tensor, Tensor]], training: Training) -> tuple[dict[str, Tensor], ...]:
+def compute_by_torch(model: nn.Module, batches: list[tuple[Tensor, Tensor]], training: Training) -> tuple[dict[str, Tensor], ...]:
     """Return parameters and buffers after training the module itself with torch.optim.SGD."""
     model = copy.deepcopy(model).train(training.mode == "train")
     kinds = {"lr": training.learning_rate, "momentum": training.momentum, "weight_decay": training.weight_decay}
@@ -65,7 +65,7 @@ def test_several_steps_are_torchs_own(mode: str, buffers: str, momentum: float, 
     model, batches = network(), some_batches(4, 2, 5)
     training = settings(mode=mode, buffers=buffers, momentum=momentum, weight_decay=decay)
     weights, before = state(model)
-    after, moved = by_torch(model, batches, training)
+    after, moved = compute_by_torch(model, batches, training)
     trained = train(model, weights, batches, training, DATA)
     for name, tensor in after.items():
         torch.testing.assert_close(trained.update[name], tensor - weights[name], rtol=0, atol=1e-10)
@@ -94,7 +94,7 @@ def test_training_starts_from_the_statistics_that_were_sent(mode: str) -> None:
     copied.load_state_dict({**dict(copied.named_parameters()), **sent})
     weights, _ = state(model)
     trained = train(model, weights, batches, settings(mode=mode), DATA, buffers=sent)
-    after, moved = by_torch(copied, batches, settings(mode=mode))
+    after, moved = compute_by_torch(copied, batches, settings(mode=mode))
     for name in weights:
         torch.testing.assert_close(trained.update[name], after[name] - weights[name], rtol=0, atol=1e-10)
     for name in sent:
@@ -171,7 +171,7 @@ def test_the_logistic_loss_is_trained_and_measured(momentum: float) -> None:
     model, batches = network(outputs=1), some_batches(4, 3, classes=2)
     weights, _ = state(model)
     training = settings(loss="logistic", momentum=momentum)
-    after, moved = by_torch(model, batches, training)
+    after, moved = compute_by_torch(model, batches, training)
     trained = train(model, weights, batches, training, DATA)
     for name in weights:
         torch.testing.assert_close(trained.update[name], after[name] - weights[name], rtol=0, atol=1e-10)

@@ -24,7 +24,7 @@ DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
 ONE_STEP = Training(learning_rate=0.1, batch_size=4, steps=1)
 
 
-def setting(network: str = "") -> tuple[nn.Module, dict[str, Tensor], tuple[Tensor, Tensor]]:
+def make_setting(network: str = "") -> tuple[nn.Module, dict[str, Tensor], tuple[Tensor, Tensor]]:
     model = models.build(ModelSpec(name="mlp", arguments={"hidden": [5]}, network=network), DATA, seed=1)
     rng = torch.Generator().manual_seed(0)
     batch = torch.rand(4, 1, 6, 6, generator=rng), torch.randint(3, (4,), generator=rng)
@@ -32,7 +32,7 @@ def setting(network: str = "") -> tuple[nn.Module, dict[str, Tensor], tuple[Tens
 
 
 def trained(network: str, gradient: str, seed: int = 0, mode: str = "eval", **changes: Any) -> dict[str, Tensor]:
-    model, weights, batch = setting(network)
+    model, weights, batch = make_setting(network)
     training = Training(learning_rate=0.1, batch_size=4, steps=1, mode=mode, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -45,12 +45,12 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def test_the_rule_plain_gives_the_update_without_a_rule_bit_for_bit() -> None:
-    model, weights, batch = setting()
+    model, weights, batch = make_setting()
     assert same(train(model, weights, [batch], ONE_STEP, DATA).update, trained("", "plain"))
 
 
 def test_noise_requires_a_generator() -> None:
-    model, weights, batch = setting()
+    model, weights, batch = make_setting()
     with pytest.raises(ValueError, match="give rng"):
         train(model, weights, [batch], ONE_STEP, DATA, rule=GradientSpec.parse("dp_sgd").build())
     assert same(trained("", "dp_sgd", seed=1), trained("", "dp_sgd", seed=1))
@@ -62,7 +62,7 @@ def test_noise_requires_a_generator() -> None:
 def test_a_random_block_draws_in_training_in_both_modes_and_not_in_evaluation(network: str, mode: str) -> None:
     assert same(trained(network, "plain", 1, mode), trained(network, "plain", 1, mode))
     assert not same(trained(network, "plain", 1, mode), trained(network, "plain", 2, mode))
-    model, weights, (x, y) = setting(network)
+    model, weights, (x, y) = make_setting(network)
     results = []
     for seed in (1, 2):
         train(model, weights, [(x, y)], ONE_STEP, DATA)
@@ -73,7 +73,7 @@ def test_a_random_block_draws_in_training_in_both_modes_and_not_in_evaluation(ne
 
 def test_precode_trains_on_the_cross_entropy_and_the_divergence() -> None:
     network = "precode(bottleneck=3, beta=0.5)"
-    model, weights, (x, y) = setting(network)
+    model, weights, (x, y) = make_setting(network)
     model.train()
     leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
     with torch.random.fork_rng(devices=[]):
@@ -147,7 +147,7 @@ def test_gradient_rule_network_and_inputs_are_recorded(federate: Callable[..., A
         assert any("bottleneck" in name for name in shapes)
 
 
-def updates(run: FederationRun) -> dict[str, Tensor]:
+def read_updates(run: FederationRun) -> dict[str, Tensor]:
     return {
         o.key: torch.cat([u.flatten() for u in o.update.values()]) for o in Recording(run.out / "recording").read_observations()
     }
@@ -155,12 +155,12 @@ def updates(run: FederationRun) -> dict[str, Tensor]:
 
 def test_noise_differs_between_rounds_and_clients_and_repeats_with_their_seed(federate: Callable[..., Any]) -> None:
     run = federate("a", gradient="dp_sgd(0.001, noise=1000)")  # almost only noise
-    found = updates(run)
+    found = read_updates(run)
     assert len(found) == 6
     noise = torch.stack(list(found.values()))
     assert float(noise.std()) == pytest.approx(0.5 * 1.0 / 4, rel=0.05)  # learning rate times 1 over a batch of 4
     assert (torch.corrcoef(noise) - torch.eye(6)).abs().max() < 0.25
-    again = updates(federate("b", gradient="dp_sgd(0.001, noise=1000)"))
+    again = read_updates(federate("b", gradient="dp_sgd(0.001, noise=1000)"))
     assert all(torch.equal(u, again[key]) for key, u in found.items())
 
 
@@ -175,7 +175,7 @@ def other_images(tmp_path: Path) -> str:
 @pytest.mark.parametrize("inputs", ["mixup(1.0)", "instahide(k=4)", "instahide(k=4, public=STRANGERS)"])
 def test_mixed_examples_change_the_update_and_not_the_truth(federate: Callable[..., Any], other_images: str, inputs: str) -> None:
     plain, mixed = federate("plain"), federate("mixed", inputs=inputs.replace("STRANGERS", repr(other_images)))
-    one, other = updates(plain), updates(mixed)
+    one, other = read_updates(plain), read_updates(mixed)
     assert one.keys() == other.keys()
     assert all(not torch.allclose(one[key], other[key], rtol=0.01) for key in one)
     for o in Recording(plain.out / "recording").read_observations():

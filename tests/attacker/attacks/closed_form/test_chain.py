@@ -20,7 +20,7 @@ from fedsim.recording import DataSpec, ModelSpec
 SHAPE = (2, 9, 8)
 
 
-def computed(chain: Chain, model: nn.Module, x: Tensor) -> Tensor:
+def evaluate(chain: Chain, model: nn.Module, x: Tensor) -> Tensor:
     """Evaluate the formula of a chain for x (N, *inputs) with PyTorch's functions."""
     weights = dict(model.named_parameters())
     for layer in chain.layers:
@@ -42,14 +42,14 @@ def computed(chain: Chain, model: nn.Module, x: Tensor) -> Tensor:
     return x
 
 
-def agrees(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> Chain:
+def assert_agreement(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> Chain:
     """Return the chain of `model`, and assert that both compute the same for batches of one and three."""
     chain = read_chain(model, shape)
     model = model.double().eval()
     for count in (1, 3):
         x = torch.randn(count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
         wanted = model(x)
-        assert torch.allclose(computed(chain, model, x), wanted, rtol=1e-12, atol=1e-12)
+        assert torch.allclose(evaluate(chain, model, x), wanted, rtol=1e-12, atol=1e-12)
         assert wanted.abs().max() > 0
     for before, after in pairwise(chain.layers):
         assert before.outputs == after.inputs
@@ -101,7 +101,7 @@ ACCEPTED: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("make", ACCEPTED.values(), ids=ACCEPTED.keys())
 def test_chain_agrees_with_its_network(make: Callable[[], nn.Module]) -> None:
-    agrees(make())
+    assert_agreement(make())
 
 
 class Own(nn.Module):
@@ -149,7 +149,7 @@ CODE: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("code", CODE.values(), ids=CODE.keys())
 def test_custom_forward_code_is_read(code: Callable[[Any, Tensor], Tensor]) -> None:
-    agrees(Own(code))
+    assert_agreement(Own(code))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_custom_forward_code_is_read(code: Callable[[Any, Tensor], Tensor]) -> N
     ],
 )
 def test_functional_pooling_is_read(pool: Callable[[Any, Tensor], Tensor], features: int) -> None:
-    agrees(Own(pool, features))
+    assert_agreement(Own(pool, features))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_chain_gives_the_logits_before_a_log_softmax_at_the_end(end: Callable[[T
 
     net = Net().double()
     x, y = torch.randn(3, *SHAPE, dtype=torch.float64), torch.tensor([0, 4, 1])
-    logits = computed(read_chain(net, SHAPE), net, x)
+    logits = evaluate(read_chain(net, SHAPE), net, x)
     assert (logits - net(x)).abs().max() > 0.1
     torch.testing.assert_close(functional.cross_entropy(logits, y), functional.nll_loss(net(x), y))
 
@@ -205,7 +205,7 @@ def test_size_of_the_input_is_right_when_read_after_a_convolution() -> None:
             out: Tensor = self.fc(given.reshape(-1, given.size(1) * height * width))
             return out
 
-    agrees(Early())
+    assert_agreement(Early())
 
 
 def test_layers_state_their_shapes_kernels_and_activations() -> None:
@@ -213,7 +213,7 @@ def test_layers_state_their_shapes_kernels_and_activations() -> None:
         *(nn.AvgPool2d(2), nn.Conv2d(2, 4, 3, stride=2, padding=(2, 1), bias=False), nn.AvgPool2d((1, 2)), nn.Tanh()),
         *(nn.AvgPool2d((3, 1)), nn.Flatten(), nn.Linear(4, 6), nn.LeakyReLU(0.1), nn.Dropout(), nn.Linear(6, 2)),
     )
-    first, second, third = agrees(model, (2, 8, 8)).layers
+    first, second, third = assert_agreement(model, (2, 8, 8)).layers
     assert (first.weight, first.bias, second.weight, second.bias) == ("1.weight", None, "6.weight", "6.bias")
     assert (first.inputs, first.product_inputs, first.product_outputs, first.outputs) == (
         (2, 8, 8),
@@ -237,7 +237,7 @@ def test_layers_state_their_shapes_kernels_and_activations() -> None:
 
 @pytest.mark.parametrize("layer", [nn.Linear(6, 2), nn.Linear(6, 2, bias=False)])
 def test_a_single_matrix_is_a_chain_of_one(layer: nn.Linear) -> None:
-    (only,) = agrees(layer, (6,)).layers
+    (only,) = assert_agreement(layer, (6,)).layers
     assert (only.name, only.weight) == ("", "weight")
 
 
@@ -246,7 +246,7 @@ def test_subclass_of_a_convolution_with_its_forward_is_accepted() -> None:
         def __init__(self, before: int, after: int) -> None:
             super().__init__(before, after, 3, padding=1)
 
-    assert [layer.name for layer in agrees(nn.Sequential(Conv3x3(2, 3), nn.ReLU(), *head(216))).layers] == ["0", "3"]
+    assert [layer.name for layer in assert_agreement(nn.Sequential(Conv3x3(2, 3), nn.ReLU(), *head(216))).layers] == ["0", "3"]
 
 
 CHAINS = {"cnn6": 7, "cnn6_d": 7, "fcn3": 3, "lenet_cpl": 5, "lenet_dlg": 4, "mlp": 2}
@@ -256,7 +256,7 @@ CHAINS = {"cnn6": 7, "cnn6_d": 7, "fcn3": 3, "lenet_cpl": 5, "lenet_dlg": 4, "ml
 @pytest.mark.parametrize(("name", "layers"), CHAINS.items())
 def test_networks_of_the_papers_are_chains_also_without_weight_values(name: str, layers: int, classes: int) -> None:
     data = DataSpec(shape=(1, 12, 16), num_classes=classes)
-    chain = agrees(models.build(ModelSpec(name=name), data), data.shape)
+    chain = assert_agreement(models.build(ModelSpec(name=name), data), data.shape)
     outline = read_chain(models.build_layout(ModelSpec(name=name), data), data.shape)
     assert len(chain.layers) == len(outline.layers) == layers
     for real, drawn in zip(chain.layers, outline.layers, strict=True):
@@ -318,7 +318,7 @@ def pieces(draw: st.DrawFn, kind: str, shape: tuple[int, ...]) -> list[nn.Module
 @settings(deadline=None, max_examples=60)
 def test_chain_of_a_random_network_agrees_with_it(network: tuple[nn.Sequential, tuple[int, ...]]) -> None:
     model, shape = network
-    chain = agrees(model, shape)
+    chain = assert_agreement(model, shape)
     assert len(chain.layers) == sum(isinstance(one, nn.Conv2d | nn.Linear) for one in model)
 
 
@@ -389,7 +389,7 @@ def test_accepted_code_agrees_with_its_chain(pieces: list[str], more: list[str])
     except NotAChain:
         return
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
-    assert torch.allclose(computed(chain, model, x), model(x), rtol=1e-5, atol=1e-6)
+    assert torch.allclose(evaluate(chain, model, x), model(x), rtol=1e-5, atol=1e-6)
     used = [layer.weight for layer in chain.layers]
     assert len(set(used)) == len(used)
     loss = model(x).square().sum()  # and no other parameter affects the loss

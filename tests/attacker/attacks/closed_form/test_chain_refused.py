@@ -18,7 +18,7 @@ from fedsim.recording import DataSpec, ModelSpec
 SHAPE = (2, 9, 8)
 
 
-def convolution(**arguments: Any) -> nn.Sequential:
+def build_convolution(**arguments: Any) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, **arguments), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 72, 3))
 
 
@@ -41,7 +41,7 @@ def used_twice() -> nn.Module:
     return around(nn.Tanh(), shared, nn.Tanh(), shared)
 
 
-def tied() -> nn.Module:
+def build_tied() -> nn.Module:
     model = around(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
     model[3].weight = model[1].weight
     return model
@@ -53,7 +53,7 @@ def one_bias() -> nn.Module:
     return model
 
 
-def standardised() -> nn.Module:
+def build_standardised() -> nn.Module:
     class Standardised(nn.Conv2d):
         def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return super()._conv_forward(x, weight - weight.mean(), bias)
@@ -61,7 +61,7 @@ def standardised() -> nn.Module:
     return nn.Sequential(Standardised(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 72, 3))
 
 
-def scaled() -> nn.Module:
+def build_scaled() -> nn.Module:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) / self.in_features
@@ -69,37 +69,37 @@ def scaled() -> nn.Module:
     return nn.Sequential(nn.Flatten(), Scaled(144, 3))
 
 
-def parametrised() -> nn.Module:
+def build_parametrised() -> nn.Module:
     class Positive(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
             return weight.abs()
 
-    model = convolution()
+    model = build_convolution()
     parametrize.register_parametrization(model[0], "weight", Positive())
     return model
 
 
 def with_hook(at: int | None) -> nn.Module:
-    model = convolution()
+    model = build_convolution()
     module = model if at is None else model[at]
     module.register_forward_hook(lambda module, given, out: 2 * out)
     return model
 
 
 def with_forward_of_its_own() -> nn.Module:
-    model = convolution()
+    model = build_convolution()
     model[0].forward = lambda x: functional.conv2d(2 * x, model[0].weight, padding=1)
     return model
 
 
 def pruned() -> nn.Module:
-    model = convolution()
+    model = build_convolution()
     prune.random_unstructured(model[0], "weight", amount=0.5)
     return model
 
 
 def changed(change: Callable[[nn.Module], Any], at: int = 0) -> nn.Module:
-    model = convolution()
+    model = build_convolution()
     change(model[at])
     return model
 
@@ -107,10 +107,10 @@ def changed(change: Callable[[nn.Module], Any], at: int = 0) -> nn.Module:
 PADDED = [f"has padding_mode '{mode}'" for mode in ("circular", "reflect", "replicate")]
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a residual block": (lambda: around(Residual()), "add joins 2 paths, as residual networks do"),
-    "groups": (lambda: convolution(groups=2), "0 is a convolution with 2 groups"),
-    "circular": (lambda: convolution(padding_mode="circular"), PADDED[0]),
-    "reflect": (lambda: convolution(padding_mode="reflect"), PADDED[1]),
-    "replicate": (lambda: convolution(padding_mode="replicate"), PADDED[2]),
+    "groups": (lambda: build_convolution(groups=2), "0 is a convolution with 2 groups"),
+    "circular": (lambda: build_convolution(padding_mode="circular"), PADDED[0]),
+    "reflect": (lambda: build_convolution(padding_mode="reflect"), PADDED[1]),
+    "replicate": (lambda: build_convolution(padding_mode="replicate"), PADDED[2]),
     "an even kernel": (lambda: nn.Sequential(nn.Conv2d(2, 4, 4, padding="same"), nn.ReLU()), "0 pads more on one side"),
     "max pooling": (lambda: around(nn.MaxPool2d(3, 1, 1)), "1 is MaxPool2d: its output does not show which"),
     "adaptive max": (lambda: around(nn.AdaptiveMaxPool2d((9, 8))), "AdaptiveMaxPool2d: its output does not show which"),
@@ -149,18 +149,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "images as logits": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3)), r"returns shape \(4, 7, 6\) per example"),
     "a matrix over rows": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(), nn.Linear(144, 2)), r"0 takes inputs of shape"),
     "a module twice": (used_twice, "2 is used twice, and its gradient is a sum"),
-    "one weight of two layers": (tied, "the weight of 3 is shared with another layer"),
+    "one weight of two layers": (build_tied, "the weight of 3 is shared with another layer"),
     "one bias of two layers": (one_bias, "the bias of 3 is shared with another layer"),
     "weight norm": (lambda: changed(parametrizations.weight_norm), "the weight of 0 is shared with another layer"),
     "spectral norm": (lambda: changed(parametrizations.spectral_norm), "the weight of 0 is shared with another layer"),
     "orthogonal": (lambda: changed(parametrizations.orthogonal, 3), "the weight of 3 is shared with another layer"),
-    "a parametrisation": (parametrised, "the weight of 0 is shared with another layer"),
+    "a parametrisation": (build_parametrised, "the weight of 0 is shared with another layer"),
     "pruning": (pruned, "0 has hooks or a replaced forward method"),
     "a hook": (lambda: with_hook(3), "3 has hooks or a replaced forward method"),
     "a hook of the whole": (lambda: with_hook(None), "the model has hooks or a replaced forward method"),
     "a forward of its own": (with_forward_of_its_own, "0 has hooks or a replaced forward method"),
-    "standardised weights": (standardised, "uses 0.weight directly"),
-    "a matrix that does more": (scaled, "uses 1.weight directly"),
+    "standardised weights": (build_standardised, "uses 0.weight directly"),
+    "a matrix that does more": (build_scaled, "uses 1.weight directly"),
     "the whole batch flat": (lambda: nn.Sequential(nn.Flatten(0), nn.Linear(144, 2)), "0 changes the number of examples"),
     "a width that does not fit": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(143, 2)),

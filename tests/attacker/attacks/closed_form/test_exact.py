@@ -24,7 +24,7 @@ from fedsim.recording.codec import encode
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
 
-def altered(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **fields: Any) -> Case:
+def alter_case(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **fields: Any) -> Case:
     """Return a copy of a case with another update, and with changed public settings."""
     observation = case.observations[0]
     update = change({name: t.clone() for name, t in observation.update.items()})
@@ -90,7 +90,7 @@ def test_more_examples_than_reported_are_noted(observe: Callable[..., Observatio
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x = torch.rand(2, *data.shape, generator=seeded(3))
     honest = observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data)
-    lying = altered(Case((honest,)), lambda u: u, num_examples=1)
+    lying = alter_case(Case((honest,)), lambda u: u, num_examples=1)
     (answer,) = rgap()([lying], rng=seeded())
     assert any("rank two or more" in note for note in answer.notes)
     assert any("differs from the observed one by" in note for note in answer.notes)
@@ -98,8 +98,8 @@ def test_more_examples_than_reported_are_noted(observe: Callable[..., Observatio
 
 def test_zero_or_not_finite_update_is_refused(image_case: Make) -> None:
     case, _, _ = image_case()
-    zero = altered(case, lambda u: {name: torch.zeros_like(t) for name, t in u.items()})
-    broken = altered(case, lambda u: {name: t / 0 for name, t in u.items()})
+    zero = alter_case(case, lambda u: {name: torch.zeros_like(t) for name, t in u.items()})
+    broken = alter_case(case, lambda u: {name: t / 0 for name, t in u.items()})
     with pytest.raises(ValueError, match=r"update of 00001-c0 is zero"):
         exact()([zero], rng=seeded())
     with pytest.raises(ValueError, match=r"update of 00001-c0 contains NaN or infinite values"):
@@ -109,11 +109,11 @@ def test_zero_or_not_finite_update_is_refused(image_case: Make) -> None:
 def test_other_weights_or_another_loss_are_noted(image_case: Make) -> None:
     """Twice the loss, or weights that the client did not have, give a gradient that no example explains."""
     case, _, _ = image_case()
-    doubled = altered(case, lambda u: {name: 2 * t for name, t in u.items()})
+    doubled = alter_case(case, lambda u: {name: 2 * t for name, t in u.items()})
     (answer,) = rgap()([doubled], rng=seeded())
     assert any("does not fit the loss, it is off by 50%" in note for note in answer.notes)
     stranger = {name: w.roll(1, 0) for name, w in case.observations[0].weights.items()}
-    (answer,) = rgap()([altered(case, lambda u: u, weights=stranger)], rng=seeded())
+    (answer,) = rgap()([alter_case(case, lambda u: u, weights=stranger)], rng=seeded())
     assert any("does not fit the loss" in note for note in answer.notes)
     assert any("gradient of this answer differs from the observed one by" in note for note in answer.notes)
     assert float(answer.confidence[0]) < 0.5
@@ -154,9 +154,9 @@ def test_both_twins_have_the_observed_gradient() -> None:
 def test_gradient_that_no_example_has_is_noted() -> None:
     """The product of weights and gradients of a single logit is never below -0.278."""
     case = of_logit(1.2785, torch.rand(1, 3, 32, 32, generator=seeded(5)))
-    (answer,) = rgap()([altered(case, lambda u: {name: 1.5 * t for name, t in u.items()})], rng=seeded())
+    (answer,) = rgap()([alter_case(case, lambda u: {name: 1.5 * t for name, t in u.items()})], rng=seeded())
     assert any("no single example has exactly the last layer's gradient" in note for note in answer.notes)
-    (answer,) = rgap()([altered(case, lambda u: {name: 0.9 * t for name, t in u.items()})], rng=seeded())
+    (answer,) = rgap()([alter_case(case, lambda u: {name: 0.9 * t for name, t in u.items()})], rng=seeded())
     assert not any("no single example" in note for note in answer.notes)
 
 
@@ -171,7 +171,7 @@ def test_search_starts_from_the_closed_forms_answer(image_case: Make) -> None:
     def disturbed(update: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: t + 0.003 * t.std() * torch.randn(t.shape, generator=noise) for name, t in update.items()}
 
-    noisy = altered(case, disturbed)
+    noisy = alter_case(case, disturbed)
     observed = observe([noisy])
     (closed,), (routed,) = rgap()([noisy], rng=seeded()), exact(steps=1)([noisy], rng=seeded())
     misfits = [observed.measure_misfit(0, found.x, found.y) for found in (closed, routed)]
@@ -205,7 +205,7 @@ def test_known_label_is_listed_as_an_oracle(image_case: Make) -> None:
 
 def test_notes_are_written_and_read_back(image_case: Make, tmp_path: Path) -> None:
     case, _, _ = image_case()
-    (answer,) = rgap()([altered(case, lambda u: {name: 2 * t for name, t in u.items()})], rng=seeded())
+    (answer,) = rgap()([alter_case(case, lambda u: {name: 2 * t for name, t in u.items()})], rng=seeded())
     answer.write(tmp_path / "one.safetensors")
     assert Reconstruction.read(tmp_path / "one.safetensors").notes == answer.notes != ()
 

@@ -47,14 +47,14 @@ def dropped() -> Net:
     return Net(drop=0.3)
 
 
-def normalised() -> Net:
+def build_normalised() -> Net:
     """Return the network with weight norm on its first linear layer, whose weight is then no parameter."""
     net = Net()
     nn.utils.parametrizations.weight_norm(net.fc1)
     return net
 
 
-def unbiased() -> Net:
+def build_unbiased() -> Net:
     return Net(bias=False)
 
 
@@ -66,7 +66,7 @@ def convolutional() -> nn.Module:
     )
 
 
-def case(
+def make_case(
     observe: Observe, build: Callable[[], nn.Module], count: int = 1, network: str = "", **settings: Any
 ) -> tuple[Case, Tensor, Tensor]:
     reference = f"{__name__}:{build.__name__}"
@@ -82,14 +82,14 @@ def psnr(found: Tensor, x: Tensor) -> float:
     return float(-10 * (found - x).square().mean().log10())
 
 
-def answered(one: Case) -> Any:
+def attack_case(one: Case) -> Any:
     (found,) = exact(route="layer_input", fallback="none")([one], rng=torch.Generator().manual_seed(0))
     return found
 
 
 def test_example_behind_relu_and_max_pooling_is_5_db_above_grey(observe: Observe) -> None:
-    one, x, y = case(observe, plain)
-    found = answered(one)
+    one, x, y = make_case(observe, plain)
+    found = attack_case(one)
     assert (found.route, found.y.tolist()) == ("layer_input", y.tolist())
     assert psnr(found.x, x) > psnr(torch.full_like(x, 0.5), x) + 5
     assert any("256 inputs of fc1" in note for note in found.notes)
@@ -100,22 +100,22 @@ def test_encoder_of_a_precode_bottleneck_reveals_the_features(observe: Observe) 
     found = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        one, x, _ = case(observe, convolutional, network="precode(bottleneck=16)")
-        found.append(answered(one))
+        one, x, _ = make_case(observe, convolutional, network="precode(bottleneck=16)")
+        found.append(attack_case(one))
         assert psnr(found[-1].x, x) > psnr(torch.full_like(x, 0.5), x) + 5
         assert any("256 inputs of 7.bottleneck.encoder" in note for note in found[-1].notes)
     torch.testing.assert_close(found[0].x, found[1].x, atol=0.1, rtol=0)
-    without, _, _ = case(observe, convolutional)
+    without, _, _ = make_case(observe, convolutional)
     with pytest.raises(ValueError, match="no hidden linear layer"):
         route.find_suitable_layer(observed([without]))
-    two, _, _ = case(observe, convolutional, count=2, network="precode(bottleneck=16)")
+    two, _, _ = make_case(observe, convolutional, count=2, network="precode(bottleneck=16)")
     with pytest.raises(ValueError, match="update of one example and one step, and this update is of 2 examples"):
         route.find_suitable_layer(observed([two]))
 
 
 def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: Observe) -> None:
     """At the true example, the simulated layer input and convolution gradient are the observed ones; at another, not."""
-    one, x, _ = case(observe, plain)
+    one, x, _ = make_case(observe, plain)
     seen = observed([one])
     layer = route.find_suitable_layer(seen)
     assert (layer.name, layer.inputs, layer.convolution) == ("fc1", 256, "conv2.weight")
@@ -139,8 +139,8 @@ def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: O
     [
         (plain, 2, {}, "needs an update of one example and one step"),
         (sigmoid, 1, {}, "no ReLU"),
-        (unbiased, 1, {}, "no hidden linear layer is suitable: it must have a bias"),
-        (normalised, 1, {}, "no hidden linear layer is suitable"),
+        (build_unbiased, 1, {}, "no hidden linear layer is suitable: it must have a bias"),
+        (build_normalised, 1, {}, "no hidden linear layer is suitable"),
         (plain, 1, {"defense": "gaussian(0.1)"}, "does not have rank one"),
         (plain, 1, {"defense": "withhold(['fc1.*'])"}, "fc1|hidden linear layer"),
     ],
@@ -149,23 +149,23 @@ def test_unsuitable_layer_is_refused_with_the_reason(
     observe: Observe, build: Callable[[], Net], count: int, settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        answered(case(observe, build, count, **settings)[0])
+        attack_case(make_case(observe, build, count, **settings)[0])
 
 
 def test_dropout_in_training_mode_is_refused(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "STAGE_STEPS", (3, 3))
-    one, _, _ = case(observe, dropped)
-    assert answered(one).route == "layer_input"
+    one, _, _ = make_case(observe, dropped)
+    assert attack_case(one).route == "layer_input"
     observation = one.observations[0]
     training = replace(observation.training, mode="train")
     with pytest.raises(ValueError, match="dropout"):
-        answered(Case((replace(observation, training=training),)))
+        attack_case(Case((replace(observation, training=training),)))
 
 
 def test_no_search_continues_from_the_answer(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search from there would fit the whole gradient better and move away from the example, so it must not be run."""
     monkeypatch.setattr(route, "STAGE_STEPS", (30, 30))
-    one, _, _ = case(observe, plain)
+    one, _, _ = make_case(observe, plain)
     (found,) = exact(fallback="inverting_gradients", steps=2)([one], rng=torch.Generator().manual_seed(0))
     assert (found.route, found.iterations) == ("layer_input", 0)
 
@@ -174,4 +174,4 @@ def test_a_network_without_convolutions_is_refused_with_the_reason(observe: Obse
     x, y = torch.rand(1, *DATA.shape, generator=torch.Generator().manual_seed(5)), torch.tensor([3])
     one = Case((observe((x, y), model=ModelSpec(name="mlp", arguments={"hidden": (64, 32)}), data=DATA),))
     with pytest.raises(ValueError, match="no ReLU precedes it"):
-        answered(one)
+        attack_case(one)

@@ -32,7 +32,7 @@ class Seen(NamedTuple):
     point: Point
 
 
-def photographs(count: int, side: int) -> Tensor:
+def draw_photographs(count: int, side: int) -> Tensor:
     """Return crops of a photograph, (count, 3, side, side) in [0, 1], reduced eightfold."""
     picture = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)[None].float() / 255
     small = functional.avg_pool2d(picture, 8)[0]
@@ -82,7 +82,7 @@ def composed(seen: Seen) -> ComposedEquations:
     return compose(seen.chain, seen.weights, seen.gradient, seen.point, LOW, HIGH)
 
 
-def errors(found: Tensor, x: Tensor) -> Tensor:
+def measure_errors(found: Tensor, x: Tensor) -> Tensor:
     return (found - x).flatten(1).square().mean(dim=1)
 
 
@@ -99,7 +99,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 def seen(request: pytest.FixtureRequest) -> tuple[Seen, Tensor]:
     """Return two photographs with their gradients in float64."""
     build, at = NETWORKS[request.param]
-    x = photographs(2, 12).double()
+    x = draw_photographs(2, 12).double()
     return see(build(), x, at=at, dtype=torch.float64), x
 
 
@@ -113,7 +113,7 @@ def test_true_input_satisfies_all_equations(seen: tuple[Seen, Tensor]) -> None:
 def test_outputs_that_a_stride_skips_have_no_equations(activation: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 4, 3), activation(), nn.Conv2d(4, 8, 3, stride=2), activation()]  # skips a row and a column of 6
-    x = photographs(1, 8).double()
+    x = draw_photographs(1, 8).double()
     problem = composed(see(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 10)), x, at=0, dtype=torch.float64))
     used = torch.zeros(1, 4, 6, 6, dtype=torch.bool)
     used[..., :5, :5] = True
@@ -165,7 +165,7 @@ def test_selected_problem_has_the_same_equations_alone(seen: tuple[Seen, Tensor]
 
 
 def test_equations_that_depend_on_a_doubtful_slope_are_suppressed() -> None:
-    x = photographs(1, 12).double()
+    x = draw_photographs(1, 12).double()
     problem = composed(see(two_layers(lambda: nn.LeakyReLU(0.2)), x, at=1, dtype=torch.float64))
     truth = problem.linearise(x, problem.whole)
     place = truth.z[0].abs().flatten().argmin()
@@ -186,7 +186,7 @@ def test_equations_that_depend_on_a_doubtful_slope_are_suppressed() -> None:
 @pytest.mark.parametrize("name", [name for name in NETWORKS if "pooled" not in name])  # which converge slowly
 def test_small_networks_are_solved_exactly_from_float32_gradients(name: str) -> None:
     build, at = NETWORKS[name]
-    x = photographs(2, 12)
+    x = draw_photographs(2, 12)
     seen = see(build(), x, at=at)
     alone = solve_layer(seen.chain, seen.weights, seen.gradient, seen.point)
     assert (alone.residual < 1e-5).all()
@@ -194,25 +194,25 @@ def test_small_networks_are_solved_exactly_from_float32_gradients(name: str) -> 
     assert found.exact.all()
     assert (found.misfit < 1e-5).all()
     assert (found.weight == 0).all()
-    assert errors(found.x, x).max() < 1e-8
+    assert measure_errors(found.x, x).max() < 1e-8
 
 
 def test_photograph_is_recovered_exactly_from_cnn6_d() -> None:
     data = DataSpec(shape=(3, 32, 32), num_classes=10)
-    x = photographs(1, 32)
+    x = draw_photographs(1, 32)
     seen = see(models.build(ModelSpec(name="cnn6_d"), data, seed=0), x, at=1)
     truth = seen.chain.layers[0].activation.forward(seen.chain.layers[0].apply_weight(x.double(), seen.weights["0.weight"][0]))
     alone = solve_layer(seen.chain, seen.weights, seen.gradient, seen.point)
-    assert errors(alone.f, truth) > 0.01 * truth.var()  # the layer's own equations do not determine its input
+    assert measure_errors(alone.f, truth) > 0.01 * truth.var()  # the layer's own equations do not determine its input
     found = peeled(seen)
     assert found.exact.all()
-    assert errors(found.x, x).item() < 1e-9
+    assert measure_errors(found.x, x).item() < 1e-9
 
 
 def test_undetermined_values_are_filled_in_smoothly_and_counted() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10))
-    x = photographs(2, 12)
+    x = draw_photographs(2, 12)
     seen = see(model, x, at=0)
     found, least = peeled(seen), solve_layers(*seen[:3], seen.point)
     assert (found.misfit < 1e-5).all()  # 288 + 54 equations of 432 values
@@ -220,22 +220,22 @@ def test_undetermined_values_are_filled_in_smoothly_and_counted() -> None:
     assert not found.exact.any()
     variation = TotalVariation(PEELING.edge)
     assert (variation.value(found.x) < variation.value(x.double())).all()  # the true image also fits, and is less smooth
-    assert (errors(found.x, x) < 0.05 * errors(least.f, x)).all()
+    assert (measure_errors(found.x, x) < 0.05 * measure_errors(least.f, x)).all()
 
 
 def test_with_noise_the_prior_keeps_weight_and_lowers_the_error() -> None:
-    x = photographs(2, 12)
+    x = draw_photographs(2, 12)
     seen = see(two_layers(lambda: nn.LeakyReLU(0.2)), x, at=1, noise=5e-2)
     found, without = peeled(seen), peeled(seen, how=PeelingSettings(noise=0))
     assert not found.exact.any()
     assert (found.weight > 0).all()
     assert (without.weight == 0).all()
-    assert (errors(found.x, x) < 0.5 * errors(without.x, x)).all()
-    assert (errors(found.x, x) < errors(torch.full_like(x, 0.5), x)).all()
+    assert (measure_errors(found.x, x) < 0.5 * measure_errors(without.x, x)).all()
+    assert (measure_errors(found.x, x) < measure_errors(torch.full_like(x, 0.5), x)).all()
 
 
 def test_answers_repeat_and_do_not_depend_on_the_batch() -> None:
-    x = photographs(2, 12)
+    x = draw_photographs(2, 12)
     together = see(two_layers(nn.Tanh), x, at=1)
     alone = see(two_layers(nn.Tanh), x[1:2], at=1)
     found = peeled(together)
@@ -244,12 +244,12 @@ def test_answers_repeat_and_do_not_depend_on_the_batch() -> None:
 
 
 def test_inputs_of_other_ranges_are_recovered() -> None:
-    x = photographs(1, 12)
+    x = draw_photographs(1, 12)
     low, high = torch.tensor([-2.0, -1.0, 0.5]).reshape(3, 1, 1), torch.tensor([2.0, 3.0, 4.0]).reshape(3, 1, 1)
     taken = low + (high - low) * x
     found = peeled(see(two_layers(nn.Tanh), taken, at=1), low.double(), high.double())
     assert found.exact.all()
-    assert errors(found.x, taken) < 1e-8
+    assert measure_errors(found.x, taken) < 1e-8
 
 
 def test_table_rows_are_recovered() -> None:
@@ -258,4 +258,4 @@ def test_table_rows_are_recovered() -> None:
     x = torch.rand(2, 20, generator=torch.Generator().manual_seed(0))
     found = peeled(see(model, x, at=1))
     assert found.exact.all()
-    assert errors(found.x, x).max() < 1e-8
+    assert measure_errors(found.x, x).max() < 1e-8

@@ -33,7 +33,7 @@ def report_of(name: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 2,
     return analyse_rank(read_chain(model, shape), prove=prove)
 
 
-def convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, prove: int = 3000) -> RankReport:
+def analyse_convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, prove: int = 3000) -> RankReport:
     with torch.device("meta"):
         features = nn.Sequential(*layers, nn.Flatten())
         width = prod(features(torch.empty(1, *shape)).shape)
@@ -117,7 +117,7 @@ def test_random_networks_are_of_every_kind(thirty: list[RandomNetwork]) -> None:
     assert any(layer.unknowns > layer.used for report in reports for layer in report.layers[1:])
 
 
-def attacked(network: RandomNetwork) -> float:
+def measure_attack_error(network: RandomNetwork) -> float:
     """Run R-GAP on float64 gradients, and return the MSE for the best solution of the last layer."""
     x = torch.randn(1, *network.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weights = dict(network.model.named_parameters())
@@ -134,11 +134,11 @@ def attacked(network: RandomNetwork) -> float:
 
 def test_r_gap_is_exact_for_networks_of_full_rank_only(thirty: list[RandomNetwork]) -> None:
     for network in thirty:
-        error = attacked(network)
+        error = measure_attack_error(network)
         assert error < 1e-12 if analyse_rank(network.chain, prove=3000).full else error > 1e-4, network.words
 
 
-def derivative(network: RandomNetwork) -> torch.Tensor:
+def compute_jacobian(network: RandomNetwork) -> torch.Tensor:
     """Return the Jacobian of the gradient by the input, (weights, values), with rows of norm 1."""
     weights = {key: w.detach() for key, w in network.model.named_parameters()}
 
@@ -160,51 +160,51 @@ def test_count_near_the_input_is_the_rank_of_the_gradients_jacobian(thirty: list
     judged = [(network, report) for network, report in judged if not report.full and report.layers[0].unknowns <= 220]
     assert len(judged) >= 6
     for network, report in judged:
-        assert report.layers[0].near == compute_rank(derivative(network)), network.words
+        assert report.layers[0].near == compute_rank(compute_jacobian(network)), network.words
 
 
 # what makes rows depend on others, by hand
 
 
 def test_each_pair_of_output_channels_makes_one_row_dependent() -> None:
-    layer = convolutions(nn.Conv2d(4, 3, 3), nn.Tanh(), shape=(4, 10, 10)).layers[0]
+    layer = analyse_convolutions(nn.Conv2d(4, 3, 3), nn.Tanh(), shape=(4, 10, 10)).layers[0]
     assert layer.rank == 4 * 3 * 9 + 3 * 8 * 8 - 3 * 3
     assert layer.dependent == 3 * 3
 
 
 def test_stride_limits_the_rank_of_each_group_of_taps() -> None:
-    layer = convolutions(nn.Conv2d(12, 20, 3, 2, 1), nn.Tanh(), shape=(12, 17, 17), prove=0).layers[0]
+    layer = analyse_convolutions(nn.Conv2d(12, 20, 3, 2, 1), nn.Tanh(), shape=(12, 17, 17), prove=0).layers[0]
     # of 17 x 17 values, 9 x 9 meet one tap, 8 x 8 meet four, and twice 9 x 8 meet two
     assert layer.rank == 12 * (min(20, 81) + min(80, 64) + 2 * min(40, 72)) + 20 * 81 - 20**2
 
 
 def test_linear_layer_is_determined_unless_pooling_precedes_it() -> None:
-    plain = convolutions(nn.Conv2d(2, 3, 3), nn.Tanh(), shape=(2, 8, 8))
-    pooled = convolutions(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.AvgPool2d(2), shape=(2, 8, 8))
+    plain = analyse_convolutions(nn.Conv2d(2, 3, 3), nn.Tanh(), shape=(2, 8, 8))
+    pooled = analyse_convolutions(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.AvgPool2d(2), shape=(2, 8, 8))
     assert plain.layers[1].missing == 0
     assert (pooled.layers[1].unknowns, pooled.layers[1].rank) == (3 * 6 * 6, 3 * 3 * 3)
 
 
 def test_values_that_a_stride_skips_are_unused() -> None:
     stepping = nn.Conv2d(3, 40, 2, 3)
-    first = convolutions(stepping, nn.Tanh(), shape=(3, 8, 8))
+    first = analyse_convolutions(stepping, nn.Tanh(), shape=(3, 8, 8))
     assert first.unused == 3 * (64 - 36)
     assert not first.deficient_layers
     assert not first.full
     assert not first.locally_unique
-    further = convolutions(nn.Conv2d(1, 3, 1), nn.Tanh(), stepping, nn.Tanh(), shape=(1, 8, 8))
+    further = analyse_convolutions(nn.Conv2d(1, 3, 1), nn.Tanh(), stepping, nn.Tanh(), shape=(1, 8, 8))
     assert further.layers[1].used == 3 * 36
     assert further.unused == 64 - 36  # the first layer uses them, but no logit depends on them
     assert not further.deficient_layers
 
 
 def test_values_that_pooling_before_a_linear_layer_skips_are_unused() -> None:
-    first = convolutions(nn.AvgPool2d(2), shape=(2, 5, 5))  # of 5 x 5 values, 4 x 4 are pooled to 2 x 2
+    first = analyse_convolutions(nn.AvgPool2d(2), shape=(2, 5, 5))  # of 5 x 5 values, 4 x 4 are pooled to 2 x 2
     assert first.unused == 2 * (25 - 16)
     assert (first.layers[0].used, first.layers[0].missing) == (2 * 16, 2 * (16 - 4))
-    further = convolutions(nn.Conv2d(2, 3, 4), nn.Tanh(), nn.AvgPool2d(2), shape=(2, 8, 8))
+    further = analyse_convolutions(nn.Conv2d(2, 3, 4), nn.Tanh(), nn.AvgPool2d(2), shape=(2, 8, 8))
     assert (further.layers[1].used, further.layers[1].missing) == (3 * 16, 3 * (16 - 4))
-    single = convolutions(nn.AvgPool2d(1, 2), shape=(2, 5, 5))  # picks 3 x 3 values
+    single = analyse_convolutions(nn.AvgPool2d(1, 2), shape=(2, 5, 5))  # picks 3 x 3 values
     assert not single.deficient_layers
     assert not single.full
     assert single.undetermined == single.unused == 2 * (25 - 9)
@@ -227,7 +227,7 @@ def test_used_values_are_those_with_a_derivative(thirty: list[RandomNetwork]) ->
 
 def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
     layers = nn.Conv2d(4, 3, 3, bias=False), nn.ReLU()
-    half, none = (convolutions(*layers, shape=(4, 10, 10), dead=dead, prove=0).layers[0] for dead in (0.5, 0.0))
+    half, none = (analyse_convolutions(*layers, shape=(4, 10, 10), dead=dead, prove=0).layers[0] for dead in (0.5, 0.0))
     assert none.rank == 108 + 192 - 9
     assert (half.known, half.rank) == (96, 108 + 96 - 3)
     assert not half.proved
@@ -253,7 +253,7 @@ def test_verdict_states_equations_unknowns_and_undetermined_values() -> None:
     lost = report_of("lenet_cpl", (3, 128, 128), classes=10)
     assert write_headline(lost).startswith("in part")
     assert f"leave {lost.undetermined:,} of the input's 49,152 values undetermined" in " ".join(write_verdict(lost))
-    relu = convolutions(nn.Conv2d(1, 8, 3), nn.ReLU(), shape=(1, 8, 8), dead=0.25)
+    relu = analyse_convolutions(nn.Conv2d(1, 8, 3), nn.ReLU(), shape=(1, 8, 8), dead=0.25)
     assert any("25% of each ReLU's outputs are 0" in sentence for sentence in write_verdict(relu))
 
 
@@ -278,4 +278,4 @@ def test_convolution_as_the_last_layer_is_never_of_full_rank() -> None:
 @pytest.mark.parametrize("dead", [-0.1, 1.0, float("nan")])
 def test_share_of_zeros_out_of_range_is_refused(dead: float) -> None:
     with pytest.raises(ValueError, match=f"below 1, got {dead}"):
-        convolutions(nn.Conv2d(1, 2, 3), nn.ReLU(), shape=(1, 8, 8), dead=dead)
+        analyse_convolutions(nn.Conv2d(1, 2, 3), nn.ReLU(), shape=(1, 8, 8), dead=dead)

@@ -34,7 +34,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-def built(name: str) -> tuple[nn.Module, DataSpec, str, Weights]:
+def build_model(name: str) -> tuple[nn.Module, DataSpec, str, Weights]:
     """Return a model with its data, its loss, and weights in double precision."""
     kind, arguments, shape, classes = NETWORKS[name]
     loss = "logistic" if name == "logistic" else "cross_entropy"
@@ -43,7 +43,7 @@ def built(name: str) -> tuple[nn.Module, DataSpec, str, Weights]:
     return model, data, loss, {name: p.detach().double() for name, p in model.named_parameters()}
 
 
-def guess(data: DataSpec, count: int, soft: bool, problems: int = 3) -> tuple[Tensor, Tensor]:
+def draw_candidates(data: DataSpec, count: int, soft: bool, problems: int = 3) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(4)
     x = torch.rand(problems, count, *data.shape, generator=rng, dtype=torch.double)
     if soft:
@@ -57,7 +57,7 @@ def build_written(model: nn.Module, data: DataSpec, loss: str, weights: Weights)
     return found
 
 
-def by_autograd(
+def compute_by_autograd(
     model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, y: Tensor, v: Callable[[str, int], Tensor]
 ) -> tuple[list[Weights], list[Tensor]]:
     """Compute by autograd the gradient of each problem, and the derivatives by x and soft y of its product with v."""
@@ -78,11 +78,11 @@ def agree(ours: Tensor, theirs: Tensor) -> bool:
 @pytest.mark.parametrize(("count", "soft"), [(1, False), (3, True)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_and_vector_jacobian_products_agree_with_autograd(name: str, count: int, soft: bool) -> None:
-    model, data, loss, weights = built(name)
-    x, y = guess(data, count, soft)
+    model, data, loss, weights = build_model(name)
+    x, y = draw_candidates(data, count, soft)
     rng = torch.Generator().manual_seed(5)
     v = {key: torch.randn(len(x), *w.shape, generator=rng, dtype=torch.double) for key, w in weights.items()}
-    expected, slopes = by_autograd(model, data, loss, weights, x, y, lambda key, i: v[key][i])
+    expected, slopes = compute_by_autograd(model, data, loss, weights, x, y, lambda key, i: v[key][i])
     ours = build_written(model, data, loss, weights)
     found, back = ours(data.normalise(x), y)
     for i, one in enumerate(expected):
@@ -97,8 +97,8 @@ def test_gradients_and_vector_jacobian_products_agree_with_autograd(name: str, c
 
 
 def test_memory_layout_of_gradients_is_undone_by_restoring_shapes() -> None:
-    ours, rng = build_written(*built("sigmoid")), torch.Generator().manual_seed(0)
-    gradient = {name: torch.rand(w.shape, generator=rng) for name, w in built("sigmoid")[3].items()}
+    ours, rng = build_written(*build_model("sigmoid")), torch.Generator().manual_seed(0)
+    gradient = {name: torch.rand(w.shape, generator=rng) for name, w in build_model("sigmoid")[3].items()}
     assert ours.lay_out(gradient)["0.weight"].shape == (12, 5, 5, 3)
     again = ours.restore_shapes(ours.lay_out(gradient))
     assert all(torch.equal(again[name], g) for name, g in gradient.items())

@@ -11,7 +11,7 @@ from attacker.attacks.matching.objectives import cosine
 SHAPES = {"a": (4, 3, 3, 2), "b": (5,), "c": (2, 6)}
 
 
-def drawn(seed: int) -> dict[str, Tensor]:
+def draw(seed: int) -> dict[str, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=rng, dtype=torch.double) for name, shape in SHAPES.items()}
 
@@ -19,8 +19,8 @@ def drawn(seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("of_simulated", [to_channels_last, torch.Tensor.contiguous])
 @pytest.mark.parametrize("of_observed", [to_channels_last, torch.Tensor.contiguous])
 def test_cosine_for_large_gradients_agrees_with_the_plain_one(of_simulated, of_observed) -> None:
-    simulated = {name: of_simulated(t).requires_grad_() for name, t in drawn(0).items()}
-    observed = {name: of_observed(t) for name, t in drawn(1).items()}
+    simulated = {name: of_simulated(t).requires_grad_() for name, t in draw(0).items()}
+    observed = {name: of_observed(t) for name, t in draw(1).items()}
     assert cosine.of_large is not None
     both = [distance(simulated, observed) for distance in (cosine, cosine.of_large)]
     assert torch.allclose(*both, rtol=1e-12)
@@ -30,7 +30,7 @@ def test_cosine_for_large_gradients_agrees_with_the_plain_one(of_simulated, of_o
 
 
 def test_parameters_that_were_not_observed_are_left_out() -> None:
-    simulated, observed = drawn(0), drawn(1)
+    simulated, observed = draw(0), draw(1)
     del observed["b"]
     dot, own, theirs = compute_products(simulated, observed)
     assert torch.allclose(dot, sum((simulated[n] * observed[n]).sum() for n in observed))
@@ -40,5 +40,5 @@ def test_parameters_that_were_not_observed_are_left_out() -> None:
 
 
 def test_gradient_of_zeros_has_distance_one() -> None:
-    zeros = {name: torch.zeros_like(t) for name, t in drawn(0).items()}
-    assert float(cosine.of_large(zeros, drawn(1))) == 1.0
+    zeros = {name: torch.zeros_like(t) for name, t in draw(0).items()}
+    assert float(cosine.of_large(zeros, draw(1))) == 1.0

@@ -32,7 +32,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-def built(name: str, arguments: dict[str, Any], shape: tuple[int, ...], classes: int) -> tuple[nn.Module, DataSpec, str]:
+def build_model(name: str, arguments: dict[str, Any], shape: tuple[int, ...], classes: int) -> tuple[nn.Module, DataSpec, str]:
     """Return the model, its data and its loss."""
     channels = shape[0] if len(shape) == 3 else 1
     data = DataSpec(shape=shape, num_classes=classes, mean=(0.4,) * channels, std=(0.5,) * channels)
@@ -40,7 +40,7 @@ def built(name: str, arguments: dict[str, Any], shape: tuple[int, ...], classes:
     return model, data, "logistic" if classes == 2 else "cross_entropy"
 
 
-def doubles(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def convert_to_double(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return weights and buffers in double precision; the buffers differ from those of a new model."""
     rng = torch.Generator().manual_seed(3)
     weights = {name: p.detach().double() for name, p in model.named_parameters()}
@@ -48,7 +48,7 @@ def doubles(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return weights, buffers
 
 
-def guess(data: DataSpec, count: int, soft: bool, problems: int = 2) -> tuple[Tensor, Tensor]:
+def draw_candidates(data: DataSpec, count: int, soft: bool, problems: int = 2) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(4)
     x = torch.rand(problems, count, *data.shape, generator=rng, dtype=torch.double).requires_grad_()
     if soft:
@@ -63,14 +63,14 @@ def build_batched(model: nn.Module, data: DataSpec, loss: str = "cross_entropy")
     return gradients
 
 
-def one_by_one(
+def compute_one_by_one(
     model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, y: Tensor, buffers: Weights
 ) -> dict[str, Tensor]:
     each = [build_gradient(model, data, loss)(weights, *problem, buffers) for problem in zip(x, y, strict=True)]
     return {name: torch.stack([g[name] for g in each]) for name in weights}
 
 
-def stacked(gradients: StackedGradients) -> dict[str, Tensor]:
+def stack_problems(gradients: StackedGradients) -> dict[str, Tensor]:
     return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients.items()}
 
 
@@ -81,11 +81,11 @@ def agree(ours: Tensor, theirs: Tensor) -> bool:
 @pytest.mark.parametrize(("count", "soft"), [(1, False), (3, True)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_batched_gradients_and_derivatives_agree_with_single_problems(name: str, count: int, soft: bool) -> None:
-    model, data, loss = built(name, *NETWORKS[name])
-    weights, buffers = doubles(model)
-    x, y = guess(data, count, soft)
-    theirs = one_by_one(model, data, loss, weights, x, y, buffers)
-    ours = stacked(build_batched(model, data, loss)(weights, x, y, buffers))
+    model, data, loss = build_model(name, *NETWORKS[name])
+    weights, buffers = convert_to_double(model)
+    x, y = draw_candidates(data, count, soft)
+    theirs = compute_one_by_one(model, data, loss, weights, x, y, buffers)
+    ours = stack_problems(build_batched(model, data, loss)(weights, x, y, buffers))
     assert set(ours) == set(weights)
     assert all(agree(ours[key], theirs[key]) for key in weights)
     aims = {key: torch.linspace(-1, 1, w.numel(), dtype=torch.double).reshape(w.shape) for key, w in weights.items()}
@@ -145,7 +145,7 @@ def test_weight_gradients_of_grouped_and_dilated_convolutions() -> None:
 
 @pytest.mark.parametrize(("name", "arguments"), [("torchvision", {"architecture": "resnet18"}), ("vgg7", {})])
 def test_wide_networks_are_supported(name: str, arguments: dict[str, Any]) -> None:
-    model, data, loss = built(name, arguments, (3, 8, 8), 3)
+    model, data, loss = build_model(name, arguments, (3, 8, 8), 3)
     assert build_per_problem(model, data, loss) is not None  # the function compares batched with plain gradients
 
 
@@ -185,10 +185,10 @@ class Mixed(nn.Module):
 def test_gradients_of_a_layer_used_twice_add_up() -> None:
     data = DataSpec(shape=(1, 6, 6), num_classes=3)
     model = Twice()
-    weights, _ = doubles(model)
-    x, y = guess(data, 2, soft=False)
-    theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
-    ours = stacked(build_batched(model, data)(weights, x, y))
+    weights, _ = convert_to_double(model)
+    x, y = draw_candidates(data, 2, soft=False)
+    theirs = compute_one_by_one(model, data, "cross_entropy", weights, x, y, {})
+    ours = stack_problems(build_batched(model, data)(weights, x, y))
     assert all(agree(ours[key], theirs[key]) for key in weights)
     assert not ours["unused.weight"].any()
     slopes = [torch.autograd.grad(sum(g.square().sum() for g in found.values()), x)[0] for found in (ours, theirs)]
@@ -218,12 +218,12 @@ class Counted(Mixed):
 def test_a_model_that_vmap_cannot_map_is_called_once_per_problem(soft: bool) -> None:
     data = DataSpec(shape=(1, 6, 6), num_classes=3)
     model = Counted("layer norm").eval()
-    weights, _ = doubles(model)
-    x, y = guess(data, 2, soft)
-    theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
+    weights, _ = convert_to_double(model)
+    x, y = draw_candidates(data, 2, soft)
+    theirs = compute_one_by_one(model, data, "cross_entropy", weights, x, y, {})
     gradients, wanted = build_batched(model, data), (x, y) if soft else (x,)
     before = Counted.calls
-    ours = stacked(gradients(weights, x, y))
+    ours = stack_problems(gradients(weights, x, y))
     slopes = torch.autograd.grad(sum(g.square().sum() for g in ours.values()), wanted)
     assert Counted.calls == before + len(x)
     assert all(agree(ours[key], theirs[key]) for key in weights)
@@ -232,11 +232,11 @@ def test_a_model_that_vmap_cannot_map_is_called_once_per_problem(soft: bool) -> 
 
 
 def test_single_problem_agrees_with_the_plain_gradient() -> None:
-    model, data, _ = built("lenet_dlg", *NETWORKS["lenet_dlg"])
-    weights, _ = doubles(model)
-    x, y = guess(data, 2, soft=True, problems=1)
-    theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
-    ours = stacked(build_batched(model, data)(weights, x, y))
+    model, data, _ = build_model("lenet_dlg", *NETWORKS["lenet_dlg"])
+    weights, _ = convert_to_double(model)
+    x, y = draw_candidates(data, 2, soft=True, problems=1)
+    theirs = compute_one_by_one(model, data, "cross_entropy", weights, x, y, {})
+    ours = stack_problems(build_batched(model, data)(weights, x, y))
     assert all(agree(ours[key], theirs[key]) for key in weights)
     slopes = [torch.autograd.grad(sum(g.square().sum() for g in found.values()), (x, y)) for found in (ours, theirs)]
     assert all(agree(*pair) for pair in zip(*slopes, strict=True))
@@ -244,17 +244,19 @@ def test_single_problem_agrees_with_the_plain_gradient() -> None:
 
 @pytest.mark.parametrize("problems", [1, 2])
 def test_no_graph_is_kept_without_need(problems: int) -> None:
-    model, data, _ = built("lenet_cpl", *NETWORKS["lenet_cpl"])
+    model, data, _ = build_model("lenet_cpl", *NETWORKS["lenet_cpl"])
     weights = {name: p.detach() for name, p in model.named_parameters()}
     x, y = torch.rand(problems, 1, *data.shape), torch.zeros(problems, 1, dtype=torch.long)
-    assert not any(g.requires_grad for g in stacked(build_batched(model, data)(weights, x, y)).values())
+    assert not any(g.requires_grad for g in stack_problems(build_batched(model, data)(weights, x, y)).values())
     with torch.no_grad():
-        assert not any(g.requires_grad for g in stacked(build_batched(model, data)(weights, x.requires_grad_(), y)).values())
+        assert not any(
+            g.requires_grad for g in stack_problems(build_batched(model, data)(weights, x.requires_grad_(), y)).values()
+        )
 
 
 def test_large_gradients_are_split_by_problem_and_small_ones_joined() -> None:
-    large, _, _ = built("resnet20_4", {}, (3, 16, 16), 3)
-    small, data, _ = built("lenet_dlg", {}, (3, 16, 16), 3)
+    large, _, _ = build_model("resnet20_4", {}, (3, 16, 16), 3)
+    small, data, _ = build_model("lenet_dlg", {}, (3, 16, 16), 3)
     x, y = torch.rand(2, 1, *data.shape), torch.tensor([[0], [2]])
     for model, is_large in ((large, True), (small, False)):
         weights = {name: p.detach() for name, p in model.named_parameters()}
@@ -262,7 +264,7 @@ def test_large_gradients_are_split_by_problem_and_small_ones_joined() -> None:
         assert (join_problems(found) is None) == is_large
         rows = split_problems(found)
         assert len(rows) == 2
-        assert all(torch.equal(row[name], stacked(found)[name][i]) for i, row in enumerate(rows) for name in weights)
+        assert all(torch.equal(row[name], stack_problems(found)[name][i]) for i, row in enumerate(rows) for name in weights)
 
 
 def test_channels_last_keeps_values_and_gives_channels_stride_one() -> None:

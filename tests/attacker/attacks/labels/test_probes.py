@@ -9,21 +9,21 @@ from fedsim.recording import DataSpec
 PICTURES = DataSpec(shape=(3, 32, 32), num_classes=10)
 
 
-def drawn(count: int, seed: int, data: DataSpec = PICTURES) -> torch.Tensor:
+def draw(count: int, seed: int, data: DataSpec = PICTURES) -> torch.Tensor:
     return draw_inputs(data, count, torch.Generator().manual_seed(seed))
 
 
 def test_inputs_are_in_range_and_depend_on_the_seed_only() -> None:
     for data in (PICTURES, DataSpec(shape=(1, 8, 5), num_classes=2), DataSpec(shape=(7,), num_classes=2)):
-        x = drawn(4, 1, data)
+        x = draw(4, 1, data)
         assert x.shape == (4, *data.shape)
         assert 0 <= x.min() <= x.max() <= 1
-        assert torch.equal(x, drawn(4, 1, data))
-        assert not torch.equal(x, drawn(4, 2, data))
+        assert torch.equal(x, draw(4, 1, data))
+        assert not torch.equal(x, draw(4, 2, data))
 
 
 def test_neighbouring_pixels_and_channels_of_noise_images_are_alike() -> None:
-    x = drawn(64, 0) - drawn(64, 0).mean(dim=(2, 3), keepdim=True)
+    x = draw(64, 0) - draw(64, 0).mean(dim=(2, 3), keepdim=True)
     power = x.square().mean()
     assert (x[..., 1:] * x[..., :-1]).mean() > 0.5 * power
     assert (x[:, 0] * x[:, 2]).mean() > 0.7 * power
@@ -32,7 +32,7 @@ def test_neighbouring_pixels_and_channels_of_noise_images_are_alike() -> None:
 
 
 def test_image_of_one_pixel_is_finite() -> None:
-    assert torch.isfinite(drawn(3, 0, DataSpec(shape=(1, 1, 1), num_classes=2))).all()
+    assert torch.isfinite(draw(3, 0, DataSpec(shape=(1, 1, 1), num_classes=2))).all()
 
 
 def test_inputs_of_the_head_give_the_logits() -> None:

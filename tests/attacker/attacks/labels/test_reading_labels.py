@@ -17,7 +17,7 @@ DATA = DataSpec(shape=(6,), num_classes=3)
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [5]})
 
 
-def shown(observation: Observation) -> Evidence:
+def read_evidence(observation: Observation) -> Evidence:
     seen: list[Evidence] = []
 
     def rule(evidence: Evidence) -> Tensor:
@@ -36,7 +36,7 @@ def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_head_is_halfway_between_first_and_last_local_step(observe: Callable[..., Observation], steps: int) -> None:
     observation = observe(*batches(steps), model=MODEL, data=DATA, learning_rate=0.5)
-    evidence = shown(observation)
+    evidence = read_evidence(observation)
     assert evidence.head is not None
     middle = observation.weights[evidence.weight] + (steps - 1) / (2 * steps) * observation.update[evidence.weight]
     torch.testing.assert_close(evidence.head.weight, middle)
@@ -49,7 +49,7 @@ def test_head_is_halfway_between_first_and_last_local_step(observe: Callable[...
 
 def test_head_of_a_defended_update_is_the_broadcast_one(observe: Callable[..., Observation]) -> None:
     observation = observe(*batches(3), model=MODEL, data=DATA, defense="gaussian(0.1)")
-    evidence = shown(observation)
+    evidence = read_evidence(observation)
     assert evidence.head is not None
     assert evidence.shortened
     assert torch.equal(evidence.head.weight, observation.weights[evidence.weight])

@@ -64,7 +64,7 @@ def features(net: str, given: dict[str, Tensor], x: Tensor) -> list[Tensor]:
     return found
 
 
-def by_hand(net: str, path: Path, x: Tensor, truth: Tensor) -> Tensor:
+def compute_by_hand(net: str, path: Path, x: Tensor, truth: Tensor) -> Tensor:
     import lpips
 
     linear = torch.load(Path(lpips.__file__).parent / f"weights/v0.1/{net}.pth", map_location="cpu", weights_only=True)
@@ -78,7 +78,7 @@ def by_hand(net: str, path: Path, x: Tensor, truth: Tensor) -> Tensor:
 @pytest.mark.parametrize("net", ["alex", "vgg"])
 def test_lpips_agrees_with_its_formula(net: str, weights: Callable[[str], Path], pictures: Tensor, noisy: Tensor) -> None:
     found = load(net, weights(net))(noisy, pictures)
-    torch.testing.assert_close(found, by_hand(net, weights(net), noisy, pictures), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, compute_by_hand(net, weights(net), noisy, pictures), rtol=1e-4, atol=1e-5)
     assert (found > 0.3).all()
 
 
@@ -140,7 +140,7 @@ def random_weights() -> dict[str, Tensor]:
     return {**kernels, **{f"features.{n}.bias": torch.zeros(a) for n, (a, _, _) in layers.items()}}
 
 
-def lacking(given: dict[str, Tensor]) -> dict[str, Tensor]:
+def drop_one_tensor(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in given.items() if name != "features.8.bias"}
 
 
@@ -156,7 +156,7 @@ def infinite(given: dict[str, Tensor]) -> dict[str, Tensor]:
     ("change", "reason"),
     [
         (dict, ": tensor features.0.weight differs from torchvision's"),
-        (lacking, " lacks the tensor features.8.bias"),
+        (drop_one_tensor, " lacks the tensor features.8.bias"),
         (cut, r": tensor features.3.weight has shape \(192, 64, 3, 3\) instead of \(192, 64, 5, 5\)"),
         (infinite, ": tensor features.6.bias holds NaN or infinity"),
         (lambda given: {**given, "features.12.bias": torch.zeros(3)}, " has the unknown tensor features.12.bias"),

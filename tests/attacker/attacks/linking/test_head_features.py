@@ -34,7 +34,7 @@ class Layer:
         )
 
 
-def furthest(found: Tensor, true: Tensor) -> float:
+def measure_largest_distance(found: Tensor, true: Tensor) -> float:
     """Return the largest relative distance of a true feature vector from the nearest one found."""
     return float((torch.cdist(true.double(), found).min(dim=1).values / true.norm(dim=1)).max())
 
@@ -46,7 +46,7 @@ def test_features_are_recovered_also_where_labels_repeat(labels: list[int], bias
     layer = Layer(labels, bias=bias, scale=scale)
     found = layer.read()
     assert found.misfit < 1e-5
-    assert furthest(found.features, layer.features) < 2e-3
+    assert measure_largest_distance(found.features, layer.features) < 2e-3
     assert not found.shared.any()
 
 
@@ -72,7 +72,7 @@ def test_recount_corrects_a_wrong_label() -> None:
     found = layer.read(wrong, recount=True)
     assert found.labels.tolist() == [1, 4, 8, 8]
     assert found.misfit < 1e-5
-    assert furthest(found.features, layer.features) < 2e-3
+    assert measure_largest_distance(found.features, layer.features) < 2e-3
 
 
 def test_recount_keeps_right_labels() -> None:

@@ -195,7 +195,7 @@ def test_custom_decoder_is_named_by_module_and_function(
         get_decoder("own_decoders:nothing")
 
 
-def decoded(**parts: Any) -> Any:
+def make_decoder(**parts: Any) -> Any:
     same = {"shape": (3, 10, 13), "decode": lambda z: z, "encode": lambda x: x}
     return lambda data: Decoder(**{**same, **parts})
 
@@ -204,11 +204,14 @@ def decoded(**parts: Any) -> Any:
     ("factory", "words"),
     [
         (lambda data: None, "the function must return a `attacker.attacks.matching.decoders.Decoder`, got NoneType"),
-        (decoded(decode=lambda z: z[:, :1]), r"decode must map shape \(2, 3, 10, 13\) to \(2, 3, 10, 13\), got \(2, 1, 10, 13\)"),
-        (decoded(shape=(7,)), r"encode must map shape \(2, 3, 10, 13\) to \(2, 7\), got \(2, 3, 10, 13\)"),
-        (decoded(decode=lambda z: z.numpy()), "decode must map .* got ndarray"),
-        (decoded(decode=lambda z: z.nothing), r"decode fails on shape \(2, 3, 10, 13\): AttributeError"),
-        (decoded(project=lambda z: z.sum()), r"project must map .* got \(\)"),
+        (
+            make_decoder(decode=lambda z: z[:, :1]),
+            r"decode must map shape \(2, 3, 10, 13\) to \(2, 3, 10, 13\), got \(2, 1, 10, 13\)",
+        ),
+        (make_decoder(shape=(7,)), r"encode must map shape \(2, 3, 10, 13\) to \(2, 7\), got \(2, 3, 10, 13\)"),
+        (make_decoder(decode=lambda z: z.numpy()), "decode must map .* got ndarray"),
+        (make_decoder(decode=lambda z: z.nothing), r"decode fails on shape \(2, 3, 10, 13\): AttributeError"),
+        (make_decoder(project=lambda z: z.sum()), r"project must map .* got \(\)"),
     ],
 )
 def test_invalid_decoder_is_refused(factory: Any, words: str) -> None:

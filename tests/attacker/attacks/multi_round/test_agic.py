@@ -49,7 +49,7 @@ def list_uses(found, order: tuple[tuple[int, ...], ...] = ORDER) -> list[tuple[i
     return [(slot.round, int(found.y[slot.example])) for slot in found.slots]
 
 
-def broken(observation: Observation, value: float) -> Observation:
+def fill_update(observation: Observation, value: float) -> Observation:
     update = {name: torch.full_like(u, value) for name, u in observation.update.items()}
     return replace(observation, payload=encode(update))
 
@@ -109,7 +109,7 @@ def test_null_returns_one_example_for_every_place(client: Client) -> None:
 def test_unusable_round_is_left_out_with_a_note(client: Client, value: float, words: str) -> None:
     case, _ = client()
     rounds = list(case.observations)
-    rounds[1] = broken(rounds[1], value)
+    rounds[1] = fill_update(rounds[1], value)
     (found,) = agic(steps=2)([Case(tuple(rounds))], rng=seeded())
     assert any(note.startswith("round 2: ") and words in note and "left out" in note for note in found.notes)
     assert {slot.round for slot in found.slots} == {1, 3, 4, 5, 6}
@@ -119,7 +119,7 @@ def test_unusable_round_is_left_out_with_a_note(client: Client, value: float, wo
 
 def test_client_without_a_usable_round_is_refused(client: Client) -> None:
     case, _ = client()
-    nothing = Case(tuple(broken(o, float("nan")) for o in case.observations))
+    nothing = Case(tuple(fill_update(o, float("nan")) for o in case.observations))
     with pytest.raises(ValueError, match="no round can be used: its update contains NaN or infinite values"):
         agic(steps=1)([nothing], rng=seeded())
 

@@ -54,7 +54,7 @@ def make_sums(
     return Case(tuple(rounds))
 
 
-def plane(*axes: int) -> RowSpace:
+def make_plane(*axes: int) -> RowSpace:
     """Return the subspace spanned by some axes of 12 dimensions, almost without noise."""
     y = 1e6 * torch.eye(12, dtype=torch.float64)[list(axes)]
     return RowSpace(y, torch.eye(12, dtype=torch.float64)[:, : len(axes)], torch.ones(12), 1e6, saturated=False)
@@ -62,14 +62,14 @@ def plane(*axes: int) -> RowSpace:
 
 def test_client_is_isolated_once_no_other_is_in_all_of_its_cohorts() -> None:
     """Client a has the axes 0 and 1, b has 2, c has 3 and 4; each sum spans the axes of its clients."""
-    spaces = [plane(0, 1, 2), plane(0, 1, 3, 4), plane(2, 3, 4), plane(0, 1, 2)]
+    spaces = [make_plane(0, 1, 2), make_plane(0, 1, 3, 4), make_plane(2, 3, 4), make_plane(0, 1, 2)]
     found = isolate_clients(spaces, COHORTS, [1, 2, 3, 4])
     assert {name: (len(one.y), one.round) for name, one in found.items()} == {"a": (2, 2), "b": (1, 3), "c": (2, 3)}
     assert float(found["a"].y[:, 2:].abs().max()) < 1e-3
 
 
 def test_clients_that_always_come_together_are_not_isolated() -> None:
-    spaces = [plane(0, 1), plane(2, 3), plane(0, 1), plane(2, 3)]
+    spaces = [make_plane(0, 1), make_plane(2, 3), make_plane(0, 1), make_plane(2, 3)]
     assert isolate_clients(spaces, FIXED, [1, 2, 3, 4]) == {}
 
 

@@ -52,7 +52,7 @@ def observed(observation: Observation) -> dict[str, Tensor]:
     return {name: -u / observation.training.learning_rate for name, u in observation.update.items()}
 
 
-def evaluated(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def evaluate_loss(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     search = CaseBatch(attack, [case])
     rows = {str(o): view.rows for o, view in enumerate(search.views)}
     return search.evaluate(x.flatten()[None], {"labels": y[None], "gain": torch.ones(1), "views": rows})
@@ -62,7 +62,7 @@ def evaluated(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tup
 def test_loss_is_the_weighted_sum_over_rounds(two_rounds: Case, robust: float) -> None:
     """The reference is AGIC's equation 5, with weights 1 and 0.1 for the first and second epoch, computed by autograd."""
     x, y = torch.rand(3, 1, 8, 8, generator=seeded(3)).requires_grad_(), torch.tensor([0, 1, 2])
-    slope, loss = evaluated(cpl().copy_with(robust=robust), two_rounds, x.detach(), y)
+    slope, loss = evaluate_loss(cpl().copy_with(robust=robust), two_rounds, x.detach(), y)
     expected = torch.zeros(())
     for observation, rows, gamma in zip(two_rounds.observations, ([0, 1], [1, 2]), (1.0, 0.1), strict=True):
         distance = squared_distance(gradient_at(observation, x[rows], y[rows]), observed(observation))
@@ -74,9 +74,9 @@ def test_loss_is_the_weighted_sum_over_rounds(two_rounds: Case, robust: float) -
 
 def test_true_examples_have_no_loss_with_right_links_only(two_rounds: Case, examples) -> None:
     x, y = examples
-    _, right = evaluated(cpl(), two_rounds, x, y)
+    _, right = evaluate_loss(cpl(), two_rounds, x, y)
     wrong_links = Links((torch.tensor([0, 1]), torch.tensor([0, 2])), torch.ones(3), y, (1, 2))
-    _, wrong = evaluated(cpl(), replace(two_rounds, links=wrong_links), x, y)
+    _, wrong = evaluate_loss(cpl(), replace(two_rounds, links=wrong_links), x, y)
     assert float(right) < 1e-6 < 1e-3 < float(wrong)
 
 

@@ -106,7 +106,7 @@ def one_nan(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def entries(done: ReplayResult) -> dict[str, dict]:
+def read_entries(done: ReplayResult) -> dict[str, dict]:
     return {case["key"]: case for case in json.loads((done.folder / "attack.json").read_text())["cases"]}
 
 
@@ -119,7 +119,7 @@ def test_every_client_is_one_case_of_all_its_rounds_in_order(run: Path) -> None:
     assert seen_rounds() == {client: [1, 2, 3] for client in clients(run)}
     assert all(len({o.client for o in case.observations}) == 1 for case in SEEN[0])
     assert (done.done, done.skipped, done.failed, done.left_out) == (2, 0, {}, {})
-    listed = entries(done)
+    listed = read_entries(done)
     assert (
         sorted(listed) == sorted(case.key for case in SEEN[0]) == sorted(path.stem for path in done.folder.glob("*.safetensors"))
     )
@@ -151,8 +151,8 @@ def test_selected_rounds_are_separate_cases_in_the_same_folder(run: Path) -> Non
     one = replay(run, rounds=frozenset({2})).run()
     assert whole.folder == some.folder == one.folder
     assert (some.done, one.done) == (1, 2)
-    assert len(entries(one)) == 5
-    assert f"00002-{clients(run)[0]}" in entries(one)
+    assert len(read_entries(one)) == 5
+    assert f"00002-{clients(run)[0]}" in read_entries(one)
 
 
 def test_attack_without_an_optimiser_gets_one_client_at_a_time(run: Path) -> None:
@@ -172,7 +172,7 @@ def test_round_with_nan_is_left_out_with_the_reason(run: Path) -> None:
     alter(run, 2, bad, one_nan)
     done = replay(run).run()
     assert seen_rounds() == {bad: [1, 3], good: [1, 2, 3]}
-    (case,) = (case for case in entries(done).values() if case["client"] == bad)
+    (case,) = (case for case in read_entries(done).values() if case["client"] == bad)
     ((round, reason),) = case["left_out"]
     assert round == 2
     assert reason.startswith("round 2: the update holds 1 value that is NaN or infinite, the first in ")
@@ -258,11 +258,11 @@ def test_damaged_failed_and_unusable_rounds_are_listed_with_reasons(run: Path) -
     done = replay(run).run()
     assert seen_rounds() == {bad: [2, 3], good: [1]}
     assert (done.done, done.failed) == (2, {})
-    reasons = {entries(done)[key]["client"]: dict(left) for key, left in done.left_out.items()}
+    reasons = {read_entries(done)[key]["client"]: dict(left) for key, left in done.left_out.items()}
     assert str(path) in reasons[bad][1]
     assert reasons[good][2] == "failed: its disk is full"
     assert reasons[good][3].endswith("reported 0")
-    idle = entries(done)[f"00002-{good}"]
+    idle = read_entries(done)[f"00002-{good}"]
     assert (idle["status"], idle["reason"]) == ("failed", "its disk is full")
 
 
@@ -273,7 +273,7 @@ def test_a_client_without_a_usable_round_fails_with_all_reasons(run: Path) -> No
     done = replay(run).run()
     assert seen_rounds() == {good: [1, 2, 3]}
     ((key, reason),) = done.failed.items()
-    assert entries(done)[key]["client"] == bad
+    assert read_entries(done)[key]["client"] == bad
     assert reason.startswith("none of its rounds can be used: round 1: the update holds")
     assert "round 3" in reason
     assert json.loads((done.folder / f"{key}.failed.json").read_text())["reason"] == reason

@@ -14,7 +14,7 @@ from attacker.attacks.optimisers.phases import PhasedOptimiser
 PROBLEMS, SIZE = 5, 12
 
 
-def curved(scale: Tensor, shift: Tensor, z: Tensor) -> Tensor:
+def compute_loss(scale: Tensor, shift: Tensor, z: Tensor) -> Tensor:
     """Compute a smooth non-quadratic function, different for each row, (P,)."""
     return (scale * (z - shift) ** 2).sum(-1) + torch.cos(z).sum(-1) + 0.1 * (z[..., 1:] * z[..., :-1]).sum(-1)
 
@@ -28,7 +28,7 @@ def problems() -> tuple[Tensor, Tensor, Tensor]:
 
 def next_of(stepper: Stepper, scale: Tensor, shift: Tensor, z: Tensor, progress: float = 0.0) -> Tensor:
     leaf = z.clone().requires_grad_()
-    loss = curved(scale, shift, leaf)
+    loss = compute_loss(scale, shift, leaf)
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     return stepper.step(z, gradient, loss.detach(), progress)
 
@@ -59,7 +59,7 @@ def test_lbfgs_agrees_with_torch_for_each_row(problems: tuple[Tensor, Tensor, Te
 
         def closure(row: int = row, z: Tensor = z, theirs: torch.optim.LBFGS = theirs) -> Tensor:
             theirs.zero_grad()
-            loss = curved(scale[row], shift[row], z)
+            loss = compute_loss(scale[row], shift[row], z)
             loss.backward()
             return loss
 
@@ -70,7 +70,7 @@ def test_lbfgs_agrees_with_torch_for_each_row(problems: tuple[Tensor, Tensor, Te
 @pytest.mark.parametrize("signed", [False, True])
 def test_adam_agrees_with_torch(problems: tuple[Tensor, Tensor, Tensor], signed: bool) -> None:
     ours = run(Adam(learning_rate=0.05, signed=signed, decay_at=()), *problems, steps=20)
-    theirs = torchs(lambda z: torch.optim.Adam([z], lr=0.05), *problems, steps=20, signed=signed)
+    theirs = run_torch(lambda z: torch.optim.Adam([z], lr=0.05), *problems, steps=20, signed=signed)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
@@ -88,17 +88,17 @@ def test_cosine_schedule_agrees_with_torch(last: float) -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_gradient_descent_agrees_with_torch(problems: tuple[Tensor, Tensor, Tensor], momentum: float) -> None:
     ours = run(SGD(learning_rate=0.03, momentum=momentum), *problems, steps=20)
-    theirs = torchs(lambda z: torch.optim.SGD([z], lr=0.03, momentum=momentum), *problems, steps=20)
+    theirs = run_torch(lambda z: torch.optim.SGD([z], lr=0.03, momentum=momentum), *problems, steps=20)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 def test_adagrad_agrees_with_torch(problems: tuple[Tensor, Tensor, Tensor]) -> None:
     ours = run(Adagrad(learning_rate=0.2), *problems, steps=20)
-    theirs = torchs(lambda z: torch.optim.Adagrad([z], lr=0.2), *problems, steps=20)
+    theirs = run_torch(lambda z: torch.optim.Adagrad([z], lr=0.2), *problems, steps=20)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-def torchs(
+def run_torch(
     made: Callable[[Tensor], torch.optim.Optimizer],
     scale: Tensor,
     shift: Tensor,
@@ -111,7 +111,7 @@ def torchs(
     theirs = made(z)
     for _ in range(steps):
         theirs.zero_grad()
-        curved(scale, shift, z).sum().backward()
+        compute_loss(scale, shift, z).sum().backward()
         if signed:
             assert z.grad is not None
             z.grad.sign_()

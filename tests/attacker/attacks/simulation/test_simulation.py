@@ -34,20 +34,20 @@ def _normed_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(building._ADMITTED, "normed", normed)
 
 
-def statistics(model: nn.Module, seed: int) -> dict[str, Tensor]:
+def draw_statistics(model: nn.Module, seed: int) -> dict[str, Tensor]:
     """Return running statistics different from 0 and 1, with small variances, so that gradients are large."""
     rng = torch.Generator().manual_seed(seed)
     drawn = {name: 0.5 * torch.rand(b.shape, generator=rng) + 0.02 for name, b in model.named_buffers()}
     return {name: drawn[name] if b.is_floating_point() else b + seed for name, b in model.named_buffers()}
 
 
-def examples(count: int, seed: int = 5, classes: int = 3) -> tuple[Tensor, Tensor]:
+def draw_examples(count: int, seed: int = 5, classes: int = 3) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     x = torch.rand(count, 1, 3, 3, generator=rng).repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
     return x, torch.randint(classes, (count,), generator=rng).sort().values
 
 
-def observed(
+def observe_client(
     batch: tuple[Tensor, Tensor],
     *,
     mode: str = "eval",
@@ -70,7 +70,7 @@ def observed(
     return make_observation(trained.update, weights, client=client, **facts)
 
 
-def simulated(observation: Observation, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def simulate_gradient(observation: Observation, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     model = build_network(observation)
     buffers, _ = get_buffers(model, [observation])
     return build_gradient(model, observation.data, observation.training.loss)(observation.weights, x, y, buffers)
@@ -86,46 +86,46 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
 
 
-STATISTICS = statistics(normed((1, 6, 6), 3), 2)
+STATISTICS = draw_statistics(normed((1, 6, 6), 3), 2)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("buffers", [None, STATISTICS], ids=["own", "sent"])
 def test_simulated_gradient_at_the_true_examples_is_the_clients(mode: str, buffers: dict[str, Tensor] | None) -> None:
-    x, y = examples(4)
-    observation = observed((x, y), mode=mode, buffers=buffers)
-    assert_same(simulated(observation, x, y), seen(observation))
-    other = simulated(observation, x.flip(0), y)
+    x, y = draw_examples(4)
+    observation = observe_client((x, y), mode=mode, buffers=buffers)
+    assert_same(simulate_gradient(observation, x, y), seen(observation))
+    other = simulate_gradient(observation, x.flip(0), y)
     assert not torch.allclose(other["8.weight"], seen(observation)["8.weight"], rtol=1e-2)
 
 
 def test_sent_statistics_matter_in_eval_mode_only() -> None:
-    x, y = examples(4)
+    x, y = draw_examples(4)
     for mode, same in (("eval", False), ("train", True)):
-        own, sent = (seen(observed((x, y), mode=mode, buffers=b))["0.weight"] for b in (None, STATISTICS))
+        own, sent = (seen(observe_client((x, y), mode=mode, buffers=b))["0.weight"] for b in (None, STATISTICS))
         assert torch.allclose(own, sent, rtol=1e-3) == same
 
 
 def test_one_hot_soft_labels_give_the_same_gradient() -> None:
-    x, y = examples(4)
-    observation = observed((x, y), mode="train")
-    assert_same(simulated(observation, x, torch.nn.functional.one_hot(y, 3).float()), seen(observation))
+    x, y = draw_examples(4)
+    observation = observe_client((x, y), mode="train")
+    assert_same(simulate_gradient(observation, x, torch.nn.functional.one_hot(y, 3).float()), seen(observation))
 
 
 @pytest.mark.parametrize("name", ["cnn6", "mlp", "normed"])
 @pytest.mark.parametrize("count", [1, 4])
 def test_simulated_logistic_gradient_at_the_true_examples_is_the_clients(name: str, count: int) -> None:
-    x, y = examples(count, classes=2)
+    x, y = draw_examples(count, classes=2)
     arguments = {} if name == "cnn6" else {"outputs": 1}
-    observation = observed((x, y), name=name, data=TWO, loss="logistic", **arguments)
-    assert_same(simulated(observation, x, y), seen(observation))
-    assert_same(simulated(observation, x, torch.nn.functional.one_hot(y, 2).float()), seen(observation))
+    observation = observe_client((x, y), name=name, data=TWO, loss="logistic", **arguments)
+    assert_same(simulate_gradient(observation, x, y), seen(observation))
+    assert_same(simulate_gradient(observation, x, torch.nn.functional.one_hot(y, 2).float()), seen(observation))
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_simulation_changes_no_model_or_observation(mode: str) -> None:
-    x, y = examples(4)
-    observation = observed((x, y), mode=mode, buffers={name: b.clone() for name, b in STATISTICS.items()})
+    x, y = draw_examples(4)
+    observation = observe_client((x, y), mode=mode, buffers={name: b.clone() for name, b in STATISTICS.items()})
     model = build_network(observation)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     buffers, _ = get_buffers(model, [observation])
@@ -136,8 +136,8 @@ def test_simulation_changes_no_model_or_observation(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_batched_rounds_are_simulated_with_their_own_statistics(mode: str) -> None:
-    x, y = examples(4)
-    observations = [observed((x, y), mode=mode, buffers=statistics(normed((1, 6, 6), 3), s), seed=s) for s in (2, 3)]
+    x, y = draw_examples(4)
+    observations = [observe_client((x, y), mode=mode, buffers=draw_statistics(normed((1, 6, 6), 3), s), seed=s) for s in (2, 3)]
     (batch,) = CaseBatch(cpl(), [Case((o,)) for o in observations]).views
     assert batch.same_buffers == (mode == "train")
     dims = (0, None, None, None if batch.same_buffers else 0)
@@ -148,14 +148,14 @@ def test_batched_rounds_are_simulated_with_their_own_statistics(mode: str) -> No
 
 
 def test_equal_statistics_are_stored_once_and_missing_ones_refused() -> None:
-    observation = observed(examples(2), buffers=STATISTICS)
+    observation = observe_client(draw_examples(2), buffers=STATISTICS)
     model = build_network(observation)
-    kept, same = get_buffers(model, [observation, observed(examples(3), buffers=dict(STATISTICS))])
+    kept, same = get_buffers(model, [observation, observe_client(draw_examples(3), buffers=dict(STATISTICS))])
     assert same
     assert kept["1.running_mean"].shape == (4,)
-    own, _ = get_buffers(model, [observed(examples(2))])
+    own, _ = get_buffers(model, [observe_client(draw_examples(2))])
     assert torch.equal(own["1.running_var"], torch.ones(4))
-    stacked, same = get_buffers(model, [observation, observed(examples(2))])
+    stacked, same = get_buffers(model, [observation, observe_client(draw_examples(2))])
     assert not same
     assert stacked["1.running_mean"].shape == (2, 4)
     lacking = {name: b for name, b in STATISTICS.items() if name != "1.running_var"}
@@ -168,16 +168,18 @@ def test_equal_statistics_are_stored_once_and_missing_ones_refused() -> None:
     "attack", [cpl(init="uniform", steps=8), inverting_gradients(steps=160, tv=0.0), dlg(steps=8)], ids=lambda a: a.name
 )
 def test_attacks_lower_the_loss_on_models_with_batch_norm(attack: Any, mode: str, buffers: dict[str, Tensor] | None) -> None:
-    x, y = examples(4)
+    x, y = draw_examples(4)
     known = None if attack.labels.rule is None else y  # inferred labels of several examples may be wrong
-    case = Case((observed((x, y), mode=mode, buffers=buffers),), known_labels=known)
+    case = Case((observe_client((x, y), mode=mode, buffers=buffers),), known_labels=known)
     assert find_unmet(attack, case) == []
     (found,) = attack([case], rng=torch.Generator().manual_seed(1))
     assert found.x.shape == x.shape
     assert torch.isfinite(found.loss).all()
     assert found.loss[-1] < found.loss[0]
     guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(2))
-    assert found.loss[-1] < 0.1 * attack.objective.distance(simulated(case.observations[0], guess, y), seen(case.observations[0]))
+    assert found.loss[-1] < 0.1 * attack.objective.distance(
+        simulate_gradient(case.observations[0], guess, y), seen(case.observations[0])
+    )
     (null,) = attack.null()([case], rng=torch.Generator().manual_seed(1))
     assert null.explained.max() == 0
     assert null.confidence.max() < 0.05
@@ -186,9 +188,9 @@ def test_attacks_lower_the_loss_on_models_with_batch_norm(attack: Any, mode: str
 def test_one_example_is_recovered_through_batch_norm_in_eval_mode() -> None:
     cases, truths = [], []
     for s in (2, 3):
-        x, y = examples(1, seed=s)
-        buffers = statistics(normed((1, 6, 6), 3), s)
-        cases.append(Case((observed((x, y), buffers=buffers, seed=s, client=f"c{s}", name="normed"),)))
+        x, y = draw_examples(1, seed=s)
+        buffers = draw_statistics(normed((1, 6, 6), 3), s)
+        cases.append(Case((observe_client((x, y), buffers=buffers, seed=s, client=f"c{s}", name="normed"),)))
         truths.append((x, y))
     found = cpl(steps=60, restarts=3)(cases, rng=torch.Generator().manual_seed(0))
     for answer, (x, y) in zip(found, truths, strict=True):
@@ -199,8 +201,8 @@ def test_one_example_is_recovered_through_batch_norm_in_eval_mode() -> None:
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_one_example_with_a_single_logit_is_recovered_with_its_label(label: int) -> None:
-    x, y = examples(1)[0], torch.tensor([label])
-    observation = observed((x, y), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[32])
+    x, y = draw_examples(1)[0], torch.tensor([label])
+    observation = observe_client((x, y), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[32])
     (found,) = cpl(steps=60, restarts=3)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     assert torch.equal(found.y, y)
     assert found.explained.item() > 0.99
@@ -208,20 +210,22 @@ def test_one_example_with_a_single_logit_is_recovered_with_its_label(label: int)
 
 
 def test_soft_labels_with_a_single_logit_can_be_searched_for() -> None:
-    observation = observed(examples(2, classes=2), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[32])
+    observation = observe_client(draw_examples(2, classes=2), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[32])
     (found,) = dlg(steps=8)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     assert found.loss[-1] < 0.5 * found.loss[0]
 
 
 def test_agreement_with_labels_works_for_a_single_logit() -> None:
-    observation = observed((examples(1)[0], torch.tensor([1])), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[8])
+    observation = observe_client(
+        (draw_examples(1)[0], torch.tensor([1])), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[8]
+    )
     (found,) = cpl(steps=3, agreement=0.01)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     assert torch.isfinite(found.loss).all()
 
 
 def test_labels_of_several_examples_with_a_single_logit_are_counted() -> None:
-    x, y = examples(3, classes=2)
-    observation = observed((x, y), name="mlp", data=TWO, loss="logistic", outputs=1)
+    x, y = draw_examples(3, classes=2)
+    observation = observe_client((x, y), name="mlp", data=TWO, loss="logistic", outputs=1)
     (found,) = cpl(steps=2)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     assert found.y.sum() == y.sum()
     assert 0 < y.sum() < 3
@@ -229,13 +233,13 @@ def test_labels_of_several_examples_with_a_single_logit_are_counted() -> None:
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_dropout_is_switched_off_in_simulations(mode: str) -> None:
-    x, y = examples(2)
+    x, y = draw_examples(2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        observation = observed((x, y), mode=mode, dropout=0.5)
-    assert_same(simulated(observation, x, y), simulated(observation, x, y))
-    plain = seen(observed((x, y), mode=mode))
-    assert_same(simulated(observation, x, y), plain)
+        observation = observe_client((x, y), mode=mode, dropout=0.5)
+    assert_same(simulate_gradient(observation, x, y), simulate_gradient(observation, x, y))
+    plain = seen(observe_client((x, y), mode=mode))
+    assert_same(simulate_gradient(observation, x, y), plain)
     if mode == "eval":  # in which the client's dropout was off too
         assert_same(plain, seen(observation))
     first, again = (
@@ -255,12 +259,12 @@ def noisy(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 def test_model_with_random_outputs_can_be_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(building._ADMITTED, "noisy", noisy)
-    observation = observed(examples(1), name="noisy")
+    observation = observe_client(draw_examples(1), name="noisy")
     (found,) = cpl(steps=3)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     assert torch.isfinite(found.loss).all()
 
 
 def test_linear_head_is_detected_without_building_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case((replace(observed(examples(1), name="mlp"), model=ModelSpec(name="resnet18")),))
+    case = Case((replace(observe_client(draw_examples(1), name="mlp"), model=ModelSpec(name="resnet18")),))
     monkeypatch.setattr(models, "build", None)
     assert Need.LINEAR_HEAD.is_met(case)

@@ -30,12 +30,12 @@ from fedsim.training.local import _SGD, train
 DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
 
 
-def examples(count: int = 4, seed: int = 5) -> tuple[Tensor, Tensor]:
+def draw_examples(count: int = 4, seed: int = 5) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     return torch.rand(count, 1, 6, 6, generator=rng), torch.randint(3, (count,), generator=rng)
 
 
-def observed(
+def observe_client(
     gradient: str = "plain", network: str = "", *, certain: bool = False, defense: str = "", **changes: Any
 ) -> Observation:
     """Return the observation of one client; `certain` sets the standard deviation of a variational bottleneck to zero."""
@@ -46,7 +46,7 @@ def observed(
         (name,) = [name for name, m in model.named_modules() if isinstance(m, Bottleneck)]
         weights[f"{name}.encoder.bias"][weights[f"{name}.encoder.bias"].numel() // 2 :] = -40.0
     training = Training(**{"learning_rate": 0.1, "batch_size": 4, "steps": 1, **changes})
-    x, y = examples()
+    x, y = draw_examples()
     rule, rng = GradientSpec.parse(gradient).build(), torch.Generator().manual_seed(3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
@@ -62,7 +62,7 @@ def seen(o: Observation) -> dict[str, Tensor]:
 def simulated(o: Observation, *, knows: bool) -> dict[str, Tensor]:
     """Return the simulated gradient at the true examples."""
     model = build_network(o)
-    gradient = build_gradient(model, DATA, rule=o.gradient.build() if knows else None)(o.weights, *examples())
+    gradient = build_gradient(model, DATA, rule=o.gradient.build() if knows else None)(o.weights, *draw_examples())
     if not knows:
         return gradient
     channel = build_channel(o, model)
@@ -77,14 +77,14 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor], without: frozenset[str]
 
 @pytest.mark.parametrize("gradient", ["dp_sgd(0.3, noise=0)", "fed_cdp(0.05, noise=0)", "soteria(0.5)"])
 def test_known_rule_reproduces_the_clients_gradient_and_an_ignored_one_does_not(gradient: str) -> None:
-    o = observed(gradient)
+    o = observe_client(gradient)
     assert distance(simulated(o, knows=True), seen(o)) < 1e-9
     assert distance(simulated(o, knows=False), seen(o)) > 1e-2
 
 
 @pytest.mark.parametrize("gradient", ["dp_sgd(0.3, noise=0.5)", "fed_cdp(0.05, noise=0.5)", "fed_cdp(0.05, snr_db=3)"])
 def test_distance_at_the_true_examples_is_the_stated_noise(gradient: str) -> None:
-    o = observed(gradient)
+    o = observe_client(gradient)
     model = build_network(o)
     left = sum(float((g - seen(o)[name]).square().sum()) for name, g in simulated(o, knows=True).items())
     power = float(build_channel(o, model).noise(o.update)) / compute_total_step(o.training, 1) ** 2
@@ -92,10 +92,10 @@ def test_distance_at_the_true_examples_is_the_stated_noise(gradient: str) -> Non
 
 
 def test_noise_of_gradient_rule_and_update_defense_add_up() -> None:
-    o = observed("dp_sgd(0.3, noise=0.5)", defense="gaussian(0.1)")
+    o = observe_client("dp_sgd(0.3, noise=0.5)", defense="gaussian(0.1)")
     power = build_channel(o, build_network(o)).noise(o.update)
     parts = [
-        build_channel(observed("dp_sgd(0.3, noise=0.5)"), build_network(o)),
+        build_channel(observe_client("dp_sgd(0.3, noise=0.5)"), build_network(o)),
         DefenseSpec.parse("gaussian(0.1)").build_channel(),
     ]
     assert torch.allclose(power, sum(part.noise(o.update) for part in parts))
@@ -106,24 +106,24 @@ def test_noise_of_gradient_rule_and_update_defense_add_up() -> None:
     [({}, True), ({"steps": 2}, False), ({"weight_decay": 0.1}, False), ({"defense": "gaussian(0.1)"}, False)],
 )
 def test_layer_that_soteria_prunes_is_left_out_if_its_zeros_are_hidden(changes: dict[str, Any], exact: bool) -> None:
-    o = observed("soteria(0.5)", **changes)
+    o = observe_client("soteria(0.5)", **changes)
     head, _ = models.find_head(build_network(o))
     assert find_omitted(o, build_network(o)) == (frozenset() if exact else {head})
 
 
 def test_precode_is_simulated_without_noise_and_with_its_divergence() -> None:
-    o = observed(network="precode(bottleneck=6, beta=0.2)", certain=True)
+    o = observe_client(network="precode(bottleneck=6, beta=0.2)", certain=True)
     assert distance(simulated(o, knows=True), seen(o)) < 1e-6
     assert distance(simulated(o, knows=False), seen(o)) > 1e-3
 
 
 def test_block_of_precode_is_left_out_and_simulations_draw_nothing() -> None:
-    o = observed(network="precode(bottleneck=6)")
+    o = observe_client(network="precode(bottleneck=6)")
     model = build_network(o)
     assert find_omitted(o, model) == {
         f"3.bottleneck.{part}.{kind}" for part in ("encoder", "decoder") for kind in ("weight", "bias")
     }
-    assert find_omitted(observed(network="dropout"), build_network(observed(network="dropout"))) == frozenset()
+    assert find_omitted(observe_client(network="dropout"), build_network(observe_client(network="dropout"))) == frozenset()
     state = torch.get_rng_state()
     one, two = (simulated(o, knows=True) for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -135,10 +135,10 @@ def test_block_of_precode_is_left_out_and_simulations_draw_nothing() -> None:
     [("dp_sgd(0.3)", ""), ("soteria", ""), ("plain", "precode(4)"), ("fed_cdp(1, noise=1)", "dropout(0.5)")],
 )
 def test_simulations_of_batched_problems_agree_with_single_ones(gradient: str, network: str) -> None:
-    o = observed(gradient, network)
+    o = observe_client(gradient, network)
     model = build_network(o)
     simulate = build_gradient(model, DATA, rule=o.gradient.build())
-    xs, ys = zip(*(examples(seed=s) for s in (1, 2, 3)), strict=True)
+    xs, ys = zip(*(draw_examples(seed=s) for s in (1, 2, 3)), strict=True)
     together = vmap(simulate, in_dims=(None, 0, 0))(o.weights, torch.stack(xs), torch.stack(ys))
     for i in range(3):
         alone = simulate(o.weights, xs[i], ys[i])
@@ -159,7 +159,7 @@ def test_shares_of_the_steps_agree_with_the_optimiser(momentum: float) -> None:
 
 def test_step_sizes_are_computed_or_assumed_equal() -> None:
     def sizes(count: int, **changes: Any) -> list[int]:
-        o = observed()
+        o = observe_client()
         training = Training(**{"learning_rate": 0.1, "batch_size": 4, **changes})
         made = Observation(**{**{f: getattr(o, f) for f in o.__dataclass_fields__}, "num_examples": count, "training": training})
         return [step.size for step in build_facts(made, build_network(o)).steps]
@@ -171,7 +171,7 @@ def test_step_sizes_are_computed_or_assumed_equal() -> None:
 
 @pytest.mark.parametrize("gradient", ["dp_sgd(1e-4, noise=0)", "fed_cdp(1e-4, noise=0)"])
 def test_search_works_with_very_strong_clipping(gradient: str) -> None:
-    case = Case((observed(gradient),), known_labels=examples()[1])
+    case = Case((observe_client(gradient),), known_labels=draw_examples()[1])
     (found,) = cpl(steps=30)([case], rng=torch.Generator().manual_seed(0))
     assert found.explained.min() > 0.4  # less than 1, as four examples pass eight hidden units
 
@@ -180,8 +180,8 @@ def test_search_works_with_very_strong_clipping(gradient: str) -> None:
     ("gradient", "network"), [("dp_sgd(0.3, noise=0.01)", ""), ("soteria(0.5)", ""), ("plain", "precode(6)")]
 )
 def test_attack_lowers_the_loss_with_a_known_defense(gradient: str, network: str) -> None:
-    o = observed(gradient, network)
+    o = observe_client(gradient, network)
     (found,) = inverting_gradients(steps=40, tv=0.0)(
-        [Case((o,), known_labels=examples()[1])], rng=torch.Generator().manual_seed(0)
+        [Case((o,), known_labels=draw_examples()[1])], rng=torch.Generator().manual_seed(0)
     )
     assert found.loss[-1] < 0.7 * found.loss[0]

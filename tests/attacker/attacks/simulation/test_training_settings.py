@@ -39,14 +39,14 @@ def settings(name: str, **others: Any) -> Training:
     return Training(**{"learning_rate": 0.3, "batch_size": 2, "epochs": 1, **SETTINGS[name], **others})
 
 
-def problem() -> tuple[nn.Module, dict[str, Tensor], Tensor, Tensor]:
+def make_problem() -> tuple[nn.Module, dict[str, Tensor], Tensor, Tensor]:
     model = models.build(ModelSpec(name="mlp", arguments={"hidden": [5]}), DATA, seed=3)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     x = torch.rand(5, 6, generator=torch.Generator().manual_seed(2))
     return model, weights, x, torch.tensor([0, 1, 2, 2, 1])
 
 
-def by_torch(training: Training, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def compute_by_torch(training: Training, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Return the update of an ordinary PyTorch training loop."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     lr, decay = training.learning_rate, training.weight_decay
@@ -73,15 +73,15 @@ def by_torch(training: Training, model: nn.Module, x: Tensor, y: Tensor) -> dict
 @pytest.mark.parametrize("name", SETTINGS)
 def test_simulated_and_real_steps_agree_with_torch(name: str) -> None:
     training = settings(name)
-    model, weights, x, y = problem()
-    update = by_torch(training, model, x, y)
-    plain = by_torch(Training(learning_rate=training.learning_rate, batch_size=2, epochs=1), problem()[0], x, y)
+    model, weights, x, y = make_problem()
+    update = compute_by_torch(training, model, x, y)
+    plain = compute_by_torch(Training(learning_rate=training.learning_rate, batch_size=2, epochs=1), make_problem()[0], x, y)
     assert max(float((update[key] - plain[key]).norm() / plain[key].norm()) for key in update) > 0.05  # the setting matters
     simulated = build_stepped_gradient(build_gradient(model, DATA), training, SIZES)(weights, x, y)
     for key, expected in convert_to_gradient(update, weights, training, 3).items():
         torch.testing.assert_close(simulated[key], expected, rtol=1e-3, atol=1e-5)
     batches = [(x[:2], y[:2]), (x[2:4], y[2:4]), (x[4:], y[4:])]
-    ours = train(problem()[0], weights, batches, training, DATA).update
+    ours = train(make_problem()[0], weights, batches, training, DATA).update
     for key, expected in update.items():
         torch.testing.assert_close(ours[key], expected, rtol=1e-3, atol=1e-6)
 
@@ -105,7 +105,7 @@ def test_total_step_of_a_constant_gradient_agrees_with_torch(name: str) -> None:
 def test_one_simulated_step_includes_the_optimiser_and_has_a_slope(name: str) -> None:
     """One step of Adam depends on the gradient's sign alone; a surrogate derivative still lets a search descend."""
     training = settings(name)
-    model, weights, x, y = problem()
+    model, weights, x, y = make_problem()
     one = build_gradient(model, DATA)
     expected = build_stepped_gradient(one, training, (5,))(weights, x, y)
     for key, found in simulate_one_step(one(weights, x, y), weights, training).items():

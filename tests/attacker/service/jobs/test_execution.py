@@ -61,7 +61,7 @@ def ignore_progress(share: float, words: str) -> None:
     """Ignore the progress."""
 
 
-def changed(task: JobTask, **fields: object) -> JobTask:
+def change_spec(task: JobTask, **fields: object) -> JobTask:
     return replace(task, spec={**task.spec, **fields})
 
 
@@ -90,10 +90,10 @@ def test_job_writes_the_same_files_as_the_commands(task: JobTask, run: Path, tmp
 
 
 def test_cases_of_an_earlier_attempt_are_skipped(task: JobTask, run: Path) -> None:
-    before = run_job(changed(task, null=False), Interrupt(), ignore_progress)
+    before = run_job(change_spec(task, null=False), Interrupt(), ignore_progress)
     (part,) = before.result.attacks
     files = {path: path.stat().st_mtime_ns for path in (run / "reconstructions" / part.source).glob("*.safetensors")}
-    answer = run_job(changed(task, null=False, rounds="all"), Interrupt(), ignore_progress)
+    answer = run_job(change_spec(task, null=False, rounds="all"), Interrupt(), ignore_progress)
     (part,) = answer.result.attacks
     assert (part.done, part.skipped) == (3, 3)
     assert all(path.stat().st_mtime_ns == then for path, then in files.items())
@@ -141,7 +141,7 @@ def test_an_interrupt_keeps_the_best_so_far(task: JobTask, run: Path) -> None:
         if share > 0:
             interrupt()
 
-    answer = run_job(changed(task, arguments={**SEARCH, "steps": 1000}), interrupt, watch)
+    answer = run_job(change_spec(task, arguments={**SEARCH, "steps": 1000}), interrupt, watch)
     assert (answer.state, answer.result.scored) == ("interrupted", False)
     (part,) = answer.result.attacks
     assert part.done == 0
@@ -159,7 +159,7 @@ def test_an_interrupt_keeps_the_best_so_far(task: JobTask, run: Path) -> None:
     ],
 )
 def test_impossible_job_fails_with_the_reason_in_the_first_line(task: JobTask, wrong: dict[str, object], words: str) -> None:
-    answer = run_job(changed(task, arguments={}, **wrong), Interrupt(), ignore_progress)
+    answer = run_job(change_spec(task, arguments={}, **wrong), Interrupt(), ignore_progress)
     assert answer.state == "failed"
     assert answer.error is not None
     assert words in answer.error.splitlines()[0]
@@ -179,7 +179,7 @@ def test_attempts_at_one_job_exclude_each_other(task: JobTask) -> None:
     done = threading.Event()
 
     def work() -> None:
-        run_job(changed(task, attack="exact", arguments={}), Interrupt(), ignore_progress)
+        run_job(change_spec(task, attack="exact", arguments={}), Interrupt(), ignore_progress)
         done.set()
 
     thread = threading.Thread(target=work)

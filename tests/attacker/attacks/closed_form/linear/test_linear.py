@@ -14,7 +14,7 @@ MIXED_SEEDS = (0, 1, 2, 4, 8)
 """Seeds of batches with neurons that several examples turn on, and some that only one does."""
 
 
-def largest_error(answer: LinearAnswer, x: Tensor) -> float:
+def measure_largest_error(answer: LinearAnswer, x: Tensor) -> float:
     """Return the largest distance of an example from the nearest recovered one, relative to its norm."""
     true = DATA.normalise(x).flatten(1).double()
     if not answer.scaled:
@@ -29,7 +29,7 @@ def test_a_whole_batch_is_recovered_and_explains_its_gradient(size: int, steps: 
     weights, gradient = gradient_of(model, x, y)
     answer = recover(model, weights, gradient, size)
     assert answer.found == answer.rank == size
-    assert largest_error(answer, x) < 1e-4
+    assert measure_largest_error(answer, x) < 1e-4
     assert float(answer.certainty.min()) > 0.97
     product = answer.d.T @ torch.cat([answer.x, torch.ones(size, 1, dtype=torch.float64)], dim=1)
     wanted = torch.cat([gradient["1.weight"], gradient["1.bias"][:, None]], dim=1).double()
@@ -40,7 +40,7 @@ def test_sixteen_examples_are_found_although_few_neurons_see_only_one() -> None:
     model, (x, y) = network(), batch(16)
     answer = recover(model, *gradient_of(model, x, y), 16)
     assert (answer.found, answer.how) == (16, "sparse directions")
-    assert largest_error(answer, x) < 1e-5
+    assert measure_largest_error(answer, x) < 1e-5
 
 
 def test_ratio_for_one_example_is_the_least_squares_solution() -> None:
@@ -60,7 +60,7 @@ def test_one_example_needs_no_zeros(activation: type[nn.Module]) -> None:
     model, (x, y) = layers(activation=activation), batch(1)
     answer = recover(model, *gradient_of(model, x, y), None)
     assert (answer.found, answer.how) == (1, "ratio")
-    assert largest_error(answer, x) < 1e-6
+    assert measure_largest_error(answer, x) < 1e-6
 
 
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.LeakyReLU])
@@ -83,7 +83,7 @@ def test_duplicate_example_is_found_once_and_noted() -> None:
     x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
     answer = recover(model, *gradient_of(model, x, y), 5)
     assert answer.rank == answer.found == 4
-    assert largest_error(answer, x) < 1e-5
+    assert measure_largest_error(answer, x) < 1e-5
     assert "rank 4 for 5 examples: some examples are equal" in answer.note
 
 
@@ -96,14 +96,14 @@ def test_parallel_rows_are_not_trusted_with_a_single_logit(outputs: int) -> None
     model, (x, y) = layers(outputs=outputs), batch(6)
     answer = recover(model, *gradient_of(model, x, y % 2, "logistic" if outputs == 1 else "cross_entropy"), 6)
     assert (answer.found, answer.how) == (6, "sparse directions")
-    assert largest_error(answer, x) < 1e-5
+    assert measure_largest_error(answer, x) < 1e-5
 
 
 def test_without_bias_examples_are_found_up_to_their_norm() -> None:
     model, (x, y) = layers(bias=False), batch(5)
     answer = recover(model, *gradient_of(model, x, y), 5)
     assert not answer.scaled
-    assert largest_error(answer, x) < 1e-5  # also the sign is right
+    assert measure_largest_error(answer, x) < 1e-5  # also the sign is right
     assert "norm of its input is not known" in answer.note
 
 
@@ -115,23 +115,23 @@ def test_error_is_proportional_to_the_noise(noise: float, error: float) -> None:
     noisy = {n: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn(g.shape, generator=rng) for n, g in gradient.items()}
     answer = recover(model, weights, noisy, 4)
     assert answer.found == 4
-    assert noise / 10 < largest_error(answer, x) < error
+    assert noise / 10 < measure_largest_error(answer, x) < error
 
 
-def kept(gradient: Tensors, share: float) -> Tensors:
+def keep_largest(gradient: Tensors, share: float) -> Tensors:
     return {n: g * (g.abs() >= g.abs().flatten().quantile(1 - share)) for n, g in gradient.items()}
 
 
 def test_one_example_is_found_from_a_sparsified_gradient() -> None:
     model, (x, y) = network(), batch(1)
     weights, gradient = gradient_of(model, x, y)
-    assert largest_error(recover(model, weights, kept(gradient, 0.3), 1), x) < 1e-5
+    assert measure_largest_error(recover(model, weights, keep_largest(gradient, 0.3), 1), x) < 1e-5
 
 
 def test_values_that_were_not_sent_lower_the_certainty() -> None:
     model, (x, y) = network(), batch(1)
     weights, gradient = gradient_of(model, x, y)
-    whole, little = recover(model, weights, gradient, 1), recover(model, weights, kept(gradient, 0.01), 1)
+    whole, little = recover(model, weights, gradient, 1), recover(model, weights, keep_largest(gradient, 0.01), 1)
     assert float(whole.certainty) > 0.999
     assert float(little.certainty) < 0.7
     assert "was not sent" in little.note
@@ -228,7 +228,7 @@ def test_batch_of_48_behind_one_hidden_layer_is_recovered() -> None:
     model, (x, y) = network([512]), batch(size)
     answer = recover(model, *gradient_of(model, x, y), size)
     assert answer.found == answer.rank == size
-    assert largest_error(answer, x) < 1e-3
+    assert measure_largest_error(answer, x) < 1e-3
 
 
 def test_certain_answers_for_a_large_noisy_batch_are_true_examples() -> None:

@@ -20,7 +20,7 @@ def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy
     return explain(model, read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
 
 
-def missed(model: nn.Module, found: LabelledExamples, gradient: Tensors, loss: str = "cross_entropy") -> float:
+def measure_misfit(model: nn.Module, found: LabelledExamples, gradient: Tensors, loss: str = "cross_entropy") -> float:
     """Return the distance between the gradient of the recovered batch and the observed one, relative to its norm."""
     simulated = gradient_of(model, DATA.denormalise(found.x.reshape(-1, *DATA.shape)).float(), found.y, loss)[1]
     pairs = [(simulated[name].double(), g.double()) for name, g in gradient.items()]
@@ -38,7 +38,7 @@ def test_labels_are_right_and_reproduce_the_gradient(size: int, hidden: tuple[in
     model, (x, y) = network(hidden), batch(size)
     found, gradient = explained(model, x, y)
     assert labels_by_example(found, x) == list(enumerate(y.tolist()))
-    assert missed(model, found, gradient) < 1e-6
+    assert measure_misfit(model, found, gradient) < 1e-6
     assert float(found.misfit.max()) < 1e-5
 
 
@@ -46,7 +46,7 @@ def test_labels_are_right_on_a_trained_network() -> None:
     model, (x, y) = network(steps=50), batch(8)
     found, gradient = explained(model, x, y)
     assert labels_by_example(found, x) == list(enumerate(y.tolist()))
-    assert missed(model, found, gradient) < 1e-5
+    assert measure_misfit(model, found, gradient) < 1e-5
 
 
 @pytest.mark.parametrize("other", [0, 3])
@@ -56,7 +56,7 @@ def test_duplicate_example_gets_both_of_its_labels(other: int) -> None:
     found, gradient = explained(model, x, y)
     assert len(found.x) == 5
     assert sorted(found.y.tolist()) == sorted(y.tolist())
-    assert missed(model, found, gradient) < 1e-6
+    assert measure_misfit(model, found, gradient) < 1e-6
 
 
 @pytest.mark.parametrize(("outputs", "loss"), [(10, "cross_entropy"), (1, "logistic")])
@@ -70,7 +70,7 @@ def test_without_bias_the_loss_determines_the_norm(outputs: int, loss: str, size
         assert loss == "logistic"
     else:
         assert float(torch.cdist(true, found.x).amin(dim=1).max()) < 1e-4
-    assert missed(model, found, gradient, loss) < 1e-5
+    assert measure_misfit(model, found, gradient, loss) < 1e-5
 
 
 def test_labels_of_an_unseparated_batch_are_refused() -> None:

@@ -16,19 +16,19 @@ from attacker.attacks.closed_form.linear.sampling import InformativeRows, sample
 from attacker.attacks.closed_form.linear.zeros import Pattern, find_pattern, match_kinks, measure_agreement
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def sparse_product(size: int = 5, neurons: int = 120, values: int = 30) -> tuple[Tensor, Tensor, Tensor]:
     """Return random D, X and D X, with half of the entries of D zero."""
-    d = drawn(neurons, size, seed=1) * (drawn(neurons, size, seed=2) > 0)
-    x = drawn(size, values, seed=3)
+    d = draw(neurons, size, seed=1) * (draw(neurons, size, seed=2) > 0)
+    x = draw(size, values, seed=3)
     return d, x, d @ x
 
 
 def test_parallel_and_antiparallel_rows_form_one_group() -> None:
-    a, b, c = drawn(3, 20)
+    a, b, c = draw(3, 20)
     rows = torch.stack([a, -2 * a, b, 1e-4 * a, b * 3, c]).float().double()
     groups = group_parallel_rows(rows, estimate_rounding(rows), torch.ones(6, dtype=torch.bool))
     assert groups.count.tolist() == [3, 2, 1]
@@ -39,7 +39,7 @@ def test_parallel_and_antiparallel_rows_form_one_group() -> None:
 
 def test_parallel_rows_in_two_dimensions_are_not_confirmed() -> None:
     """In two dimensions, some of a few hundred noisy rows are nearly parallel by chance, which shows nothing."""
-    rows = drawn(300, 2)
+    rows = draw(300, 2)
     groups = group_parallel_rows(rows, torch.full((300,), 1e-3, dtype=torch.float64), torch.ones(300, dtype=torch.bool))
     assert int(groups.count.max()) > 1
     assert not groups.confirmed.any()
@@ -47,7 +47,7 @@ def test_parallel_rows_in_two_dimensions_are_not_confirmed() -> None:
 
 def test_rows_that_coincide_among_many_nearly_parallel_ones_are_not_confirmed() -> None:
     """Rows along a short line between two examples are parallel by chance; those of one example are far from all others."""
-    a, b = drawn(2, 20).abs()
+    a, b = draw(2, 20).abs()
     along = torch.linspace(-1e-3, 1e-3, 60, dtype=torch.float64)[:, None]
     between = 0.5 * (a + b) + along * (a - b)
     rows = torch.cat([between, between[30:32] * (1 + 1e-9), a.expand(2, -1), b[None]])
@@ -59,7 +59,7 @@ def test_rows_that_coincide_among_many_nearly_parallel_ones_are_not_confirmed() 
 
 
 def test_mixtures_lie_between_others_that_are_not_their_copies() -> None:
-    a, b, c = torch.cat([drawn(3, 20).abs(), torch.ones(3, 1, dtype=torch.float64)], dim=1)
+    a, b, c = torch.cat([draw(3, 20).abs(), torch.ones(3, 1, dtype=torch.float64)], dim=1)
     given = torch.stack([a, 0.5 * (a + b), b, a + 1e-3 * (b - a), (a + b + c) / 3, c, 2 * a - c])
     assert find_mixtures(given).tolist() == [True, True, False, True, True, False, False]  # a lies between c and 2 a - c
     assert find_mixtures(given[:6]).tolist() == [False, True, False, False, True, False]
@@ -67,7 +67,7 @@ def test_mixtures_lie_between_others_that_are_not_their_copies() -> None:
 
 
 def test_directions_in_the_span_of_those_before_them_are_left_out() -> None:
-    a, b, c = (v / v.norm() for v in drawn(3, 4))
+    a, b, c = (v / v.norm() for v in draw(3, 4))
     between = (a - b) / (a - b).norm()
     assert select_independent(torch.stack([a, b, between, c])) == [0, 1, 3]
 
@@ -76,7 +76,7 @@ def test_directions_in_the_span_of_those_before_them_are_left_out() -> None:
 def test_rank_and_noise_are_estimated_from_the_rows(noise: float) -> None:
     d, _, rows = sparse_product()
     dead = ~d.any(dim=1)
-    noisy = (rows + noise * drawn(*rows.shape, seed=4)).float()
+    noisy = (rows + noise * draw(*rows.shape, seed=4)).float()
     factors = factorise(noisy)
     assert factors is not None
     assert factors.rank == 5
@@ -88,13 +88,13 @@ def test_rank_and_noise_are_estimated_from_the_rows(noise: float) -> None:
 
 
 def test_with_more_examples_than_values_the_rank_is_none_or_saturated() -> None:
-    factors = factorise(drawn(100, 40) @ drawn(40, 10, seed=1))
+    factors = factorise(draw(100, 40) @ draw(40, 10, seed=1))
     assert factors is None or factors.saturated
 
 
 def test_the_true_directions_agree_with_their_examples_and_a_mixture_does_not() -> None:
-    x, weight = torch.cat([drawn(5, 29), torch.ones(5, 1, dtype=torch.float64)], dim=1), drawn(200, 30, seed=5)
-    d = drawn(200, 5, seed=6) * (weight @ x.T > 0)
+    x, weight = torch.cat([draw(5, 29), torch.ones(5, 1, dtype=torch.float64)], dim=1), draw(200, 30, seed=5)
+    d = draw(200, 5, seed=6) * (weight @ x.T > 0)
     factors = factorise((d @ x).float())
     assert factors is not None
     forward, constant = weight @ factors.basis.T, factors.basis[:, -1]
@@ -119,8 +119,8 @@ def test_sampled_direction_is_orthogonal_to_rank_minus_one_rows() -> None:
 def test_a_known_pattern_gives_both_factors_up_to_noise() -> None:
     d, x, rows = sparse_product()
     noise = torch.full((len(rows),), 1e-4, dtype=torch.float64)
-    noisy = rows + 1e-4 * drawn(*rows.shape, seed=7)
-    found, fitted, error = polish(noisy, noise, d != 0, x + 0.01 * drawn(*x.shape, seed=8), rounds=20)
+    noisy = rows + 1e-4 * draw(*rows.shape, seed=7)
+    found, fitted, error = polish(noisy, noise, d != 0, x + 0.01 * draw(*x.shape, seed=8), rounds=20)
     assert error == pytest.approx(1, abs=0.2)
     assert not found[d == 0].any()
     scale = (fitted * x).sum(dim=1, keepdim=True) / x.square().sum(dim=1, keepdim=True)  # not determined by zeros

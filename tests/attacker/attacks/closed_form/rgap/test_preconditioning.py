@@ -30,7 +30,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], nn.Conv2d]] = {
 }
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
@@ -38,10 +38,10 @@ def system_of(name: str, *, count: int = 2, weights: int = 1) -> LayerSystem:
     shape, module = CONVOLUTIONS[name]
     width = module(torch.zeros(1, *shape))[0].numel()
     layer = read_chain(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(width, 2)), shape).layers[0]
-    system = LayerSystem(layer, drawn(weights, *layer.shape, seed=1), drawn(count, *layer.outputs, seed=2))
-    rows = drawn(count, layer.shape[0], 1, prod(layer.kernel or ()), seed=4).abs() + 0.1
+    system = LayerSystem(layer, draw(weights, *layer.shape, seed=1), draw(count, *layer.outputs, seed=2))
+    rows = draw(count, layer.shape[0], 1, prod(layer.kernel or ()), seed=4).abs() + 0.1
     rows = rows.expand(-1, -1, layer.product_inputs[0], -1).flatten(2)
-    system.scale = EquationValues(drawn(count, *layer.outputs, seed=3).abs() + 0.3, rows)
+    system.scale = EquationValues(draw(count, *layer.outputs, seed=3).abs() + 0.3, rows)
     return system
 
 
@@ -83,7 +83,7 @@ def test_pixel_classes_are_a_partition_and_share_no_equation_of_k(name: str) -> 
     assert (normal(system, 0, weights=False)[:side, :side][~together] == 0).all()
 
 
-def full_preconditioner(system: LayerSystem, monkeypatch: pytest.MonkeyPatch) -> object:
+def build_full_preconditioner(system: LayerSystem, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(preconditioning, "MIN_SURPLUS", 1e9)
     monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     return build_preconditioner(system)
@@ -93,7 +93,7 @@ def full_preconditioner(system: LayerSystem, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_small_layer_gets_the_inverse_of_the_full_matrix(name: str, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
     system = system_of(name, weights=weights)
-    inverse = full_preconditioner(system, monkeypatch)
+    inverse = build_full_preconditioner(system, monkeypatch)
     for at in (0, 1):
         wanted = normal(system, at, weights=True)
         product = wanted @ as_matrix(inverse, system, at) @ wanted  # A A^+ A = A, since some matrices are singular
@@ -134,7 +134,7 @@ def test_preconditioners_keep_the_solution_and_add_no_iterations(name: str, kind
         *{"whole": ("MIN_SURPLUS", 1e9), "blocks": ("MAX_WHOLE_OUTPUTS", 0), "diagonal": ("MAX_CLASS_PLACES", 0)}[kind],
     )
     system = system_of(name)
-    x = drawn(2, *system.layer.inputs, seed=9)
+    x = draw(2, *system.layer.inputs, seed=9)
     plain = solve_least_squares(system, right_of(system, x))
     assert torch.allclose(plain.x, x, atol=1e-7)
     found = solve_least_squares(system, right_of(system, x), inverse=build_preconditioner(system))
@@ -146,9 +146,9 @@ def test_preconditioners_keep_the_solution_and_add_no_iterations(name: str, kind
 
 def test_solver_stops_at_the_noise_level() -> None:
     system = system_of("stride")
-    x = drawn(2, *system.layer.inputs, seed=9)
+    x = draw(2, *system.layer.inputs, seed=9)
     exact = right_of(system, x)
-    noise = EquationValues(1e-3 * drawn(*exact.weights.shape, seed=5), 1e-3 * drawn(*exact.gradients.shape, seed=6))
+    noise = EquationValues(1e-3 * draw(*exact.weights.shape, seed=5), 1e-3 * draw(*exact.gradients.shape, seed=6))
     target = exact.add(noise, torch.ones(2, dtype=F64))
     spare = torch.full((2,), float(exact.weights[0].numel() + exact.gradients[0].numel() - x[0].numel()), dtype=F64)
     whole, rested = (solve_least_squares(system, target, spare=s) for s in (None, spare))

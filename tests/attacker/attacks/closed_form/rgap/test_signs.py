@@ -66,7 +66,7 @@ class Seen:
         return (0, *(int(i) for i in torch.unravel_index(torch.tensor(place), self.outputs.shape[1:])))
 
 
-def error(found: Tensor, wanted: Tensor) -> Tensor:
+def measure_error(found: Tensor, wanted: Tensor) -> Tensor:
     return (found - wanted).square().flatten(1).mean(dim=1)
 
 
@@ -111,9 +111,9 @@ def test_one_wrong_sign_is_corrected(noise: float) -> None:
     whole = solve_layers(s.chain, s.weights, s.gradient, s.start())
     mended = solve_layers(s.chain, s.weights, s.gradient, spoilt)
     left = solve_layers(s.chain, s.weights, s.gradient, spoilt, replace(DEFAULT_WALK, mended=False))
-    assert error(left.f, s.x)[0] > 1e4 * error(whole.f, s.x)[0]
+    assert measure_error(left.f, s.x)[0] > 1e4 * measure_error(whole.f, s.x)[0]
     moved = s.outputs[s.nearest()].square()  # more than its sign was changed
-    assert error(mended.f, s.x)[0] < 10 * error(whole.f, s.x)[0] + moved
+    assert measure_error(mended.f, s.x)[0] < 10 * measure_error(whole.f, s.x)[0] + moved
     assert torch.allclose(mended.f[1], whole.f[1], atol=1e-8)  # its signs were right
     assert mended.residual[0] < 1e-2 * left.residual[0]
 
@@ -131,4 +131,4 @@ def test_correcting_signs_does_not_increase_the_error_with_noise() -> None:
         solve_layers(s.chain, s.weights, s.gradient, s.start(), walk)
         for walk in (DEFAULT_WALK, replace(DEFAULT_WALK, mended=False))
     )
-    assert (error(mended.f, s.x) <= error(left.f, s.x) * 1.01).all()
+    assert (measure_error(mended.f, s.x) <= measure_error(left.f, s.x) * 1.01).all()

@@ -43,7 +43,7 @@ def from_a_matrix(act: Act) -> nn.Module:
     )
 
 
-def pooled(act: Act) -> nn.Module:
+def build_pooled(act: Act) -> nn.Module:
     """Return a network with overlapping average pooling of zero-padded images, which loses no information."""
     return nn.Sequential(
         *(nn.Conv2d(2, 14, 3, padding=1), nn.AvgPool2d(2, stride=1, padding=1), act()),
@@ -56,11 +56,11 @@ NETWORKS = {
     "strides": strided,
     "matrices": with_matrices,
     "a matrix first": from_a_matrix,
-    "pooling": pooled,
+    "pooling": build_pooled,
 }
 
 
-def drawn(make: Callable[[Act], nn.Module], activation: str, shape: tuple[int, ...] = SHAPE) -> nn.Module:
+def draw_network(make: Callable[[Act], nn.Module], activation: str, shape: tuple[int, ...] = SHAPE) -> nn.Module:
     model = make(ACTIVATIONS[activation])
     model(torch.zeros(1, *shape))
     return model
@@ -71,7 +71,7 @@ def drawn(make: Callable[[Act], nn.Module], activation: str, shape: tuple[int, .
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_input_is_recovered(network: str, activation: str, rounded: bool) -> None:
-    s = seen(drawn(NETWORKS[network], activation), rounded=rounded)
+    s = seen(draw_network(NETWORKS[network], activation), rounded=rounded)
     (reading,) = s.readings()
     end = s.walked(reading)
     assert mse(end.f, s.x).item() < (1e-10 if rounded else 1e-15)

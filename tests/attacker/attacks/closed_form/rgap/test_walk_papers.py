@@ -51,7 +51,7 @@ def padded_system(layer: Layer, weight: Tensor, k: Tensor, z: Tensor, gradient: 
     return np.stack([*by_k, *by_weight, *border]), right
 
 
-def by_the_authors(s: Seen) -> Tensor:
+def run_published_code(s: Seen) -> Tensor:
     """Run R-GAP as published, for convolutions with LeakyReLU(0.2) and a single logit, given the true label and logit."""
     mu = (2 * s.y.item() - 1) * s.model(s.x).item()
     k = torch.tensor(-(2 * s.y.item() - 1) / (1 + np.exp(mu)))
@@ -80,7 +80,7 @@ def _left_over(layer: Layer) -> tuple[int, ...]:
     return tuple(taken - (given - 1) * stride + 2 * padding - kernel for taken, given, stride, padding, kernel in sides)
 
 
-def paper_network(*, first: int) -> nn.Module:
+def build_paper_network(*, first: int) -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(1, first, 3, stride=2, padding=1, bias=False), nn.LeakyReLU(0.2)),
         *(nn.Conv2d(first, 8, 2, padding=1, bias=False), nn.LeakyReLU(0.2), nn.Flatten(), nn.LazyLinear(1, bias=False)),
@@ -91,11 +91,11 @@ def paper_network(*, first: int) -> nn.Module:
 @pytest.mark.parametrize("first", [6, 1])  # of full rank, and deficient
 @pytest.mark.parametrize("y", [0, 1])
 def test_paper_mode_agrees_with_the_authors_dense_matrices(first: int, y: int) -> None:
-    model = paper_network(first=first)
+    model = build_paper_network(first=first)
     model(torch.zeros(1, 1, 6, 5))
     s = seen(model, (1, 6, 5), loss="logistic", rounded=True, y=y)
     s.model.double()
-    wanted = by_the_authors(s)
+    wanted = run_published_code(s)
     ends = [s.walked(p, PAPER_WALK) for p in s.readings() if bool(p.head.valid.all()) and p.head.y.item() == y]
     end = min(ends, key=lambda end: float(mse(end.f, wanted)))
     assert torch.allclose(end.f, wanted, atol=2e-4 * wanted.abs().max())
