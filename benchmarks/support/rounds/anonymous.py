@@ -13,7 +13,7 @@ from torch import Generator
 from attacker.attacks import Case, spans
 from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans.anonymous import group_updates
-from attacker.attacks.multi_round.spans.attack import compute_spaces, require_input_layer
+from attacker.attacks.multi_round.spans.observed_layer import compute_spaces, require_input_layer
 from attacker.attacks.multi_round.spans.recovery import count_all_shared
 from fedsim.recording import Observation, Training
 

@@ -15,14 +15,21 @@ from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
-from attacker.attacks.closed_form.linear.known_labels import AssignedLabels, assign_labels
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.multi_round.spans.anonymous import group_updates
 from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
 from attacker.attacks.multi_round.spans.doubts import review
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, explain_unlinear, join_parameters, read_rows
+from attacker.attacks.multi_round.spans.labels import label_examples
+from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
 from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
 from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_batches
+from attacker.attacks.multi_round.spans.observed_layer import (
+    compute_spaces,
+    find_chain,
+    find_limits,
+    list_forwards,
+    require_input_layer,
+)
 from attacker.attacks.multi_round.spans.recovery import (
     MAX_CERTAIN_ERROR,
     MIN_CLEARANCE,
@@ -31,18 +38,13 @@ from attacker.attacks.multi_round.spans.recovery import (
     count_all_shared,
     recover,
 )
-from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
+from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.needs import Need
-from attacker.attacks.networks.chain import Chain, read_chain
-from attacker.attacks.networks.input_layer import InputLayer, find_input_layer, is_input_random
-from attacker.attacks.networks.traced import NotAChain
 from attacker.attacks.nulls import build_prior_answer
-from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
+from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
-from fedsim import models
-from fedsim.recording import codec
-from fedsim.recording.observation import DataSpec, Observation
+from fedsim.recording.observation import DataSpec
 
 SPAN_NEEDS = frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.INPUT_LAYER})
 UNNAMED_NEEDS = SPAN_NEEDS - {Need.SAME_CLIENT} | {Need.UNNAMED}
@@ -154,61 +156,6 @@ def spans(*, relu: bool = True, components: bool = True, anonymous: bool = False
     return Spans(relu=relu, components=components, needs=UNNAMED_NEEDS if anonymous else SPAN_NEEDS)
 
 
-def require_input_layer(observation: Observation) -> InputLayer:
-    """Return the input layer of the observed model, the linear layer with bias whose input is the example itself.
-
-    Raises ValueError if the model has no such layer, or if the rows of its update are no linear combinations of examples, since
-    clients do not train the layer, use another optimiser than SGD, or draw random numbers before it, such as dropout of inputs.
-    """
-    layer = find_input_layer(observation.model, observation.data)
-    if layer is None:
-        raise ValueError(Need.INPUT_LAYER.value)
-    if reason := explain_unlinear(observation.training, layer):
-        raise ValueError(reason)
-    name = layer.weight.rpartition(".")[0]
-    if observation.training.mode == "train" and is_input_random(observation.model, observation.data, name):
-        raise ValueError(
-            f"clients draw random numbers before layer {name}, such as dropout of inputs, so that its updates hold other values "
-            "than those of the examples; use an attack that searches, such as cpl"
-        )
-    return layer
-
-
-def compute_spaces(
-    case: Case, layer: InputLayer, rng: Generator, progress: Progress | None = None, device: str = "cpu"
-) -> list[RowSpace]:
-    """Return the row space of the layer's update in each observation of a case, computed on `device` and returned on the CPU."""
-    found = []
-    for number, observation in enumerate(case.observations, start=1):
-        seen = read_rows(observation, layer, device)
-        own = seed_generator(rng, case, f"row space of round {observation.round}")
-        space = compute_row_space(seen.rows, seen.noise, observation.num_examples or None, own)
-        found.append(replace(space, y=space.y.cpu(), coordinates=space.coordinates.cpu(), noise=space.noise.cpu()))
-        if progress is not None:
-            progress(number, len(case.observations), f"row spaces: rank {found[-1].rank} in round {observation.round}")
-    return found
-
-
-def find_limits(data: DataSpec) -> tuple[Tensor, Tensor]:
-    """Return the flattened normalised inputs, (F - 1,) each, of an example of all zeros and of one of all ones."""
-    low, high = (data.normalise(torch.full(data.shape, value, dtype=torch.float64)).flatten() for value in (0.0, 1.0))
-    return low, high
-
-
-def list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Tensor]]:
-    """Return a dict from the index of each observation of one local step to a function that loads the [W, b] sent for the layer.
-
-    The result is empty if the layer is not the network's first one, or is not followed by ReLU.
-    """
-    if not precedes_relu(case.observations[0], layer):
-        return {}
-
-    def make(observation: Observation) -> Callable[[], Tensor]:
-        return lambda: join_parameters(observation.weights, layer)
-
-    return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
-
-
 def _add_by_zeros(
     found: RecoveredExamples,
     case: Case,
@@ -241,69 +188,6 @@ def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Ten
     """
     chain = find_chain(case.observations[0])
     return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
-
-
-def precedes_relu(observation: Observation, layer: InputLayer) -> bool:
-    """Return whether the layer is the first one of a network that is a chain of layers, and is followed by ReLU."""
-    chain = find_chain(observation)
-    return chain is not None and chain.layers[0].weight == layer.weight and chain.layers[0].activation.name == "relu"
-
-
-def find_chain(observation: Observation) -> Chain | None:
-    """Return the observed model as a chain of layers, which begins behind the scaling of inputs in the model's code.
-
-    None if `read_chain` refuses it: for example, if paths join, or for max pooling or normalisation.
-    """
-    try:
-        layout = models.build_layout(observation.model, observation.data)
-        return read_chain(layout, observation.data.shape, one_dtype=True, scaled_inputs=True)
-    except NotAChain:
-        return None
-
-
-def label_examples(case: Case, layer: InputLayer, found: RecoveredExamples) -> AssignedLabels:
-    """Return a label for each of the N examples, determined from the update of the first round that contains it, and a mask.
-
-    The mask `mixed` (N,) marks examples that have two labels, so that they are mixtures of two examples. Only updates of one
-    local step can show that. If the network is not a chain of layers that begins with `layer`, labels are those that the network
-    predicts with the last weights sent, and no example is marked.
-    """
-    first = case.observations[0]
-    chain = find_chain(first)
-    labels, mixed = (torch.zeros(len(found.vectors), dtype=kind) for kind in (torch.long, torch.bool))
-    if chain is None or chain.layers[0].weight != layer.weight:
-        return AssignedLabels(_predict(case.observations[-1], layer, found), mixed)
-    holders = [own[0] if own else 0 for own in found.holders]
-    for t in sorted(set(holders)):
-        observation, own = case.observations[t], [i for i, holders_of in enumerate(found.holders) if t in holders_of]
-        own = own or [i for i, holder in enumerate(holders) if holder == t]
-        weights = {name: w.double() for name, w in observation.weights.items()}
-        update = codec.decode(observation.payload, observation.weights)
-        steps = find_schedule(observation)[1]
-        gradient = convert_to_gradient({k: u.double() for k, u in update.items()}, weights, observation.training, steps)
-        vectors = found.vectors[own]
-        assigned = assign_labels(
-            chain,
-            weights,
-            gradient,
-            vectors[:, :-1] / vectors[:, -1:],
-            loss=first.training.loss,
-            classes=first.data.num_classes,
-            examples=observation.num_examples or len(own),
-        )
-        for i, label, two in zip(own, assigned.y.tolist(), assigned.mixed.tolist(), strict=True):
-            if holders[i] == t:
-                labels[i], mixed[i] = label, two and steps == 1
-    return AssignedLabels(labels, mixed)
-
-
-def _predict(observation: Observation, layer: InputLayer, found: RecoveredExamples) -> Tensor:
-    model = models.build(observation.model, observation.data).eval()
-    x = convert_to_examples(found.vectors, layer.specify_input(observation.data)).float()
-    state = {**dict(model.named_buffers()), **observation.buffers, **observation.weights}
-    with torch.no_grad():
-        logits = torch.func.functional_call(model, state, (observation.data.normalise(x),))
-    return models.predict_classes(logits)
 
 
 def judge_certainty(found: RecoveredExamples) -> Tensor:

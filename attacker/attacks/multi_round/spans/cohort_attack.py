@@ -11,17 +11,7 @@ from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress, explain_refusal
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.multi_round.solved_sums import attack_solved_sums
-from attacker.attacks.multi_round.spans.attack import (
-    CERTAIN,
-    compute_spaces,
-    find_chain,
-    find_limits,
-    judge_certainty,
-    label_examples,
-    list_forwards,
-    precedes_relu,
-    require_input_layer,
-)
+from attacker.attacks.multi_round.spans.attack import CERTAIN, judge_certainty
 from attacker.attacks.multi_round.spans.cohorts import (
     ClientPart,
     IsolatedClient,
@@ -34,6 +24,7 @@ from attacker.attacks.multi_round.spans.cohorts import (
 from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
 from attacker.attacks.multi_round.spans.doubts import review
 from attacker.attacks.multi_round.spans.grouping import group_by_client
+from attacker.attacks.multi_round.spans.labels import label_examples
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, join_parameters
 from attacker.attacks.multi_round.spans.lone_rows import (
     PARALLEL_CLEARANCE,
@@ -41,6 +32,14 @@ from attacker.attacks.multi_round.spans.lone_rows import (
     has_independent_errors,
 )
 from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_sums
+from attacker.attacks.multi_round.spans.observed_layer import (
+    compute_spaces,
+    find_chain,
+    find_limits,
+    list_forwards,
+    precedes_relu,
+    require_input_layer,
+)
 from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.needs import Need

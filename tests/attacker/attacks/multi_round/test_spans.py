@@ -12,8 +12,8 @@ from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
 from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans import recovery
 from attacker.attacks.multi_round.spans.anonymous import group_rounds, group_updates
-from attacker.attacks.multi_round.spans.attack import find_limits
 from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, convert_to_examples, explain_unlinear, read_rows
+from attacker.attacks.multi_round.spans.observed_layer import find_limits
 from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
 from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace, compute_row_space, compute_threshold, intersect
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
@@ -373,6 +373,6 @@ def test_small_table_of_few_categories_gives_no_certain_mixture() -> None:
 
 def test_random_inputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case, _, _ = make_client(TWO_EPOCHS, mode="train")
-    monkeypatch.setattr("attacker.attacks.multi_round.spans.attack.is_input_random", lambda spec, data, layer: layer == "1")
+    monkeypatch.setattr("attacker.attacks.multi_round.spans.observed_layer.is_input_random", lambda spec, data, layer: layer == "1")
     with pytest.raises(ValueError, match="random numbers before layer 1, such as dropout"):
         spans()([case], rng=seeded())
