@@ -76,16 +76,15 @@ class Clients(_Frozen):
         return max(1, int(self.count * self.fraction))
 
 
-def _check_clients(value: Any) -> str:
-    text = str(value)
-    parse_clients(text)
-    return text
+def _make_validator(parse: Callable[[str], Any]) -> Callable[[Any], str]:
+    """Return a function that returns its argument as text if `parse` can read it, and raises the error of `parse` otherwise."""
 
+    def check(value: Any) -> str:
+        text = str(value)  # `--set record.rounds=3` is a number to TOML
+        parse(text)
+        return text
 
-def _check_rounds(value: Any) -> str:
-    text = str(value)  # `--set record.rounds=3` is a number to TOML
-    parse_rounds(text)
-    return text
+    return check
 
 
 class RecordSettings(_Frozen):
@@ -97,8 +96,8 @@ class RecordSettings(_Frozen):
              same n clients are recorded in all recorded rounds.
     """
 
-    rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
-    clients: Annotated[str, BeforeValidator(_check_clients)] = "all"
+    rounds: Annotated[str, BeforeValidator(_make_validator(parse_rounds))] = "all"
+    clients: Annotated[str, BeforeValidator(_make_validator(parse_clients))] = "all"
 
 
 class Privacy(_Frozen):
@@ -111,16 +110,6 @@ class Privacy(_Frozen):
 
     delta: float = Field(default=1e-5, gt=0, lt=1)
     prior: float = Field(default=0.01, gt=0, lt=1)
-
-
-def _make_validator(parse: Callable[[str], Any]) -> Callable[[str], str]:
-    """Return a function that returns its text if `parse` can read it, and raises the error of `parse` otherwise."""
-
-    def check(text: str) -> str:
-        parse(text)
-        return text
-
-    return check
 
 
 def _rename_squeezing(training: Any) -> Any:

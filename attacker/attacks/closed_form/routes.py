@@ -140,7 +140,7 @@ def _estimate_determined_share(found: PeelingAnswers, i: int, determined: float)
 
     It is 1 - `PeelingAnswers.free` or, if `free` was not measured (NaN), 0.5, but at most `determined`. It is multiplied by
     1 - `PeelingAnswers.misfit`^2, the share of the squared norm of the equations' right-hand sides that the answer explains.
-    found:      the result of solving the layers together. determined: share that the gradient determines by counting equations.
+    found: the result of solving the layers together. determined: share that the gradient determines by counting equations.
     """
     share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
     return share.reshape(1)

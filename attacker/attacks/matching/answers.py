@@ -118,11 +118,6 @@ def _describe_search(
     assert best.z is not None
     assert best.labels is not None
     x, y = (t.detach() for t in batch.decode_case(i, best.z, best.labels))
-    strange = "" if batch.attack.parametrisation.decoder is pixels else "of the decoders, only 'pixels' was calibrated"
-    strange = "searches that simulate a defense with state over all rounds were not calibrated" if batch.in_order else strange
-    strange = "comparisons of a part of the gradient's entries were not calibrated" if batch.views[0].is_partial else strange
-    strange = "searches with surrogate weights were not calibrated" if batch.attack.simulation.surrogate else strange
-    strange = strange if batch.attack.enhancer is None else "no enhancer was calibrated"
     return SearchAnswer(
         x=x,
         examples=examples,
@@ -132,10 +127,25 @@ def _describe_search(
         evaluations=best.evaluations,
         linked=batch.links[i].confidence,
         rng=seed_generator(rng, batch.cases[i], "confidence"),
-        unfamiliar="the search was interrupted" if interrupted else strange,
+        unfamiliar="the search was interrupted" if interrupted else _explain_uncalibrated(batch),
         given_up=best.given_up,
         drift=partial(_measure_drift, batch, i, x, y, best.z),
     )
+
+
+def _explain_uncalibrated(batch: CaseBatch) -> str:
+    """Return why the confidence in the answers of this search was not calibrated; "" if it was."""
+    if batch.attack.enhancer is not None:
+        return "no enhancer was calibrated"
+    if batch.attack.simulation.surrogate:
+        return "searches with surrogate weights were not calibrated"
+    if batch.views[0].is_partial:
+        return "comparisons of a part of the gradient's entries were not calibrated"
+    if batch.in_order:
+        return "searches that simulate a defense with state over all rounds were not calibrated"
+    if batch.attack.parametrisation.decoder is not pixels:
+        return "of the decoders, only 'pixels' was calibrated"
+    return ""
 
 
 def _build_comparison(view: View, i: int, y: Tensor, z: Tensor) -> SimulatedObservation:

@@ -55,9 +55,9 @@ COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)
 class _Plan:
     """The plan for a case: which rounds are searched, and which examples closed forms have certified.
 
-    usable:    the case without rounds that no attack can use, see `find_problem`.
+    usable:  the case without rounds that no attack can use, see `find_problem`.
     reduced: the rounds that are left to the search, see `ReducedSearch`; its field `case` is None if there are none.
-    known:     examples that closed forms certify, see `Agic`; None if they certify none or are not tried.
+    known:   examples that closed forms certify, see `Agic`; None if they certify none or are not tried.
     """
 
     usable: Case

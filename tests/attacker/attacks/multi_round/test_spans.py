@@ -373,6 +373,8 @@ def test_small_table_of_few_categories_gives_no_certain_mixture() -> None:
 
 def test_random_inputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case, _, _ = make_client(TWO_EPOCHS, mode="train")
-    monkeypatch.setattr("attacker.attacks.multi_round.spans.observed_layer.is_input_random", lambda spec, data, layer: layer == "1")
+    monkeypatch.setattr(
+        "attacker.attacks.multi_round.spans.observed_layer.is_input_random", lambda spec, data, layer: layer == "1"
+    )
     with pytest.raises(ValueError, match="random numbers before layer 1, such as dropout"):
         spans()([case], rng=seeded())
