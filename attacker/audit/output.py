@@ -34,6 +34,8 @@ SARIF_LEVELS: dict[Grade, str] = {
 }
 """Level of a grade in SARIF 2.1.0."""
 MAX_PICTURE_BYTES = 10_000_000
+SUFFIXES = (".html", ".json", ".sarif", ".xml")
+"""Endings of the files to which `write` writes an audit."""
 
 
 def render(found: Audit, run: Path) -> str:
@@ -61,15 +63,20 @@ def write(found: Audit, run: Path, path: Path) -> None:
     """
     from json import dumps
 
+    check_suffix(path)
     formats = {
         ".html": lambda: render(found, run),
         ".json": lambda: dumps(found.as_json(), indent=2) + "\n",
         ".sarif": lambda: dumps(to_sarif(found), indent=2) + "\n",
         ".xml": lambda: to_junit(found),
     }
-    if path.suffix not in formats:
-        raise ValueError(f"{path}: unknown ending {path.suffix!r}. Write the audit to a file ending in {', '.join(formats)}")
     write_bytes(path, formats[path.suffix]().encode())
+
+
+def check_suffix(path: Path) -> None:
+    """Raise ValueError if `write` knows no format for the suffix of a file."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: unknown ending {path.suffix!r}. Write the audit to a file ending in {', '.join(SUFFIXES)}")
 
 
 def to_sarif(found: Audit) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def audit(
 
         limit = _parse_grade(fail_above, GRADES)
         seconds = parse_duration("--budget", budget)
+        for file in out_files or []:
+            output.check_suffix(file)  # before the attacks, which may take hours
         if run.suffix == ".toml":
             run = _run_experiment(run)
         elif not (run / "recording" / "manifest.json").exists() and (run / "pyproject.toml").is_file():

@@ -51,3 +51,10 @@ def test_a_plan_that_fails_prints_no_finding(run: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(plan, "plan_attacks", fail)
     result = CliRunner().invoke(app, ["audit", str(run), "--plan"])
     assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_an_unknown_ending_of_a_file_is_refused_before_the_attacks(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_replay_shown", lambda replay: pytest.fail("an attack was started"))
+    result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", "--out", str(run / "audit.pdf")])
+    assert result.exit_code == 2
+    assert "unknown ending '.pdf'" in " ".join(result.stderr.split())
