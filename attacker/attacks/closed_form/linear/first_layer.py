@@ -56,9 +56,10 @@ def recover_linear(
         return replace(recover_single(seen, rank=1, note=""), ambiguous=seen.shares_direction)
     factors = factorise(seen.rows, examples)
     if factors is not None and factors.rank == 1:
-        if seen.shares_direction:
+        alone = recover_alone(seen, note_fewer(1, examples))
+        if seen.shares_direction and not bool(seen.is_eight_bit(alone.x).any()):  # the values of a mixture have more than 8 bits
             return build_empty_answer(layer, _explain_shared_direction(layer, examples), rank=1)
-        return recover_alone(seen, note_fewer(1, examples))
+        return alone
     if layer.activation.name != "relu":
         return build_empty_answer(layer, _explain_missing_zeros(layer), rank=factors.rank if factors else 0)
     if factors is None or factors.saturated:

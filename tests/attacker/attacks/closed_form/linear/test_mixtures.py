@@ -89,3 +89,24 @@ def test_a_single_neuron_is_no_evidence_of_a_single_example() -> None:
     gradient = torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
     found = solve(fedleak.observe(model, "cross_entropy", gradient, shape=(1, 8, 8), num_examples=4))
     assert not bool((found.confidence > CERTAIN).any())
+
+
+def test_copies_of_one_image_are_recovered_where_others_could_be_mixed() -> None:
+    """With two classes, the gradients of images that turn on the same neurons are parallel; only 8-bit values tell an image."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2))
+    a = torch.randint(256, (1, 1, 8, 8)) / 255
+    b = (a + torch.randint(-2, 3, a.shape) / 255).clamp(0, 1)  # turns on the same neurons
+
+    def observe(x: Tensor) -> Observation:
+        gradient = torch.autograd.grad(
+            functional.cross_entropy(model(x), torch.zeros(len(x), dtype=torch.long)), model.parameters()
+        )
+        return fedleak.observe(model, "cross_entropy", gradient, shape=(1, 8, 8), num_examples=len(x))
+
+    found = solve(observe(a.repeat(3, 1, 1, 1)))
+    assert float((found.x - a).abs().max()) < 1e-3
+    assert float(found.confidence[0]) > CERTAIN
+    for images in (torch.cat([a, b]), a.repeat(3, 1, 1, 1) * 0.91):
+        with pytest.raises(ValueError, match="any answer would be a mixture"):
+            solve(observe(images))
