@@ -136,16 +136,16 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
 def bound_single_example(pairs: RowPairs) -> float | None:
     """Return a p-value for a leak of at least one example; None if no row of the attack has a `chance`.
 
-    The p-value is the smallest chance after the correction by the null (`_correct_chance`), times the number of rows with a
+    The p-value is the smallest chance after the correction by the null (`correct_chance`), times the number of rows with a
     chance (Bonferroni), and at most 1.
     """
     chances = [
-        chance for one, other in zip(pairs.attack, pairs.null, strict=True) if (chance := _correct_chance(one, other)) is not None
+        chance for one, other in zip(pairs.attack, pairs.null, strict=True) if (chance := correct_chance(one, other)) is not None
     ]
     return min(1.0, len(chances) * min(chances)) if chances else None
 
 
-def _correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
+def correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
     """Return `chance` of the attack's row `one` divided by `chance` of the null's row `other`; at most 1, None if `one` has none.
 
     `chance` is an estimated upper bound on the probability of being this near to the original without information. An original in

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 from typing import Any, Literal
 
-from attacker.scoring.row_pairs import RowPairs, average_by_example, pair_rows
+from attacker.scoring.row_pairs import PSNR_OF_8_BITS, RowPairs, average_by_example, pair_rows
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.significance import (
     adjust_for_multiple_tests,
     bound_single_example,
+    correct_chance,
     find_detectable_mean,
     find_detectable_share,
     find_detectable_successes,
@@ -37,21 +39,22 @@ class Score:
     """A score that is compared between attack and null.
 
     name: field of `ScoreRow`. title: its name in printed text. sign: 1 if a higher score is nearer to the original, -1 if a lower
-    score is. unit: suffix of printed values. is_share: whether the score of a row is 1 for a success and 0 otherwise, so that its
-    mean is a share.
+    score is. span: largest possible difference of two mean scores. unit: suffix of printed values. is_share: whether the score of
+    a row is 1 for a success and 0 otherwise, so that its mean is a share.
     """
 
     name: str
     title: str
     sign: int
+    span: float = 1.0
     unit: str = ""
     is_share: bool = False
 
 
 COMPARED_SCORES = (
-    Score("psnr", "PSNR", 1, " dB"),
-    Score("ssim", "SSIM", 1),
-    Score("lpips", "LPIPS", -1),
+    Score("psnr", "PSNR", 1, PSNR_OF_8_BITS, " dB"),
+    Score("ssim", "SSIM", 1, 2.0),
+    Score("lpips", "LPIPS", -1, inf),
     Score("continuous_error", "continuous error", -1),
     Score("categorical_right", "categories", 1),
     Score("label_success", "labels", 1, is_share=True),
@@ -75,8 +78,8 @@ class Comparison:
     (Holm 1979).
     leaks: whether `adjusted` is at most `SIGNIFICANCE_LEVEL`.
     detectable: estimate of the smallest difference in favour of the attack, as a positive number, that the test on a sample like
-    this one reports as a leak with probability 0.95. None if not even the recovery of every example would be reported as a leak.
-    None also for re-identification and single examples.
+    this one reports as a leak with probability 0.95. None if not even the largest possible difference (`Score.span`), or the
+    recovery of every example, would be reported as a leak. None also for re-identification and single examples.
     """
 
     score: str
@@ -292,6 +295,7 @@ def _compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Compa
                 "score": score.name,
                 "title": score.title,
                 "unit": "%" if score.is_share else score.unit,
+                "span": score.span,
                 "attack": _compute_mean(average_by_example(pairs.attack, score.name), differences),
                 "null": _compute_mean(average_by_example(pairs.null, score.name), differences),
                 "difference": mean(values, groups),
@@ -343,7 +347,9 @@ def _test_shares(pairs: RowPairs, name: str, differences: Mapping[int, float], g
 
 def _make_comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
     detectable = found["least"](SIGNIFICANCE_LEVEL / tests) if "least" in found else None
-    kept = {key: value for key, value in found.items() if key != "least"}
+    if detectable is not None and detectable > found["span"]:
+        detectable = None
+    kept = {key: value for key, value in found.items() if key not in ("least", "span")}
     return Comparison(**kept, adjusted=adjusted, leaks=adjusted <= SIGNIFICANCE_LEVEL, detectable=detectable)
 
 
@@ -365,17 +371,20 @@ def _has_recovered(pairs: RowPairs, compared: Sequence[Comparison]) -> bool:
     """Return whether a leak, which some comparison shows, includes recovered examples, and not only better scores.
 
     It does if the attack recovers significantly more examples than the null does (the comparison of `success` shows a leak). It
-    also does if the attack recovers an example that the null does not recover, and its `ScoreRow.chance` is at most
-    `SIGNIFICANCE_LEVEL`, divided by the number of rows with a chance and by the number of comparisons (Bonferroni). If no row
-    has `chance`, as in earlier versions, the number of examples recovered by the attack minus the number recovered by the null
-    must exceed half the number of compared examples.
+    also does if the attack recovers an example with a smaller error than the null's, and its chance (`correct_chance`) is at most
+    `SIGNIFICANCE_LEVEL`, divided by the number of rows with a chance and by the number of comparisons (Bonferroni). The null may
+    recover such an example as well: with little contrast, an image of one colour is near enough. If no row has `chance`, as in
+    earlier versions, the number of examples recovered by the attack minus the number recovered by the null must exceed half the
+    number of compared examples.
     """
     if any(one.leaks and one.score == "success" for one in compared):
         return True
     level = SIGNIFICANCE_LEVEL / len(compared)
     answered = [row for row in pairs.attack if row.chance is not None]
     for one, other in zip(pairs.attack, pairs.null, strict=True):
-        if one.success and not other.success and (1.0 if one.chance is None else one.chance) * len(answered) <= level:
+        chance = correct_chance(one, other)
+        is_nearer = not other.success or (one.mse is not None and other.mse is not None and one.mse < other.mse)
+        if one.success and is_nearer and chance is not None and chance * len(answered) <= level:
             return True
     if answered:
         return False

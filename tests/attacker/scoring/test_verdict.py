@@ -131,6 +131,20 @@ def test_one_exact_answer_gives_the_verdict_recovered(count: int) -> None:
     assert f"recovered: 1 of {count} example" in found.words
 
 
+def test_exact_answers_are_recovered_although_the_null_is_near_enough_too() -> None:
+    """An image of little contrast is within the threshold of a grey one; only an answer nearer than the null's counts."""
+    null = rows([28.0] * 3, null=True, chance=0.4, flat=True)
+
+    def judge(psnr: float, chance: float) -> str:
+        return judge_attack(rows([psnr, psnr + 0.5, psnr - 0.5], chance=chance, flat=True), null).outcome
+
+    assert judge(57.0, 1e-20) == "recovered"
+    assert judge(25.0, 1e-20) == "partly leaked"
+    assert judge(28.0, 0.4) == "not distinguishable from the null at this sample"
+    same = [replace(row, chance=1e-20) for row in null]
+    assert judge_attack(rows([29.0, 28.0, 28.1], chance=1e-20), same).outcome != "recovered"
+
+
 def test_original_near_to_the_nulls_answer_too_is_no_leak() -> None:
     """A null's answer may be near an average original by chance, so that attack and null both rank it first."""
     one = rows([14.0], rank_share=0.0, chance=0.003, case_chance=0.003)
@@ -151,6 +165,14 @@ def test_verdict_states_the_smallest_detectable_difference() -> None:
     assert f"12 independent groups were compared; a mean difference of less than {least:.1f} dB PSNR" in found.caveat
     more = verdict(around(10, 100, 0), around(10, 100, 1)).detectable["psnr"]
     assert more < least / 2
+
+
+def test_impossible_differences_are_not_stated_as_detectable() -> None:
+    """Three scattered results leave the t-test no power: it would need a difference beyond the scale of the score."""
+    found = verdict([38.0, 8.0, 15.0], [9.0, 8.0, 7.0], chance=0.5)
+    assert found.outcome == "not distinguishable from the null at this sample"
+    assert "psnr" not in found.detectable
+    assert "so few cases show a leak only if" in found.words
 
 
 @pytest.mark.parametrize("size", [1, 4])
