@@ -10,7 +10,10 @@ Watch = Callable[[float, int, str], None]
 
 
 class Meter:
-    """The progress of several tasks: the number of cases done, with fractions for tasks under way, is reported to `watch`."""
+    """The progress of several tasks: the number of cases done, with fractions for tasks under way, is reported to `watch`.
+
+    The share of a task never falls: an attack of several stages, such as closed forms and then a search, counts each from 0.
+    """
 
     def __init__(self, tasks: Sequence[Task], watch: Watch | None) -> None:
         self._cases = [len(task.members) for task in tasks]
@@ -22,7 +25,7 @@ class Meter:
 
         words: a few words on the progress, reported as well.
         """
-        self._shares[number] = share
+        self._shares[number] = max(self._shares[number], share)
         if self._watch is not None:
             done = sum(cases * share for cases, share in zip(self._cases, self._shares, strict=True))
             self._watch(done, sum(self._cases), words)

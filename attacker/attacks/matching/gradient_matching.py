@@ -97,14 +97,24 @@ class MatchingRun:
         searches; the best results until then are returned.
         """
         started = perf_counter()
-        search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
-        for restart in range(self._restore(), search.restarts // search.at_once + warm):
+        for restart in range(self._restore(), self._starts):
             pending = [i for i in range(len(self.cases)) if self._needs_restart(i, restart)]
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
                 self._search(pending, restart)
                 self._save(restart)
         seconds = (perf_counter() - started) / len(self.cases)
         return [build_answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
+
+    @property
+    def _starts(self) -> int:
+        """Return the largest number of starts of a case, one after the other."""
+        search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
+        return search.restarts // search.at_once + warm
+
+    def _report(self, restart: int, done: int, steps: int, words: str) -> None:
+        """Report the progress of the start with the index `restart` as a part of all starts, so that it does not begin again."""
+        assert self.progress is not None
+        self.progress(restart * steps + done, self._starts * steps, words)
 
     def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
         """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""
@@ -143,7 +153,7 @@ class MatchingRun:
             batch.space.split_into_phases(search.optimiser),
             search.steps,
             self._choose_stop(restart),
-            progress=self.progress,
+            progress=self.progress and partial(self._report, restart),
             checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), device) if memory else None,
         )

@@ -79,6 +79,16 @@ def test_restarts_do_not_raise_the_loss(image_case) -> None:
         assert found.loss[-1] <= singles[0][i].loss[-1]
 
 
+def test_progress_does_not_begin_again_with_a_restart(image_case) -> None:
+    received: list[tuple[int, int]] = []
+    attack = cpl(steps=3, restarts=3).copy_with(stop=Stop(stuck=0.0))
+    attack([image_case(0)[0]], rng=seeded(), progress=lambda done, most, words: received.append((done, most)))
+    done = [one for one, _ in received]
+    assert done == sorted(set(done))
+    assert {most for _, most in received} == {9}
+    assert 6 < done[-1] < 9
+
+
 def test_search_by_cosine_restarts_above_the_stuck_threshold(image_case) -> None:
     case, _, _ = image_case(0)
     far = inverting_gradients(steps=1, restarts=3).copy_with(stop=Stop(stuck=1e-4, patience=5))
