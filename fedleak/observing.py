@@ -90,7 +90,10 @@ def _identify_loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, 
     changed = {"weight": None, "pos_weight": None, "label_smoothing": 0.0, "ignore_index": -100}
     for key, default in changed.items():
         if (value := getattr(loss, key, default)) is not default and value != default:
-            raise ValueError(f"loss has {key}={value!r}, which attacks cannot simulate; leave {key} at its default, {default}")
+            raise ValueError(
+                f"loss has {key}={value!r}, which attacks cannot simulate; leave {key} at its default, {default}, or name the "
+                f"loss as {name!r}, which then fits the gradient less closely"
+            )
     reduction = str(getattr(loss, "reduction", "mean"))
     if reduction not in ("mean", "sum"):
         raise ValueError(f"loss has reduction={reduction!r}, and a gradient belongs to one number; use 'mean' or 'sum'")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ImagePair = tuple[Tensor, Tensor | None]
 """An original and its reconstruction, each of the shape of one example."""
+RANGE_TOLERANCE = 1e-3
+"""Largest distance to [0, 1] of the values of true images, which may have rounding errors of a normalisation."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -107,8 +109,8 @@ def score(
     x, y:   for observations in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording.
     truth:  for a recording, the folders in which its clients noted their true examples; by default the folder `truth` of the run.
 
-    Raises ValueError if x and y are missing or have wrong shapes for observations in memory; for a recording, if x or y is given,
-    if a folder of truth or all reconstructions are missing, or if an attack has no case whose originals are noted.
+    Raises ValueError if x and y are missing, or have wrong shapes or values, for observations in memory; for a recording, if x or
+    y is given, if a folder of truth or all reconstructions are missing, or if an attack has no case whose originals are noted.
     """
     if isinstance(target, AttackResult) and target.run is None:
         if x is None or y is None:
@@ -142,6 +144,11 @@ def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
         shape = (len(labels), *result.data.shape)
         raise ValueError(
             f"x must have the shape {shape}, one example for each of the {len(labels)} labels in y, got {tuple(x.shape)}"
+        )
+    if result.data.is_image and not float((x - x.clamp(0, 1)).abs().max()) <= RANGE_TOLERANCE:  # also if NaN
+        raise ValueError(
+            f"x must hold the images in [0, 1], before normalisation with mean and std, got values from {float(x.min()):.3g} to "
+            f"{float(x.max()):.3g}; divide 8-bit images by 255"
         )
     compared = compare_examples(found, x, labels, result.data, lpips=load_or_explain(result.data))
     spec: AttackSpec = result.spec

@@ -258,6 +258,8 @@ def _find_sources(folder: Path) -> tuple[Path, list[Path]]:
     inner = folder / "reconstructions" if (folder / "reconstructions").is_dir() else folder
     sources = sorted(path.parent for path in inner.glob("*/attack.json"))
     if not sources:
+        if not folder.exists():
+            raise ValueError(f"{folder} does not exist; give a run, its reconstructions, or one attack's folder of them")
         if (folder / "recording").is_dir():
             find_recording(folder)
         raise ValueError(f"{folder} holds no reconstructions; make some with: {_suggest_replay(_find_run(inner))}")

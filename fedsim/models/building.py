@@ -136,7 +136,10 @@ def admit(reference: str, name: str | None = None) -> None:
     Raises ValueError if it cannot be imported, or if `name` is the name of a built-in model.
     """
     if name in BUILT_IN:
-        raise ValueError(f"the model {name!r} is built in, so {reference} cannot be used under this name; choose another name")
+        raise ValueError(
+            f"the model {name!r} is built in and needs no code, so {reference} cannot be used under this name; leave it out, or "
+            "choose another name"
+        )
     function = references.admit(reference)
     if not callable(function):
         raise ValueError(f"{reference} is not a function or class, but of type {type(function).__name__}")

@@ -187,6 +187,8 @@ def test_an_attack_that_cannot_be_used_says_why(batch: tuple[Tensor, Tensor]) ->
         fedleak.attack(observation, "cpll")
     with pytest.raises(ValueError, match="give x and y"):
         fedleak.score(fedleak.attack(observation, "dlg", steps=1))
+    with pytest.raises(ValueError, match="got values from 0 to 255; divide 8-bit images by 255"):
+        fedleak.score(fedleak.attack(observation, "dlg", steps=1), 255 * (batch[0] > 0.5), batch[1])
 
 
 EXPERIMENT = {
