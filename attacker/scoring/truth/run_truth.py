@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attacker.scoring.truth.holdings import load_holdings
 from attacker.scoring.truth.originals import CaseObservation, Original, count_places, list_originals
+from fedsim.recording.safe_files import DamagedFile
 from fedsim.truth import RoundUsage, TruthReader
 
 
@@ -45,7 +46,7 @@ class RunTruth:
 
         The indices refer to the training examples of the data set, `self.data.train`. attempt: 1 plus the number of times that
         the run had been resumed when the round was recorded.
-        Raises NoTruth if no folder of truth has these examples for one of the clients.
+        Raises NoTruth if no folder of truth has these examples for one of the clients, and DamagedFile if an index is too large.
         """
         return RoundUsage(tuple(step for client in clients for step in self._read_used(round, attempt, client).steps))
 
@@ -55,6 +56,13 @@ class RunTruth:
                 used = reader.read_used(round, attempt, client)
             except KeyError:
                 continue
+            largest, count = max((index for step in used.steps for index in step), default=0), len(self.data.train) - start
+            if largest >= count:
+                raise DamagedFile(
+                    reader.folder / f"{client}.jsonl",
+                    f"names example {largest} of {self.data.name}, which has {count} training examples; copy the file that the "
+                    "client wrote",
+                )
             return RoundUsage(tuple(tuple(start + index for index in step) for step in used.steps))
         raise NoTruth(f"no truth of client {client} in round {round}; name the folder that holds it with another --truth FOLDER")
 

@@ -245,3 +245,13 @@ def test_advice_of_score_is_a_complete_command(run: Path, name: str, more: str) 
         assert result.exit_code == 2
         assert " ".join(result.stderr.split()).endswith(f"make some with: attacker replay {run} --attack cpl{more}")
         (run / "reconstructions").mkdir(exist_ok=True)
+
+
+def test_truth_of_another_data_set_is_refused_by_its_file(run: Path) -> None:
+    replay(run).run()
+    path = next((run / "truth").glob("*.jsonl"))
+    rows = [json.loads(line) | {"indices": [99_999]} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = call("score", run)
+    assert result.exit_code in (1, 2)
+    assert f"{path.name}: names example 99999" in " ".join(result.stderr.split())
