@@ -36,6 +36,9 @@ noise: a closed form with a smaller distance then fits the noise."""
 WHOLE_NETWORK_ROUTES = ("layers", "peeled")
 MAX_UNDEFENDED_DISTANCE = 0.3
 """Distance from which answers of WHOLE_NETWORK_ROUTES are undecided if no defense explains it."""
+NORMALISED_GRADIENT = (
+    "adam and adamw normalise each entry of the gradient, so that the entries of the update hold little more than signs"
+)
 UNEXPLAINED_GRADIENT = (
     "the answer does not explain the gradient, and no defense is stated: more examples are behind the update than reported, or "
     "clients train otherwise than stated (loss, learning rate, steps, frozen layers)"
@@ -287,6 +290,8 @@ class _Run:
         first = self.cases[0].observations[0]
         if first.data.is_image and bool(is_eight_bit(answer.x).all()):
             return ""
+        if first.training.optimiser != "sgd" and found.missed > MAX_UNDEFENDED_DISTANCE:
+            return NORMALISED_GRADIENT
         if answer.route not in WHOLE_NETWORK_ROUTES or found.missed <= MAX_UNDEFENDED_DISTANCE or first.is_defended:
             return found.open_question
         return found.open_question or UNEXPLAINED_GRADIENT

@@ -1,6 +1,8 @@
 """Tests of the route `linear` on clients that train otherwise than stated: no mixture is certain, and no exact answer is lost."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -94,6 +96,20 @@ def test_more_examples_than_reported_are_not_certain(activation: type[nn.Module]
     assert float((found.x - x).square().flatten(1).mean(dim=1).min()) > MAX_RECOVERED
     assert not float(found.confidence) >= 0.5
     assert any("more examples are behind" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_signs_from_adam_are_not_certain(optimiser: Literal["adam", "adamw"]) -> None:
+    """The quotients of an update of Adam are an image of two levels, which has rank one and the values 0 and 1."""
+    (x, y), model = load(3), network(32, 10, activation=nn.Sigmoid)
+    gradient = torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
+    signs = [g / (g.abs() + 1e-8) for g in gradient]  # the first step of Adam, divided by its rate
+    observation = fedleak.observe(model, "cross_entropy", signs, shape=(1, 8, 8))
+    training = replace(observation.training, optimiser=optimiser)
+    found = attack(replace(observation, training=training))
+    assert float((found.x - x).square().mean()) > MAX_RECOVERED
+    assert not float(found.confidence) >= 0.5
+    assert any("adam" in note for note in found.notes)
 
 
 def test_one_logit_and_one_reported_example_need_a_gradient_that_fits() -> None:
