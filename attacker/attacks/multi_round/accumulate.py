@@ -94,7 +94,7 @@ def _match_by_cpl(steps: int) -> GradientMatching:
         name="cpl",
         objective=Objective(distance=euclidean, unit="root_mean_square"),
         parametrisation=Parametrisation(init=get_start("smooth")),
-        prior=Prior(denoised=True),
+        prior=Prior(map_tv=1.0),
         search=Search(optimiser=get_optimiser("wolfe", 0.0), steps=steps, stop=PLATEAU_STOP),
     )
 

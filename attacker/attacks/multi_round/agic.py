@@ -20,7 +20,7 @@ from attacker.attacks.matching.initialisation import get_start, normal_after_nor
 from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, weigh_by_depth
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior
 from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
@@ -292,8 +292,8 @@ def agic(
     steps: maximum number of iterations, of 20 gradient evaluations each for lbfgs and wolfe, and of one for all others.
     restarts, compiled, knows_defense: as in `dlg`.
     beta, shape, relu_modifier: layer weights, see `weigh_by_depth`. beta is 50 for an untrained network, 2 for a trained one.
-    tv: weight of the total variation, as in `cpl`. If the variance of a defense's noise is known and distance is euclidean, a
-    second total variation is added, weighted by that variance, as by denoised in `cpl`.
+    tv: weight of the total variation, as in `cpl`. If the variance of a defense's noise is known, a second total
+    variation is added: with the weight of a MAP estimate if distance is euclidean, and with half of it if it is cosine.
     distance, optimiser: by name, as in `cpl`; lbfgs or wolfe with euclidean suit small sigmoid networks. With adam, the start is
     random noise, pixels stay in [0, 1], and the search takes all steps. With any other optimiser, the start is the pattern of
     `cpl`, pixels are not bounded, and the search stops once its best loss has decreased by at most 5 % over the last 200 gradient
@@ -343,7 +343,7 @@ def agic(
             knows_defense=knows_defense,
         ),
         parametrisation=Parametrisation(init=normal_after_normalisation if adam else get_start("patterned"), boxed=adam),
-        prior=Prior(tv=tv, denoised=True),
+        prior=Prior(tv=tv, map_tv=COSINE_MAP_TV if distance == "cosine" else 1.0),
         labels=Labels(rule=rule),
         search=Search(
             optimiser=chosen,

@@ -15,7 +15,7 @@ from attacker.attacks.matching.initialisation import STARTS, get_start, normal, 
 from attacker.attacks.matching.layer_weights import keep_largest
 from attacker.attacks.matching.objectives import FeatureTerm, Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import Consistency, Prior
+from attacker.attacks.matching.priors import COSINE_MAP_TV, Consistency, Prior
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.needs import Need
@@ -28,9 +28,6 @@ from attacker.attacks.optimisers.stalls import INVERTING_STALL
 INVERTING_RATE = 0.1
 """Default learning rate of Inverting Gradients, for which the limits of giving up early were chosen."""
 
-TV_OF_NOISE = 0.2
-"""Weight of the total variation of Inverting Gradients per example and per ratio of noise to signal in the gradient, chosen on
-single images of the tuning part of CIFAR-10 for ratios of 1, 0.1 and 0.01."""
 PENALTY_DISTANCE = 0.01
 """Root mean square change of the pixels to the point from which the norm of the loss's gradient is estimated."""
 
@@ -128,8 +125,8 @@ def cpl(
     closed_form_start, compiled, knows_defense: as in `dlg`.
     features: make an additional first start from images with the features (inputs of the last layer) that are computed for each
     example from the last layer's gradient, see `closed_form.features`; not used with closed_form_start.
-    denoised: if a defense adds noise of known variance and distance is euclidean, add total variation weighted by that variance
-    (MAP estimate), which the paper does not do; for images only.
+    denoised: if a defense adds noise of known variance and distance is euclidean or cosine, add total variation weighted by that
+    variance (MAP estimate, `Prior.map_tv`), which the paper does not do; for images only.
     relative: divide each tensor of the gradient by about its root mean square before the comparison, unless a defense adds noise
     of known variance, so that layers with small gradients have more influence.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
@@ -153,7 +150,7 @@ def cpl(
         objective=Objective(distance=named.get_distance(distance), unit="root_mean_square" if relative else None),
         simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init, auxiliary), boxed=boxed),
-        prior=Prior(tv=tv, denoised=denoised),
+        prior=Prior(tv=tv, map_tv=float(denoised)),
         labels=Labels(rule=rule, agreement=agreement),
         search=Search(
             optimiser=chosen,
@@ -232,8 +229,8 @@ def inverting_gradients(
                  does not include this term.
     registered: with consistency, shift the images of each start onto the mean over starts, and compare with the mean of the
                 shifted images instead.
-    denoised: if a defense adds noise of known variance to images' gradients, also add total variation with the weight 0.2 times
-              the number of examples and the ratio of noise to signal (`Prior.tv_of_noise`); the paper does not.
+    denoised: if a defense adds noise of known variance to images' gradients, also add total variation with half the weight of a
+              MAP estimate (`Prior.map_tv`); the paper does not.
     compared_share: share of the entries of each tensor of the gradient that are compared, the largest ones by magnitude; 1 for
                     all (Fan et al. 2025, FedLeak, "partial gradient matching").
     gradient_penalty: from 0 to 1, weight of the norm of the loss's gradient, see `GradientPenalty`. Above 0, an iteration has two
@@ -260,8 +257,7 @@ def inverting_gradients(
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(
             tv=tv,
-            tv_of_noise=TV_OF_NOISE if denoised else 0.0,
-            summed=True,
+            map_tv=COSINE_MAP_TV if denoised else 0.0,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),
         ),

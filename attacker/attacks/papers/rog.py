@@ -20,9 +20,6 @@ from attacker.attacks.optimisers.first_order import Adam
 
 LAST_RATE = 0.1
 """Learning rate at the end of the cosine schedule, relative to the learning rate at the start."""
-TV_OF_NOISE = 0.005
-"""Weight of the total variation of ROG per example and per ratio of noise to signal in the gradient, for cosines. It was chosen
-behind QSGD, on batches of 4 images of 64x64 pixels and of 16 of 128x128, as the best of three weights for both."""
 
 
 def rog(
@@ -73,8 +70,7 @@ def rog(
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
     the paper does not.
     tv: as in `cpl`; the paper uses no total variation.
-    denoised: if a defense adds noise of known variance to images' gradients, also add total variation. For the cosine, its weight
-    is 0.005 times the number of examples and the ratio of noise to signal (`Prior.tv_of_noise`), and otherwise as in `cpl`.
+    denoised: if a defense adds noise of known variance to images' gradients, also add total variation, as in `cpl`.
     latent, denoiser, denoiser_weight, denoiser_noise: as in `inverting_gradients`; the paper has none of them.
     draws: as in `inverting_gradients`.
     knows_defense: as in `dlg`; simulated updates pass through the model of each defense (its channel) before they are compared.
@@ -92,9 +88,7 @@ def rog(
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init), boxed=boxed),
         prior=Prior(
             tv=tv,
-            denoised=denoised,
-            tv_of_noise=TV_OF_NOISE if denoised else 0.0,
-            summed=True,
+            map_tv=float(denoised),
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),
         ),

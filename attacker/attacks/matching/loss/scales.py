@@ -8,7 +8,7 @@ from torch.func import vmap
 
 from attacker.attacks.gradients.products import squared_norm
 from attacker.attacks.matching.loss.view import View
-from attacker.attacks.matching.priors import MAX_NOISE_RATIO, NEIGHBOUR_CONTRAST, compute_map_tv_weight
+from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, convert_weight_to_cosine
 from attacker.attacks.matching.settings import MatchingSettings
 
 
@@ -73,9 +73,8 @@ class LossScales:
         """Return the weight of the total variation for each case, (cases,); 0 for data that are not images.
 
         It is `Prior.tv` times the distance of the observed gradient from a zero gradient, a mean over observations weighted by
-        their `gamma`. If the prior is `denoised`, the power of the noise is known and distances are squared, a term that grows
-        with this power is added (`compute_map_tv_weight`). If distances are cosines, `Prior.tv_of_noise` times the ratio of noise
-        to signal in the gradient's power is added, multiplied by the number of examples if `Prior.summed` is set.
+        their `gamma`. If the power of the noise is known and distances are squared or cosines, `Prior.map_tv` times the weight of
+        a MAP estimate is added, also averaged over observations.
 
         A null (the search without the gradient) has the weight `Prior.tv` if the distance is bounded, so that the loss of a zero
         gradient is 1. If the distance is not bounded, the null's weight is 1 if the attack's weight is above 0, since without a
@@ -85,19 +84,20 @@ class LossScales:
         gamma = torch.stack([view.rows["gamma"] for view in self.views])
         if not self.data.is_image:
             return torch.zeros_like(gamma[0])
-        denoised = prior.denoised and distance.squares and any(view.noisy for view in self.views)
+        denoised = prior.map_tv > 0 and (distance.squares or distance.bounded) and any(view.noisy for view in self.views)
         if not self.attack.sees_gradient:
             return torch.full_like(gamma[0], prior.tv if distance.bounded else float(denoised or prior.tv > 0))
         weight = prior.tv * _average(gamma, torch.stack([view.worst for view in self.views]))
-        if prior.tv_of_noise and distance.bounded:
-            powers = [(view.power, vmap(squared_norm)(view.rows["observed"])) for view in self.views]
-            ratios = [noise / (power - noise).maximum(noise / MAX_NOISE_RATIO).clamp(min=1e-30) for noise, power in powers]
-            examples = self.count if prior.summed else 1
-            weight = weight + prior.tv_of_noise * examples * _average(gamma, torch.stack(ratios))
         if denoised:
-            variance = torch.stack([view.power / view.coordinates for view in self.views])
-            weight = weight + compute_map_tv_weight(_average(gamma, variance), self.count * self.data.size)
+            weight = weight + prior.map_tv * _average(gamma, torch.stack([self._compute_map_weight(view) for view in self.views]))
         return weight
+
+    def _compute_map_weight(self, view: View) -> Tensor:
+        """Return the weight of the total variation in a MAP estimate from the noise of one observation per case, (cases,)."""
+        weight = compute_map_tv_weight(view.power / view.coordinates, self.count * self.data.size)
+        if self.attack.objective.distance.squares:
+            return weight
+        return convert_weight_to_cosine(weight, vmap(squared_norm)(view.rows["observed"]), view.power)
 
     def compute_unit(self) -> Tensor:
         """Return the unit of the prior's weights for each case, (cases,), by which these weights are multiplied.

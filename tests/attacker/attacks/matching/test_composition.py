@@ -42,7 +42,7 @@ def test_fields_of_parts_have_unique_names_and_can_be_changed_by_name() -> None:
     assert (changed.search.steps, changed.objective.later, changed.prior.tv, changed.name) == (3, 1.0, 0.5, "own")
     assert changed.search.optimiser == Adam()
     assert changed.parametrisation == cpl().parametrisation
-    assert cpl().copy_with(prior=Prior(tv=0.1), denoised=True).prior == Prior(tv=0.1, denoised=True)
+    assert cpl().copy_with(prior=Prior(tv=0.1), map_tv=1.0).prior == Prior(tv=0.1, map_tv=1.0)
     with pytest.raises(TypeError, match="stepz"):
         cpl().copy_with(stepz=3)
 

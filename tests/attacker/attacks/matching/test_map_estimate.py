@@ -15,7 +15,12 @@ from attacker.attacks.closed_form.observations import observe as observe_closed
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
+from attacker.attacks.matching.priors import (
+    NEIGHBOUR_CONTRAST,
+    compute_map_tv_weight,
+    convert_weight_to_cosine,
+    total_variation,
+)
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.optimisers.descent import MIN_HOPELESS_LOSS
 from attacker.scoring.metrics import mse
@@ -23,6 +28,10 @@ from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
+
+
+def cpl_by_cosine(**arguments: Any) -> GradientMatching:
+    return cpl(distance="cosine", **arguments)
 
 
 def test_weighted_total_variation_gives_the_log_posterior() -> None:
@@ -43,6 +52,24 @@ def test_weighted_total_variation_gives_the_log_posterior() -> None:
     expected = posterior(images[0], gradients[0]) - posterior(images[1], gradients[1])
     found = loss(images[0], gradients[0]) - loss(images[1], gradients[1])
     assert found.item() == pytest.approx(2 * sigma**2 * expected.item(), rel=1e-4)
+
+
+def test_converted_weight_gives_the_same_minimum_for_cosines() -> None:
+    """For gradients of norm S, differences of losses by cosine, times S R / variance, are those of negative log-posteriors."""
+    sigma, count = 0.3, 50
+    observed = 2 * torch.randn(count, generator=seeded())
+    received, noise = observed.square().sum(), torch.tensor(count * sigma**2)
+    signal = (received - noise).sqrt()
+    gradients = [signal * torch.nn.functional.normalize(g, dim=0) for g in torch.randn(2, count, generator=seeded(2))]
+    variations = torch.tensor([0.1, 0.4])
+    weight = convert_weight_to_cosine(compute_map_tv_weight(torch.tensor(sigma**2), 128), received, noise)
+    found = [1 - torch.cosine_similarity(g, observed, dim=0) + weight * tv for g, tv in zip(gradients, variations, strict=True)]
+    expected = [
+        -Normal(g, sigma).log_prob(observed).sum() + 128 / NEIGHBOUR_CONTRAST * tv
+        for g, tv in zip(gradients, variations, strict=True)
+    ]
+    slope = signal * received.sqrt() / sigma**2
+    assert (slope * (found[0] - found[1])).item() == pytest.approx((expected[0] - expected[1]).item(), rel=1e-4)
 
 
 def test_knowledge_of_the_noise_lowers_the_error(image_case: Make) -> None:
@@ -153,17 +180,19 @@ def test_search_is_not_given_up_for_a_loss_that_the_noise_explains(image_case: M
     assert mse(found.x, x).item() < mse(null.x, x).item()
 
 
-@pytest.mark.parametrize(("make", "largest"), [(inverting_gradients, 20.0), (rog, 0.5)])
+@pytest.mark.parametrize(("make", "share"), [(inverting_gradients, 0.5), (rog, 1.0), (cpl_by_cosine, 1.0)])
 def test_known_noise_adds_total_variation_to_cosines(
-    make: Callable[..., GradientMatching], largest: float, image_case: Make
+    make: Callable[..., GradientMatching], share: float, image_case: Make
 ) -> None:
-    """The weight grows with the ratio of noise to signal, up to 100 times 0.2 or 0.005, if the attacker knows the noise."""
+    """The weight grows with the power of the noise, if the attacker knows it, up to that of 100 times the signal's power."""
     weights = {}
     for std in (0.0, 0.001, 0.002, 10.0):
         case, _, _ = image_case(1, defense=f"gaussian({std})" if std else "")
-        weights[std] = CaseBatch(make(tv=0.0), [case]).scales.smoothing.item()
+        search = CaseBatch(make(tv=0.0), [case])
+        weights[std] = search.scales.smoothing.item()
         assert CaseBatch(make(tv=0.0, denoised=False), [case]).scales.smoothing.item() == 0
         assert CaseBatch(make(tv=0.0, knows_defense=False), [case]).scales.smoothing.item() == 0
     assert weights[0.0] == 0
     assert 0 < 3 * weights[0.001] < weights[0.002]  # four times the power, as far as the signal is estimated well
-    assert weights[10.0] == pytest.approx(largest)
+    largest = share * 10 * 64 / NEIGHBOUR_CONTRAST / search.views[0].coordinates
+    assert weights[10.0] == pytest.approx(largest, rel=0.1)

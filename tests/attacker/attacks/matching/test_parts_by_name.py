@@ -47,7 +47,7 @@ def test_defaults_are_those_of_the_paper() -> None:
         1,
         300,
     )
-    assert (attack.prior, attack.simulation) == (Prior(denoised=True), Simulation())
+    assert (attack.prior, attack.simulation) == (Prior(map_tv=1.0), Simulation())
 
 
 @pytest.mark.parametrize(
