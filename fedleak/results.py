@@ -1,7 +1,4 @@
-"""Result of an attack, with a table and a picture for notebooks.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Result of an attack, with a table and a picture for notebooks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""Nulls: attacks that get nothing from the clients but the numbers of their examples. They show what a prior alone achieves.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Nulls: attacks that get nothing from the clients but the numbers of their examples. They show what a prior alone achieves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

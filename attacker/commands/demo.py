@@ -90,7 +90,7 @@ def run(folder: Path, *, engine: str = "ray") -> Path:
 
 
 def attack(run: Path, federation: DemoFederation) -> list[Summary]:
-    """Run the attacks of a federation and their nulls (without the update) on its recording, and return the summaries.
+    """Run the attacks of a federation and their nulls on its recording, and return the summaries.
 
     There is one summary per attack, or two if the attack runs with and without knowledge of the defense.
     """

@@ -127,7 +127,7 @@ def _print_failed(rows: "list[ScoreRow]") -> bool:
 
 
 def _print_unfinished(rows: "list[ScoreRow]") -> bool:
-    """Print on stderr how many cases are not finished, for each attack and each null (the attack without the gradient).
+    """Print on stderr how many cases are not finished, for each attack and each null.
 
     Return whether there are any.
     """

@@ -2,8 +2,6 @@
 
 By default, chunks on the CPU do not depend on the load of the machine, so that an interrupted replay forms the same chunks again
 when it resumes. On a GPU they depend on the memory that is free at the start.
-
-A case is the observations that are attacked together: one round of a client, or several.
 """
 
 import os

@@ -125,8 +125,7 @@ def _estimate_count(recording: Recording, row: Row, reads_update: bool) -> Row:
     """Return the row with an estimated number of examples; the same row if a number was reported or none can be estimated.
 
     There is no estimate for secure sums, for updates that cannot be read or hold NaN, infinite or huge values, and for clients
-    that defend their updates. reads_update: whether the update is used for the estimate; False for a null (the same attack
-    without the update).
+    that defend their updates. reads_update: whether the update is used for the estimate; False for a null.
     """
     if row.num_examples is not None or row.client == SUM_CLIENT:
         return row

@@ -1,7 +1,6 @@
 """Checkpoints of a replay, from which it resumes after it was killed: one file per running task, next to the reconstructions.
 
-A task is the cases that are attacked at once. A case is the observations that are attacked together: one round of a client, or
-several.
+A task is the cases that are attacked at once.
 """
 
 import hashlib

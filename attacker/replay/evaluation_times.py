@@ -1,7 +1,4 @@
-"""Measured times of gradient evaluations, which correct estimates from the sizes of network and batches.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Measured times of gradient evaluations, which correct estimates from the sizes of network and batches."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +15,8 @@ MAX_MEASURED_SECONDS = 2.0
 """Time in seconds of an evaluation above which no other attack is measured on updates of the same size: its estimate is corrected
 by the same factor."""
 Key = tuple[Path, str, int, str, bool]
-"""Folder and manifest of a recording, number of examples of an update, device, and whether a null (an attack without the update)
-is measured, whose evaluations compute no gradient of the network."""
+"""Folder and manifest of a recording, number of examples of an update, device, and whether a null is measured, whose evaluations
+compute no gradient of the network."""
 
 _MEASURED: dict[tuple[Key, str], float] = {}
 _SLOW: dict[Key, float] = {}

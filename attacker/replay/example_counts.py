@@ -36,7 +36,7 @@ def add_estimate(observation: Observation, *, reads_update: bool = True) -> tupl
 
     The observation is returned unchanged, with "", if at least one of these holds: the client reported the number; the update is
     a secure sum (the sum of several clients' updates); or the clients defend their updates, which hides the number.
-    reads_update: False for a null (the attack without the update), which must not use the estimate from the update.
+    reads_update: False for a null, which must not use the estimate from the update.
     """
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
         return observation, ""

@@ -1,7 +1,4 @@
-"""The expected cost of a replay, and the routes (methods that its attack tries in turn) that may apply, before it begins.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""The expected cost of a replay, and the routes (methods that its attack tries in turn) that may apply, before it begins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -32,8 +32,8 @@ def write_metadata(
     Its list of cases holds the cases of `plan`, the rows without a usable update, and all others that an existing file lists. A
     damaged file is replaced, with a warning; cases of other rounds are listed again once they are replayed again.
     oracles: names of the oracles (information that no server has, such as true labels) that the attack used: those that it always
-    needs (`list_oracles`) and those that the user gave. A null (the same attack without the update) uses only those that the
-    attack always needs. The entry `asked_oracles` lists what the user gave, also for a null, so that the replay can be repeated.
+    needs (`list_oracles`) and those that the user gave. A null uses only those that the attack always needs. The entry
+    `asked_oracles` lists what the user gave, also for a null, so that the replay can be repeated.
     withheld: names of what the server sees and the attack was not given, such as "client names".
     """
     spec = identity.spec

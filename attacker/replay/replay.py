@@ -1,7 +1,4 @@
-"""Replay: runs one attack on a recording and writes reconstruction files. Finished cases are skipped, so it can be resumed.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Replay: runs one attack on a recording and writes reconstruction files. Finished cases are skipped, so it can be resumed."""
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence, Set

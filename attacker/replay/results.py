@@ -1,7 +1,4 @@
-"""Files of the result of a case: its reconstruction, or the reason why there is none.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Files of the result of a case: its reconstruction, or the reason why there is none."""
 
 import os
 from pathlib import Path

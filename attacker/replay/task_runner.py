@@ -1,7 +1,4 @@
-"""Execution of the tasks of a replay: reading observations, attacking cases, and writing results.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Execution of the tasks of a replay: reading observations, attacking cases, and writing results."""
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence

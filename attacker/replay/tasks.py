@@ -1,7 +1,4 @@
-"""Tasks of a replay: groups of cases that are attacked at once. Jobs and tasks are plain data, to be sent to other processes.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Tasks of a replay: groups of cases that are attacked at once. Jobs and tasks are plain data, to be sent to other processes."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +19,7 @@ class ReplayJob:
     """The settings that all tasks of a replay share.
 
     recording, folder: paths of the recording and of the attack's reconstructions.
-    attack, arguments: registered name and arguments of the attack. null: whether to run its null (the attack without the update).
+    attack, arguments: registered name and arguments of the attack. null: whether to run its null.
     threads: number of PyTorch threads; None leaves it as it is. device, model: as in `Replay`.
     every:   seconds between two checkpoints.
     """

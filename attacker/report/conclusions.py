@@ -1,7 +1,4 @@
-"""Conclusions of a report in sentences, and the choice of the strongest attack.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Conclusions of a report in sentences, and the choice of the strongest attack."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,8 +35,8 @@ def _rank_strength(summary: Summary) -> tuple[bool, bool, float, bool, float, bo
     """Return a sort key for `find_strongest`, largest for the strongest attack.
 
     Its entries, the most important first: whether some case has an answer, absence of the verdict "not distinguishable", share
-    of examples recovered, verdict of a leak, share of labels recovered, existence of a null (the attack without the update),
-    lower end of the interval of the share of examples, mean PSNR or 0.
+    of examples recovered, verdict of a leak, share of labels recovered, existence of a null, lower end of the interval of the
+    share of examples, mean PSNR or 0.
     """
     success, labels = _of(summary.success), _of(summary.label_success)
     order = (

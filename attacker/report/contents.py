@@ -34,8 +34,7 @@ class Example:
              names of classes; `label_recovered` is None without a reconstruction.
     tags_true, tags_recovered, tag_jaccard: tags of the original and of the reconstruction, and their similarity, see `ScoreRow`.
     pair:    original and reconstruction to be shown.
-    null:    the same example in the attack's null (the attack without the update); None if the null has no score of it, and for
-             examples of a null.
+    null:    the same example in the attack's null; None if the null has no score of it, and for examples of a null.
     """
 
     case: str
@@ -79,8 +78,7 @@ class AttackOnRun:
     """One attack on one run: its settings and its results.
 
     source:        name of the folder of its reconstructions. attack: registered name. spec: name with arguments, as text.
-    summary:       None if nothing is scored yet. null: the results of the attack's null (the same attack without the update);
-                   None if the null has no scores.
+    summary:       None if nothing is scored yet. null: the results of the attack's null; None if the null has no scores.
     cases:         number of cases with a recorded update, without those whose rounds are all scored in other cases; None if its
                    attack.json is missing.
     states:        dict from each state (done, failed, interrupted, waiting) to the number of these cases in it; without
@@ -154,7 +152,7 @@ class GrowthLine:
 
     joint:  whether the attack uses the rounds together. If not, an example counts as recovered after k rounds if it is recovered
             in at least one of the first k.
-    points: share by number of rounds, ascending. null: the same for the null (the attack without the update); empty without one.
+    points: share by number of rounds, ascending. null: the same for the null; empty without one.
     bound:  the privacy accountant's upper bound on the share, by number of rounds; empty if the federation declares no noise. The
             bound takes the null's share as the probability of success without the updates, but at least 1 / (n + 1) for n
             distinct examples of the attack.

@@ -97,7 +97,7 @@ CurvePoints = Sequence[tuple[float, float]]
 class DrawnLine:
     """The curves of one attack in `draw_growth`, as pairs (number of rounds, share of examples).
 
-    points: recovered by the attack. null: recovered by its null (the attack without the update). bound: upper bound on the share.
+    points: recovered by the attack. null: recovered by its null. bound: upper bound on the share.
     label:  name of the attack in the legend.
     """
 

@@ -1,7 +1,4 @@
-"""Reading of all data that a report on a run shows, from the run's folder, without drawing or formatting.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Reading of all data that a report on a run shows, from the run's folder, without drawing or formatting."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -152,8 +149,7 @@ def _collect_attacks(
 ) -> tuple[AttackOnRun, ...]:
     """Return every attack on the run that has an attack.json or scores.
 
-    A null, which is the attack without the update, has no entry of its own. It becomes the field `null` of its attack's entry, if
-    both have scores.
+    A null has no entry of its own. It becomes the field `null` of its attack's entry, if both have scores.
 
     all_metadata: dict from the name of an attack's folder to the content of its attack.json. states: dict from that name to a
     dict from the key of each case (one round of a client, or several attacked together) to its state. scores: rows of all
@@ -227,8 +223,7 @@ def _collect_unscored(
 ) -> UnscoredResults:
     """Return the reconstructions of an attack's cases without scores, each beside the null's reconstruction of the same case.
 
-    The null is the attack without the update. A case is left out if it shares at least one round with a case of higher priority,
-    see `find_superseded`.
+    A case is left out if it shares at least one round with a case of higher priority, see `find_superseded`.
     source: name of the attack's folder. all_metadata: dict from the names of all attacks' folders to the content of attack.json.
     attack: the attack with its scored examples. hints: list to which hints on files that cannot be shown are added.
     """

@@ -1,8 +1,4 @@
-"""Lines of a chart by number of rounds: the shares of examples that an attack and its null recover, and a privacy bound.
-
-The null of an attack is the same attack without the update. A case is the observations that are attacked together: one round of a
-client, or several.
-"""
+"""Lines of a chart by number of rounds: the shares of examples that an attack and its null recover, and a privacy bound."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Hints on what is missing in a run, with the command that creates it if there is one.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Hints on what is missing in a run, with the command that creates it if there is one."""
 
 import ast
 from collections.abc import Mapping
@@ -72,7 +69,7 @@ def describe_missing_truth(run: Path) -> Hint:
 
 
 def describe_missing_null(recording: Path, metadata: Mapping[str, Any]) -> Hint:
-    """Return the hint that the null of an attack (the attack without the update) has no scores, with the command that runs both.
+    """Return the hint that the null of an attack has no scores, with the command that runs both.
 
     Without the null's scores, the scores of the attack have nothing to be compared with. metadata: content of the attack's
     attack.json.

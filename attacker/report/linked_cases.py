@@ -1,7 +1,4 @@
-"""Results of attacks on several rounds of a client at once: the rounds used and left out, and the attack's notes.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Results of attacks on several rounds of a client at once: the rounds used and left out, and the attack's notes."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Reconstructions without scores, since there is no truth (the clients' examples) or they were not scored yet.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Reconstructions without scores, since there is no truth (the clients' examples) or they were not scored yet."""
 
 import os
 from collections import Counter
@@ -32,7 +29,7 @@ class UnscoredExample:
     route:      method that found the reconstruction. notes: the attack's notes on the case, at its first example; empty for cases
                 of several rounds, whose notes are in `attacker.report.linked_cases.LinkedCase`.
     shown:      the reconstruction as an image or table row, or why it cannot be shown.
-    null:       the example with the same number that the null, the attack without the update, returns for the case, or None.
+    null:       the example with the same number that the null returns for the case, or None.
     """
 
     case: str

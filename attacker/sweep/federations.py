@@ -26,8 +26,8 @@ RECONSTRUCTIONS_FOLDER, TUNING_FOLDER = "reconstructions", "tuning"
 class OutOfTime(Exception):
     """Error that is raised instead of beginning another part of the work after the deadline. Finished parts stay on disk.
 
-    Parts are the training of a federation, and each replay of an attack or of its null (the attack without the update). If the
-    grid lists several settings of an attack, each of them has its own replays.
+    Parts are the training of a federation, and each replay of an attack or of its null. If the grid lists several settings of an
+    attack, each of them has its own replays.
     """
 
 

@@ -1,7 +1,4 @@
-"""Measurement of an attack on cases whose true examples are known, as one row of a table.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Measurement of an attack on cases whose true examples are known, as one row of a table."""
 
 from collections.abc import Sequence
 from dataclasses import replace

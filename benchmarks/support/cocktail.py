@@ -56,9 +56,9 @@ def list_separated(*, quick: bool) -> list[SeparatedBatch]:
 def make_separated_row(options: Options, setting: SeparatedBatch, part: Part = "report") -> ResultRow:
     """Attack one batch, and return a row on the PSNR of its images, each compared with the one answer assigned to it.
 
-    Columns psnr and median_psnr: mean and median over the images. null: mean PSNR of the null, the same attack without the
-    update. above_null, above_20, exact: shares of images with a PSNR above the null's PSNR for the same image, above 20 dB, and
-    above `EXACT_DB`. part: part of the data set that the batch is from.
+    Columns psnr and median_psnr: mean and median over the images. null: mean PSNR of the null. above_null, above_20, exact:
+    shares of images with a PSNR above the null's PSNR for the same image, above 20 dB, and above `EXACT_DB`. part: part of the
+    data set that the batch is from.
     """
     images = load_images(options, "cifar10", setting.batch, part=part, skip=setting.skip)
     training = Training(learning_rate=RATE, batch_size=setting.batch, steps=1)

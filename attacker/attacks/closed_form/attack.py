@@ -1,7 +1,6 @@
 """The attack `ClosedForm`: it tries closed forms in order, checks each answer by its gradient, and may search if none is exact.
 
-A case is the observations that are attacked together: one round of a client, or several. A route is one of the methods that an
-attack tries in turn; here, a closed form.
+A route is one of the methods that an attack tries in turn; here, a closed form.
 """
 
 from collections.abc import Sequence
@@ -94,7 +93,7 @@ class ClosedForm:
         """Return for each route why it cannot apply to a case, or "" if it may, before any is tried.
 
         A route is a closed form. The plan also holds the number of gradient evaluations of the routes that may apply. For a null
-        (the attack without the gradient) it has no routes. Raises ValueError if the gradient is zero or not finite.
+        it has no routes. Raises ValueError if the gradient is zero or not finite.
         """
         if not self.sees_gradient or not self.routes:
             return RoutePlan()

@@ -36,7 +36,7 @@ FLOAT32_ROUNDING = 2.0**-24
 class StackedObservations:
     """N stacked observations of the same model, data and training settings, the first of each case, in float64.
 
-    cases:     the N cases. A case is the observations that are attacked together: one round of a client, or several.
+    cases:     the N cases.
     model:     the network, whose own weights are not used.
     weights:   weights that the server sent, by parameter name, (1 or N, *shape); 1 if all observations share them.
     gradient:  by parameter name, (N, *shape), as `convert_to_gradient` recovers it from the updates.

@@ -1,7 +1,4 @@
-"""Routing: closed forms (routes) tried in turn on cases, of which each case keeps the best answer.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Routing: closed forms (routes) tried in turn on cases, of which each case keeps the best answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

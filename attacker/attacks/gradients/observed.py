@@ -1,7 +1,4 @@
-"""The observed gradients of a batch of cases, with the weights that the server sent and the attacker's model of the defense.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""The observed gradients of a batch of cases, with the weights that the server sent and the attacker's model of the defense."""
 
 from collections.abc import Sequence
 

@@ -81,10 +81,7 @@ def _note_giving_up(batch: CaseBatch, best: BestResult) -> tuple[str, ...]:
 
 
 def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
-    """Return one note, as a tuple, if the attack has an enhancer; else an empty tuple.
-
-    An enhancer sharpens the images of the attack and of its null, which is the same attack without the gradient.
-    """
+    """Return one note, as a tuple, if the attack has an enhancer, which sharpens its images; else an empty tuple."""
     enhancer = batch.attack.enhancer
     if enhancer is None:
         return ()
@@ -94,7 +91,7 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
 def _judge(batch: CaseBatch, i: int, best: BestResult, rng: Generator, examples: int, interrupted: bool) -> ConfidenceEstimates:
     """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
 
-    For a null (the same attack without the gradient), the probability follows from the data and the number of examples alone.
+    For a null, the probability follows from the data and the number of examples alone.
     best: the best search result. examples: number of examples of the answer. rng: its seed determines random
     estimates. interrupted: whether the user interrupted the search.
     """
@@ -200,7 +197,7 @@ def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
     """Return the names of what the attack used although no server has it (oracles).
 
     They are the oracles that the attack's `needs` imply, "labels" if the true labels were given, and "logits" if the loss uses
-    the true logits (`CaseBatch.compares_logits`). A null (the attack without the gradient) uses neither labels nor logits.
+    the true logits (`CaseBatch.compares_logits`). A null uses neither labels nor logits.
     """
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
     return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.compares_logits else ()))

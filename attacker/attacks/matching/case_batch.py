@@ -49,7 +49,7 @@ class CaseBatch:
     in_order:  evaluates all rounds of a client in order, simulating the state that its defense keeps between rounds; None to
                compare the simulated and the observed gradient of each round separately.
     views_with_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes;
-               empty if the objective leaves them out, and for a null (the search without the gradient).
+               empty if the objective leaves them out, and for a null.
     held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
     coarse:    data type of large convolutions at the beginning of a search (`Search.coarse`); None for the data type of the
                weights, which is always used with `in_order`.
@@ -291,7 +291,7 @@ class CaseBatch:
 
         The distances and priors in the loss are multiplied by this ratio, so that a search does not stall because clipping made
         all values small. It is 1 without a known defense, if nothing is left after the defense, for distances that are not
-        squared, and for a null (the search without the gradient).
+        squared, and for a null.
         """
         if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])
@@ -303,10 +303,9 @@ class CaseBatch:
     def find_labels(self, i: int, rng: Generator) -> Tensor:
         """Return the labels (V,) that the search for case i uses.
 
-        For a null (the search without the gradient), they are random. If soft labels are optimised with the examples, they are
-        zeros, which the loss does not use. Otherwise they are the first of these that exist: the true labels, if they were given
-        to the attack; the labels in the case's links (which match examples across rounds); the labels that a label rule infers
-        from the gradient.
+        For a null, they are random. If soft labels are optimised with the examples, they are zeros, which the loss does not use.
+        Otherwise they are the first of these that exist: the true labels, if they were given to the attack; the labels in the
+        case's links (which match examples across rounds); the labels that a label rule infers from the gradient.
         """
         attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
         if not attack.sees_gradient:

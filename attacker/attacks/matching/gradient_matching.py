@@ -207,10 +207,9 @@ class MatchingRun:
     def _choose_stop(self, restart: int) -> Stop:
         """Return the stopping rule of the searches of this restart.
 
-        A null (the search without the gradient) is never given up as hopeless. Two tests for hopeless searches, `Stop.early` and
-        `Stop.stall`, are left out in restart 0 of an attack with warm starts, since the loss of a search from a warm start may
-        rise at first. Both tests are also left out in all restarts if a client declares a defense, since the loss of defended
-        updates need not fall far.
+        A null is never given up as hopeless. Two tests for hopeless searches, `Stop.early` and `Stop.stall`, are left out in
+        restart 0 of an attack with warm starts, since the loss of a search from a warm start may rise at first. Both tests are
+        also left out in all restarts if a client declares a defense, since the loss of defended updates need not fall far.
         """
         stop = self.attack.search.stop
         if not self.attack.sees_gradient:

@@ -199,8 +199,8 @@ class Agic:
     def _merge(self, case: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
         """Return the answer with candidates of different rounds merged that turn out to be the same example.
 
-        `found` itself is returned for a null (the attack without the gradient), for a single round, and if the caller stated
-        which positions of different rounds hold the same example (links).
+        `found` itself is returned for a null, for a single round, and if the caller stated which positions of different rounds
+        hold the same example (links).
         case: the case as given. linked: the case with the rounds that were used. different: number of first candidates that
         are known to be different examples.
         """

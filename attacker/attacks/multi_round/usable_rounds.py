@@ -1,6 +1,6 @@
 """Removal of rounds that no attack can use, such as updates of zeros, and the links between rounds that a null assumes.
 
-Links state which batch positions of different rounds hold the same example. A null is the attack without the gradient.
+Links state which batch positions of different rounds hold the same example.
 """
 
 import torch

@@ -1,7 +1,4 @@
-"""Routes of the cases of attacks: their states, examples, and images.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Routes of the cases of attacks: their states, examples, and images."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -105,9 +102,8 @@ async def case_details(request: Request, service: Service, id: Name, source: Nam
 def load_case(service: ServiceComponents, run: CatalogueRun, source: str, case: str) -> CaseDetails:
     """Return one case of an attack with its examples, each beside the reconstruction by the attack's null, if there is one.
 
-    A null is the same attack without the client's update. source: name of the folder of the attack or null. case: key of the
-    case. Raises UnknownName if the run has no such folder with a valid `attack.json`, or if this `attack.json` lists no such
-    case.
+    source: name of the folder of the attack or null. case: key of the case. Raises UnknownName if the run has no such folder with
+    a valid `attack.json`, or if this `attack.json` lists no such case.
     """
     of, facts, rows = _find_case(service, run, source, case)
     null = service.catalogue.find_null(run, of)

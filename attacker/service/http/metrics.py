@@ -103,8 +103,8 @@ class _StateCollector:
 def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
     """Return the number of the newest recorded round minus the number of the newest round that any attack reconstructed.
 
-    Nulls (attacks without the update) are not counted. Without a reconstruction, the number of the newest round is returned, and
-    0 if no round is recorded. The result is at least 0.
+    Nulls are not counted. Without a reconstruction, the number of the newest round is returned, and 0 if no round is recorded.
+    The result is at least 0.
     """
     attacks = [source for source in catalogue.list_sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]

@@ -1,7 +1,4 @@
-"""Results of attacks on a run: the folders below `reconstructions/`, and the state of each case.
-
-A null is the same attack without the client's update: what it reconstructs from its prior alone, for comparison.
-"""
+"""Results of attacks on a run: the folders below `reconstructions/`, and the state of each case."""
 
 import os
 import re
@@ -60,9 +57,8 @@ class Source:
     """The results of one attack or of its null, in the folder `name` below `reconstructions/`.
 
     attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether these are
-    results of a null, the same attack without the client's update. oracles: names of information that no server has and that the
-    attack was given. withheld: names of information that the server has and the attack was not given. knows_defense: whether the
-    attack models the clients' defense.
+    results of a null. oracles: names of information that no server has and that the attack was given. withheld: names of
+    information that the server has and the attack was not given. knows_defense: whether the attack models the clients' defense.
     cases, answers, failures: dicts from the key of a case to the case, to the summary of its reconstruction (also an unfinished
     one of an interrupted case), and to the reason of failure.
     running: keys of the cases that are being attacked.

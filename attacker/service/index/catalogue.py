@@ -50,8 +50,8 @@ class CatalogueRun:
     identity: text that differs between two recordings that had the same id at different times; empty if the manifest cannot be
     read.
     marks: dict from "manifest", "index", "training" and "scores" to a value that changes when the file changes.
-    sources: dict from the name of each folder of an attack or a null (an attack without the updates) to a value that changes when
-    its files change. summary: the run as the API returns it.
+    sources: dict from the name of each folder of an attack or a null to a value that changes when its files change. summary: the
+    run as the API returns it.
     version: hash of `marks`, `sources` and whether truth is given; also after a restart of the service, it differs between any
     two states of these files.
     """
@@ -172,14 +172,14 @@ class Catalogue:
         return self._rows.get(run.id, run.marks["index"], read).by_round
 
     def list_sources(self, run: CatalogueRun) -> list[Source]:
-        """Return the results of all attacks and nulls (attacks without the updates) on the run, sorted by folder name.
+        """Return the results of all attacks and nulls on the run, sorted by folder name.
 
         A folder whose attack.json cannot be read is left out; `list_trouble` has a message about it.
         """
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
     def get_source(self, run: CatalogueRun, name: str) -> Source:
-        """Return the results of the attack or null (an attack without the updates) in the folder `name` of the run.
+        """Return the results of the attack or null in the folder `name` of the run.
 
         Raises UnknownName if there is no such folder, or its attack.json cannot be read.
         """
@@ -193,13 +193,13 @@ class Catalogue:
     def get_scores(self, run: CatalogueRun) -> Scores:
         """Return the scores as a dict from the folder of an attack to a dict from case to the scores of its examples.
 
-        Nulls, the same attacks without the updates, have folders and scores of their own. The dict is empty if nothing is scored,
-        or if the service was given no truth (which examples each client trained on) of this run.
+        Nulls have folders and scores of their own. The dict is empty if nothing is scored, or if the service was given no truth of
+        this run.
         """
         return self._read_scores(run)[0] if run.summary["truth"] else {}
 
     def get_verdicts(self, run: CatalogueRun) -> RunVerdicts:
-        """Return as text what the comparison of each attack with its null (the same attack without the updates) shows.
+        """Return as text what the comparison of each attack with its null shows.
 
         The result holds no verdict if the service was given no truth (which examples each client trained on) of this run, or if
         the score rows are too many or cannot be read.

@@ -46,7 +46,7 @@ def make_grid(
     A cell shows the attack of `sources` with the highest leak on the observation, and the scores of this attack's null. The state
     of a cell is the last in `STATE_ORDER` of the states of all cases that use the observation, over all of `sources`.
     rows: dict from round to the rows of the index. scores: dict from the folder of an attack or null to its scores.
-    nulls: results among which the null of each attack (the same attack without the update) is looked for.
+    nulls: results among which the null of each attack is looked for.
     """
     verdicts = [_collect_verdicts(source, scores.get(source.name, {})) for source in sources]
     beside = {source.name: find_null(source, nulls) for source in sources}
@@ -67,8 +67,8 @@ def make_grid(
 def compute_leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
     """Return one `Leak` for each round with a finished case (reconstructed or failed), in ascending order of rounds.
 
-    A case of several rounds counts in each of them. source: the results of one attack, or of a null, which is the same attack
-    without the client's update. scores: dict from the key of a case to the scores of its examples.
+    A case of several rounds counts in each of them. source: the results of one attack, or of a null. scores: dict from the key of
+    a case to the scores of its examples.
     """
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():

@@ -20,7 +20,7 @@ def find_strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> S
     """Return the attack that the headline describes; None if no attack has a reconstruction or scores.
 
     It is the strongest scored one, which `verdicts` names, or else the first one in `sources` that has a reconstruction and is
-    not a null (an attack without the updates).
+    not a null.
     """
     scored = (source for source in sources if source.name == verdicts.strongest)
     return next(scored, None) or next((source for source in sources if source.answers and not source.null), None)
@@ -55,9 +55,9 @@ def make_headline(
 ) -> Headline:
     """Return the headline of a run.
 
-    rows: rows of the index by round. sources: results of all attacks and nulls (attacks without the updates). scores: dict from
-    the folder of an attack or null to its scores. truth: whether the service was given the truth (which examples each client
-    trained on), without which nothing can be scored. worst: the examples to show.
+    rows: rows of the index by round. sources: results of all attacks and nulls. scores: dict from the folder of an attack or null
+    to its scores. truth: whether the service was given the truth (which examples each client trained on), without which nothing
+    can be scored. worst: the examples to show.
     """
     attacks = [source for source in sources if not source.null]
     states = Counter(
@@ -109,8 +109,8 @@ def _write_sentence(
 ) -> str:
     """Return the verdict on the strongest attack as text, or why there is none.
 
-    attacks: results of attacks, without nulls (attacks without the updates). states: number of their cases in each state; cases
-    without an update are not counted. updates: number of updates that can be attacked. truth: as in `make_headline`.
+    attacks: results of attacks, without nulls. states: number of their cases in each state; cases without an update are not
+    counted. updates: number of updates that can be attacked. truth: as in `make_headline`.
     """
     if not attacks:
         return (

@@ -1,4 +1,4 @@
-"""Verdicts on the attacks of a run: whether each found more than its null, the same attack without the clients' updates."""
+"""Verdicts on the attacks of a run: whether each found more than its null."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -18,7 +18,7 @@ MAX_VERDICT = 2000
 
 
 class VerdictSummary(NamedTuple):
-    """The verdict on one attack as text: whether it found more than its null, the same attack without the clients' updates.
+    """The verdict on one attack as text: whether it found more than its null.
 
     outcome: in a few words, such as "recovered". words: the outcome with its reasons, without a full stop.
     """
@@ -28,7 +28,7 @@ class VerdictSummary(NamedTuple):
 
 
 class RunVerdicts(NamedTuple):
-    """The verdicts on the attacks of a run: whether each found more than its null, the same attack without the updates.
+    """The verdicts on the attacks of a run: whether each found more than its null.
 
     by_source: dict from the name of an attack's folder to the verdict on this attack; nulls are not in it.
     sentence:  the conclusion from all verdicts, as in the report; "" if no finished case is scored, or the manifest is not known.

@@ -1,7 +1,4 @@
-"""Responses of the API about recordings, attacks and cases, composed from data that were read. All functions are pure.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Responses of the API about recordings, attacks and cases, composed from data that were read. All functions are pure."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -103,7 +100,7 @@ def _describe_attack(
     """Return the results of one attack in numbers for the API.
 
     scores: dict from the key of a case to its score rows. counted: keys of the cases whose scores count in shares and means.
-    verdict: comparison of the attack with its null (the same attack without the updates); None if there is none.
+    verdict: comparison of the attack with its null; None if there is none.
     """
     rows = [row for key, some in scores.items() if key in source.cases and key in counted for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
@@ -138,8 +135,7 @@ def describe_case(
 ) -> CaseSummary:
     """Return one case for the API, without its examples.
 
-    scores: score rows of the case. null_scores: score rows of this case for the attack's null, the same attack without the
-    update.
+    scores: score rows of the case. null_scores: score rows of this case for the attack's null.
     """
     answer = source.answers.get(facts.key)
     return {
@@ -226,8 +222,8 @@ def describe_found(
     whole:  the reconstruction of the case. links: addresses of its images. images: whether the data are images.
     cells:  for table rows, a dict from the index of a reconstructed example to its values, which may lack examples; empty for
             images.
-    nulls:  dict from the index of a reconstructed example to the example with this index that the attack's null (the same attack
-            without the update) reconstructed, see `describe_found_nulls`.
+    nulls:  dict from the index of a reconstructed example to the example with this index that the attack's null reconstructed,
+            see `describe_found_nulls`.
     """
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
@@ -264,8 +260,7 @@ def describe_scored(
     scores: one row for each true example. links: addresses of the case's images. images: whether the data are images.
     cells:  for table rows, a dict from the position of a row in `scores` to the values of reconstruction and original, which may
             lack examples; empty for images.
-    nulls:  dict from `ShownScore.place`, the key of a true example, to the reconstruction of this example by the attack's null
-            (the same attack without the update).
+    nulls:  dict from `ShownScore.place`, the key of a true example, to the reconstruction of this example by the attack's null.
     """
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
@@ -294,8 +289,8 @@ def describe_scored_nulls(
 ) -> dict[Place, NullExample]:
     """Return a dict from `ShownScore.place`, the key of a true example, to what the attack's null reconstructed for this example.
 
-    scores, links, cells: as in `describe_scored`, but of the null (the same attack without the update). If the null
-    has no reconstruction of the example, the entry has neither an image nor values.
+    scores, links, cells: as in `describe_scored`, but of the null. If the null has no reconstruction of the example, the entry
+    has neither an image nor values.
     """
     return {
         row.place: NullExample(
@@ -314,9 +309,8 @@ def describe_found_nulls(
 ) -> dict[int, NullExample]:
     """Return a dict from the index of an example in the null's reconstruction of a case to this example.
 
-    It is for cases without scores. Pages then show the examples of the attack and of its null (the same attack without the
-    update) with equal indices side by side, although they need not be of the same original. whole, links, cells: as in
-    `describe_found`, but of the null.
+    It is for cases without scores. Pages then show the examples of the attack and of its null with equal indices side by side,
+    although they need not be of the same original. whole, links, cells: as in `describe_found`, but of the null.
     """
     return {
         n: NullExample(

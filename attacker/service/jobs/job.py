@@ -1,7 +1,4 @@
-"""Jobs of the service as plain data: requests, progress and results. Requests and workers' messages are validated when parsed.
-
-A case is the observations that are attacked together: one round of a client, or several.
-"""
+"""Jobs of the service as plain data: requests, progress and results. Requests and workers' messages are validated when parsed."""
 
 from typing import Annotated, Any, Literal
 
@@ -163,7 +160,7 @@ class ReplaySummary(FrozenModel):
 class Result(FrozenModel):
     """The results of a job so far.
 
-    attacks: one entry for each attack, and for each null (the same attack without the update), that was run, in order.
+    attacks: one entry for each attack, and for each null, that was run, in order.
     scored: whether reconstructions were compared with the clients' true examples. score_note: why reconstructions were
     not compared, if known, or for how many cases a comparison was impossible; else None.
     """

@@ -28,9 +28,9 @@ ATTACKS_SHARE = 0.95
 class AuditWork:
     """An audit that a worker runs.
 
-    watch: callback for the progress. summaries: results of the attacks and nulls (the same attacks without the updates) that have
-    run, in order. progress: the progress of the attacks, set once they are planned. scored: whether reconstructions were compared
-    with the true examples; set when the audit is done.
+    watch: callback for the progress. summaries: results of the attacks and nulls that have run, in order. progress: the progress
+    of the attacks, set once they are planned. scored: whether reconstructions were compared with the true examples; set when the
+    audit is done.
     """
 
     task: JobTask
@@ -41,7 +41,7 @@ class AuditWork:
 
     @property
     def result(self) -> Result:
-        """The results of the attacks and nulls (attacks without the update) that have run so far, for the queue.
+        """The results of the attacks and nulls that have run so far, for the queue.
 
         The audit's verdict is not part of the result: `run` writes it to files.
         """
@@ -79,7 +79,7 @@ class AuditWork:
         self.progress = AuditProgress(seconds, self.watch, nulls=bool(self.task.truth))
 
     def _replay(self, planned: Replay) -> ReplayResult:
-        """Run one attack of the audit, or its null (without the update), with the options of the job; return what was done.
+        """Run one attack of the audit, or its null, with the options of the job; return what was done.
 
         The results are also added to `summaries`. After an interruption, the results so far are added before KeyboardInterrupt is
         raised.
@@ -104,8 +104,7 @@ class AuditWork:
 class AuditProgress:
     """The progress of an audit's attacks, by their expected times.
 
-    seconds: dict from an attack's name to the expected core seconds of the attack and its null (the same attack without the
-    update) together, in the order of the plan.
+    seconds: dict from an attack's name to the expected core seconds of an attack and its null, in the order of the plan.
     watch: callback for the progress. nulls: whether a null runs after each attack.
     """
 
@@ -114,7 +113,7 @@ class AuditProgress:
     nulls: bool = True
 
     def report(self, attack: AttackSpec, share: float, words: str) -> None:
-        """Report the progress of the audit while an attack, or its null (the attack without the update), runs.
+        """Report the progress of the audit while an attack, or its null, runs.
 
         An attack's null runs directly after the attack.
         attack: the attack or, if `attack.null` is set, its null; with nulls, each takes half of the time expected for both.

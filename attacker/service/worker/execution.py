@@ -79,7 +79,7 @@ class _JobRun:
         self.score()
 
     def attack(self) -> None:
-        """Run the attack and then, if requested, its null (the same attack without the update).
+        """Run the attack and then, if requested, its null.
 
         Raises RuntimeError if the attack has no reconstruction of any case, neither of this attempt at the job nor of an earlier
         one, and the errors of `Replay.run`.

@@ -45,8 +45,8 @@ class Preview:
     iteration: current iteration of the search within one restart. most: maximum number of iterations of a restart, as set for the
     attack.
     loss: median of the attack's loss over the cases that are searched together; None if it is not finite.
-    version: number of the preview. It increases with every preview of a job, also when the next attack, null (attack without the
-    update) or attempt of the job begins.
+    version: number of the preview. It increases with every preview of a job, also when the next attack, null or attempt of the
+    job begins.
     """
 
     images: NDArray[np.uint8]

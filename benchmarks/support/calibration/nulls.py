@@ -1,4 +1,4 @@
-"""The table `nulls` of calibration.py: a check that no attack's null (the same attack without the update) reads the update.
+"""The table `nulls` of calibration.py: a check that no attack's null reads the update.
 
 The null of each registered attack is run on the same rounds of one client four times: as they were sent, and with the update
 replaced by noise of the same shape, by zeros, and by the update times 1000. The four results must be equal, except for the time

@@ -180,9 +180,9 @@ class JudgedVerdict:
 def _judge_synthetic(options: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on random scores.
 
-    First, scores of a null (an attack without the update) are compared with those of another null, so the truth is "no leak".
-    If this verdict states the smallest detectable gain in PSNR, a verdict whose truth is "leak" is yielded as well: on new random
-    scores whose PSNR is raised by that gain. The same is done for SSIM.
+    First, scores of a null are compared with those of another null, so the truth is "no leak". If this verdict states the
+    smallest detectable gain in PSNR, a verdict whose truth is "leak" is yielded as well: on new random scores whose PSNR is
+    raised by that gain. The same is done for SSIM.
     """
     rng = np.random.default_rng(options.seed + 2)
     repetitions = 5 if options.quick else 40

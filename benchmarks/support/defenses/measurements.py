@@ -27,7 +27,7 @@ UNSTORED_FIELDS = ("environment", "notes", "pair")
 class MeasuredAttack:
     """The scores of one attack on one federation.
 
-    own: score rows of the attack. null: score rows of its null, the same attack without the updates, on the same cases.
+    own: score rows of the attack. null: score rows of its null on the same cases.
     """
 
     own: list[ScoreRow]
@@ -71,7 +71,7 @@ class Measurement:
 
     @property
     def best_null(self) -> str:
-        """Name of the attack whose null (the same attack without the updates) has the highest mean PSNR.
+        """Name of the attack whose null has the highest mean PSNR.
 
         Verdicts compare with this null, since an attack may use a prior that its own null lacks, and the gain from that prior
         would be mistaken for a leak.

@@ -32,7 +32,7 @@ class ExampleScores:
     """The scores of one attack on one setting of a defense.
 
     case, psnr, null: dicts from the name of an example to its case (the update that it is behind), to its PSNR by the attack, and
-    to its PSNR by the null, the same attack without the update.
+    to its PSNR by the null.
     """
 
     case: Mapping[str, str]
@@ -45,8 +45,7 @@ class Change:
     """The change of an attack's PSNR from no defense to a setting of a defense.
 
     from_none: mean PSNR on defended updates minus mean PSNR on undefended updates, in dB, with its 95 % interval. over_null: mean
-    PSNR on defended updates minus mean PSNR of a null (an attack without the update), in dB, with its 95 % interval. cases:
-    number of independent cases.
+    PSNR on defended updates minus mean PSNR of a null, in dB, with its 95 % interval. cases: number of independent cases.
     """
 
     from_none: Estimate
@@ -77,7 +76,7 @@ class Change:
 
 
 def compare(none: ExampleScores, defended: ExampleScores) -> Change:
-    """Compare an attack on defended updates with the same attack on undefended ones, and with a null (without the updates).
+    """Compare an attack on defended updates with the same attack on undefended ones, and with a null.
 
     none, defended: scores of the attack without and with the defense. Raises ValueError if their examples differ.
     """

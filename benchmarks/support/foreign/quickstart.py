@@ -1,4 +1,4 @@
-"""Attacks on the app of Flower's PyTorch quickstart, recorded by one additional line, beside their nulls (without the update).
+"""Attacks on the app of Flower's PyTorch quickstart, recorded by one additional line, beside their nulls.
 
 Ten clients train the template's network with the template's settings: batches of 32, momentum 0.9, one local epoch, learning rate
 0.1. The same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads

@@ -64,8 +64,8 @@ def make_accumulated_rows(
 ) -> list[ResultRow]:
     """Return a row for each defense and number of rounds: PSNR of the attack `accumulate` and of its null, means over clients.
 
-    The null is the same attack without the clients' messages. defenses: pairs of a defense and the numbers of rounds to attack,
-    from the first on; with --quick, every second number, at most 3. clients: number of clients, each with an image of its own.
+    defenses: pairs of a defense and the numbers of rounds to attack, from the first on; with --quick, every second number, at
+    most 3. clients: number of clients, each with an image of its own.
     Clients are attacked in `options.workers` processes, those with the most rounds first. Progress is printed to stderr.
     """
     choices = [

@@ -134,8 +134,8 @@ def make_cohort_row(options: Options, setting: CohortSetting) -> ResultRow:
     only, where N is the number of all examples. grouped: number of answers that are put into a group with others, divided by N.
     grouped_rightly: share of the pairs of answers within groups that are examples of one client; None without such a pair.
     candidates: number of answers. certain: number of answers with a confidence above 0.9; certain_and_wrong: number of these that
-    are not exact. null: `exact` of the null, the same attack without the sums. sratta_*: results of SRATTA on the same sums, None
-    where SRATTA was not run; sratta_wrong: number of its answers that are not exact.
+    are not exact. null: `exact` of the null. sratta_*: results of SRATTA on the same sums, None where SRATTA was not run;
+    sratta_wrong: number of its answers that are not exact.
     """
     images = load_images(options, setting.data, setting.clients * setting.examples)
     holdings = {

@@ -106,8 +106,7 @@ def _attack(attack: Attack, case: Case, options: Options) -> Reconstruction | No
 def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
     """Draw the share of exact images against the number of recorded rounds, and write the picture to `path`.
 
-    The picture has one line per federation. A grey dashed line shows the null (the same attack without the clients' messages):
-    for each number of rounds, its largest share in any federation.
+    The picture has one line per federation. A grey dashed line shows the largest share of a null for each number of rounds.
     """
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak rounds"}):
         figure = Figure(figsize=(8.8, 3.8), layout="constrained")

@@ -33,7 +33,7 @@ from fedsim.recording.observation import Observation
 class View(ObservedGradients):
     """One observation of every case, stacked, with functions that compare simulated gradients with it.
 
-    A case is the observations that are attacked together. The o-th view of a search holds the o-th observation of each case.
+    The o-th view of a search holds the o-th observation of each case.
     places:   (cases, N) index of the example at each of the N positions of the observation, among the V examples of the case.
     gamma:    (cases,) weight of the observation in the objective.
     examples: the number V.
