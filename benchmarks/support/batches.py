@@ -8,9 +8,10 @@ from torch import Generator, Tensor
 from attacker.attacks import AttackSpec, Case
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import psnr
-from fedsim.recording import Training
+from fedsim.recording import Observation, Training
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.federation import RecordedNetwork, make_network, make_update, observe, train_network
+from support.rounds.federation import make_mlp_client, pretrain
+from support.single_cases import LocalBatch, LocalClient
 from support.splits import Part, load_images
 
 EXACT_DB = 60.0
@@ -74,12 +75,12 @@ def make_batch_row(options: Options, setting: LargeBatch, part: Part = "report")
     count, seed = setting.batch * setting.steps, options.seed + setting.draw
     images = load_images(options, "cifar10", count, part=part, skip=setting.draw * count)
     training = Training(learning_rate=setting.rate, batch_size=setting.batch, steps=setting.steps)
-    network = make_network(images.data, training, hidden=setting.width, seed=seed)
+    client = make_mlp_client(images.data, training, hidden=setting.width, seed=seed)
     if setting.state == "trained":
         others = load_images(options, "cifar10", TRAINING_IMAGES, part="tuning")
-        network = train_network(network, others, steps=TRAINING_STEPS, seed=seed)
+        client = pretrain(client, others, steps=TRAINING_STEPS, seed=seed)
     x = images.x.split(setting.batch)
-    case = _make_case(network, list(zip(x, images.y.split(setting.batch), strict=True)), setting, count)
+    case = _make_case(client, list(zip(x, images.y.split(setting.batch), strict=True)), setting, count)
     with measure_cpu() as clock:
         found = _attack(case, options, null=False)
     null = _attack(case, options, null=True)
@@ -94,7 +95,7 @@ def make_batch_row(options: Options, setting: LargeBatch, part: Part = "report")
         "rate": setting.rate,
         "draw": setting.draw,
         "defense": setting.defense or "none",
-        "accuracy": network.measure_accuracy(images),
+        "accuracy": client.measure_accuracy(images),
         "exact": _count_exact(best) / count,
         "certified": int(sure.sum()),
         "false_certificates": int((sure & (best.amax(dim=1) <= EXACT_DB)).sum()) if len(sure) else 0,
@@ -104,12 +105,12 @@ def make_batch_row(options: Options, setting: LargeBatch, part: Part = "report")
     }
 
 
-def _make_case(network: RecordedNetwork, batches: list[tuple[Tensor, Tensor]], setting: LargeBatch, count: int) -> Case:
-    weights, seen = dict(network.weights), []
+def _make_case(client: LocalClient, batches: list[LocalBatch], setting: LargeBatch, count: int) -> Case:
+    seen = list[Observation]()
     for number in range(1, setting.rounds + 1):
-        update = make_update(network, weights, batches)
-        seen.append(observe(network, weights, update, number, "c0", ("c0",), count, setting.defense))
-        weights = {name: w + seen[-1].update[name] for name, w in weights.items()}
+        update = client.compute_update(batches)
+        seen.append(client.observe(update, number, "c0", ("c0",), count, setting.defense))
+        client = client.add(seen[-1].update)
     return Case(tuple(seen))
 
 

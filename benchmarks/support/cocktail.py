@@ -15,7 +15,7 @@ from attacker.scoring.metrics import psnr
 from fedsim.recording import Training
 from support.batches import TRAINING_IMAGES, TRAINING_STEPS
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.federation import make_network, make_update, observe, train_network
+from support.rounds.federation import make_mlp_client, pretrain
 from support.splits import Part, load_images
 
 EXACT_DB = 60.0
@@ -62,12 +62,11 @@ def make_separated_row(options: Options, setting: SeparatedBatch, part: Part = "
     """
     images = load_images(options, "cifar10", setting.batch, part=part, skip=setting.skip)
     training = Training(learning_rate=RATE, batch_size=setting.batch, steps=1)
-    network = make_network(images.data, training, hidden=setting.width, seed=options.seed)
+    client = make_mlp_client(images.data, training, hidden=setting.width, seed=options.seed)
     if setting.state == "trained":
         others = load_images(options, "cifar10", TRAINING_IMAGES, part="tuning")
-        network = train_network(network, others, steps=TRAINING_STEPS, seed=options.seed)
-    update = make_update(network, network.weights, [(images.x, images.y)])
-    case = Case((observe(network, network.weights, update, 1, "c0", ("c0",), setting.batch, ""),))
+        client = pretrain(client, others, steps=TRAINING_STEPS, seed=options.seed)
+    case = client.make_case([(images.x, images.y)], "c0")
     arguments: dict[str, Any] = {"criterion": setting.criterion, "refine": setting.refine, "steps": setting.steps}
     answers = {}
     with measure_cpu() as clock:

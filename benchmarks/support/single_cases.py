@@ -1,59 +1,105 @@
 """A client that trains on given examples, and what the server sees of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from attacker.attacks import Case
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
-from fedsim.training.local import train
+from fedsim.training.local import evaluate, train
+from support.splits import Images
+
+LocalBatch = tuple[Tensor, Tensor]
+"""Examples x and labels y of one local step."""
 
 
 @dataclass(frozen=True)
 class LocalClient:
-    """A client: a network, its weights and its training settings. `make_case` returns what the server sees for given examples."""
+    """A client: its network, the weights that the server sent, and the settings of its training.
+
+    It holds no examples; they are arguments of its methods.
+    """
 
     model: ModelSpec
     data: DataSpec
     training: Training
     weights: Mapping[str, Tensor]
 
-    def make_case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "", *, noise_seed: int = 0) -> Case:
-        """Train from the client's weights, one step on each of `batches`, and return what the server sees: a case of one update.
+    def compute_update(self, batches: Sequence[LocalBatch]) -> dict[str, Tensor]:
+        """Return the update of the client after one step on each of `batches` in turn."""
+        return train(models.build(self.model, self.data), self.weights, batches, self.training, self.data).update
 
-        batches: pairs (x, y), one for each local step. For several epochs, the pairs of the first, then those of the second etc.
-        key: name of the client in the case. defense: specification as in an experiment, such as "clip(4)"; "" for none.
-        noise_seed: seed of the defense's randomness.
-        """
+    def add(self, update: Mapping[str, Tensor]) -> "LocalClient":
+        """Return the client with its weights plus `update`, as the server sends them in the next round."""
+        return replace(self, weights={name: w + update[name] for name, w in self.weights.items()})
+
+    def measure_accuracy(self, images: Images) -> float:
+        """Return the share of `images` that the network classifies rightly."""
         model = models.build(self.model, self.data)
-        trained = train(model, self.weights, batches, self.training, self.data)
-        spec = DefenseSpec.parse(defense, learning_rate=self.training.learning_rate) if defense else DefenseSpec()
-        update = trained.update
-        if spec.steps:
-            built = spec.build()
-            update, _ = built.apply(update, built.init(update), torch.Generator().manual_seed(noise_seed))
-        return Case(
-            (
-                Observation(
-                    round=1,
-                    client=key,
-                    cohort=(),
-                    num_examples=sum(len(y) for _, y in batches) // (self.training.epochs or 1),
-                    model=self.model,
-                    data=self.data,
-                    training=self.training,
-                    defenses=spec,
-                    weights=self.weights,
-                    payload=encode(update, spec.choose_codec()),
-                ),
-            )
+        return evaluate(model, self.weights, images.x, images.y, self.data, self.training)["accuracy"]
+
+    def observe(
+        self,
+        update: Mapping[str, Tensor],
+        number: int,
+        client: str,
+        cohort: tuple[str, ...],
+        examples: int,
+        defense: str = "",
+        *,
+        noise_seed: int | None = None,
+    ) -> Observation:
+        """Apply `defense` with a fresh state to an update or a mean of updates, and return what the server then sees.
+
+        number: number of the round. client: name of the sender. cohort: names of the clients in the round. examples: number of
+        examples behind the update. defense: specification as in an experiment, such as "clip(4)"; "" for none.
+        noise_seed: seed of the defense's randomness; by default the number of the round.
+        """
+        spec = DefenseSpec.parse(defense, learning_rate=self.training.learning_rate)
+        built = spec.build()
+        rng = Generator().manual_seed(number if noise_seed is None else noise_seed)
+        sent, _ = built.apply(dict(update), built.init(dict(update)), rng)
+        return self.observe_sent(sent, number, client, cohort, examples, spec)
+
+    def observe_sent(
+        self,
+        sent: Mapping[str, Tensor],
+        number: int,
+        client: str,
+        cohort: tuple[str, ...],
+        examples: int,
+        spec: DefenseSpec,
+    ) -> Observation:
+        """Return what the server sees of an update to which the defense `spec` has been applied already.
+
+        The other arguments are those of `observe`.
+        """
+        return Observation(
+            round=number,
+            client=client,
+            cohort=cohort,
+            num_examples=examples,
+            model=self.model,
+            data=self.data,
+            training=self.training,
+            defenses=spec,
+            weights=self.weights,
+            payload=encode(sent, spec.choose_codec()),
         )
+
+    def make_case(self, batches: Sequence[LocalBatch], key: str, defense: str = "", *, noise_seed: int = 0) -> Case:
+        """Train, one step on each of `batches`, and return what the server sees: a case of one update.
+
+        batches: for several epochs, the batches of the first, then those of the second etc. key: name of the client in the case.
+        defense, noise_seed: as in `observe`.
+        """
+        examples = sum(len(y) for _, y in batches) // (self.training.epochs or 1)
+        return Case((self.observe(self.compute_update(batches), 1, key, (), examples, defense, noise_seed=noise_seed),))
 
 
 def make_client(

@@ -193,8 +193,8 @@ class Catalogue:
     def get_scores(self, run: CatalogueRun) -> Scores:
         """Return the scores as a dict from the folder of an attack to a dict from case to the scores of its examples.
 
-        Nulls have folders and scores of their own. The dict is empty if nothing is scored, or if the service was given no truth of
-        this run.
+        Nulls have folders and scores of their own. The dict is empty if nothing is scored, or if the service was given no truth
+        of this run.
         """
         return self._read_scores(run)[0] if run.summary["truth"] else {}
 

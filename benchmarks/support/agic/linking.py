@@ -76,7 +76,7 @@ def _describe_rounds(
         with measure_cpu() as clock:
             described += describer(Case((observation,)), torch.Generator().manual_seed(options.seed), None, None)
         spent += clock.seconds
-        federation.weights = {name: w + observation.update[name] for name, w in federation.weights.items()}
+        federation.client = federation.client.add(observation.update)
     return described, spent / len(described)
 
 

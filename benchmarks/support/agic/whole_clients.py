@@ -9,8 +9,8 @@ from dataclasses import replace
 from statistics import mean
 
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.accumulation import make_network
-from support.rounds.federation import RecordedNetwork, make_update, observe
+from support.rounds.accumulation import make_lenet_client
+from support.single_cases import LocalClient
 from support.splits import Images, load_images
 from torch import Generator, randperm
 
@@ -20,6 +20,7 @@ from attacker.attacks.presets import get_arguments
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.metrics import psnr
+from fedsim.recording import Observation
 
 CLIENTS, EXAMPLES = 2, 12
 """Number of clients, and number of images of each client, which uses all of its images in each of two shuffled epochs."""
@@ -52,7 +53,7 @@ def _attack_clients(options: Options, images: Images, sizes: Sequence[int], by: 
     each, found, seconds, wrong = list[float](), list[Reconstruction](), 0.0, 0
     for number in range(CLIENTS):
         own = images.of(range(EXAMPLES * number, EXAMPLES * (number + 1)))
-        case = _record(make_network(own, options.seed), own, sizes, f"client-{number}", seed=number)
+        case = _record(make_lenet_client(own, options.seed), own, sizes, f"client-{number}", seed=number)
         attack = _build_attack(options, case, closed_forms=by == "closed forms first")
         with measure_cpu() as clock:
             (one,) = (attack.null() if by == "null" else attack)([case], rng=Generator().manual_seed(options.seed))
@@ -86,16 +87,16 @@ def _build_attack(options: Options, case: Case, *, closed_forms: bool) -> Agic:
     return attack
 
 
-def _record(network: RecordedNetwork, images: Images, sizes: Sequence[int], client: str, *, seed: int) -> Case:
+def _record(client: LocalClient, images: Images, sizes: Sequence[int], name: str, *, seed: int) -> Case:
     """Return the case of all rounds of one client, one step on one batch each. sizes: batch size of each shuffled epoch.
 
     Each update is added to the global weights.
     """
-    rng, rounds, weights = Generator().manual_seed(seed), [], dict(network.weights)
+    rng, rounds = Generator().manual_seed(seed), list[Observation]()
     for size in sizes:
+        client = replace(client, training=replace(client.training, batch_size=size))
         for rows in randperm(len(images), generator=rng).split(size):
-            sized = replace(network, training=replace(network.training, batch_size=size))
-            update = make_update(sized, weights, [(images.x[rows], images.y[rows])])
-            rounds.append(observe(sized, weights, update, len(rounds) + 1, client, (client,), len(rows), ""))
-            weights = {name: w + rounds[-1].update[name] for name, w in weights.items()}
+            update = client.compute_update([(images.x[rows], images.y[rows])])
+            rounds.append(client.observe(update, len(rounds) + 1, name, (name,), len(rows)))
+            client = client.add(rounds[-1].update)
     return Case(tuple(rounds))

@@ -20,7 +20,6 @@ from attacker.scoring.metrics import is_recovered
 from fedsim import data as datasets
 from fedsim import models
 from fedsim.recording import DataSpec, Training
-from fedsim.training.local import train
 
 NETWORKS_MODULE = "support.calibration.networks"
 TABULAR_DATA_SETS = ("breast_cancer", "adult")
@@ -221,8 +220,7 @@ def _train_weights(cell: Cell, own: LocalClient, options: Options) -> Mapping[st
     rows = [torch.randint(len(others), (8,), generator=rng).tolist() for _ in range(cell.warm)]
     batches = [(others.x[own_rows], others.y[own_rows]) for own_rows in rows]
     training = Training(learning_rate=0.02, batch_size=8, steps=cell.warm)
-    update = train(models.build(own.model, own.data), own.weights, batches, training, own.data).update
-    return {name: w + update[name] for name, w in own.weights.items()}
+    return own.add(replace(own, training=training).compute_update(batches)).weights
 
 
 def _make_rounds(cell: Cell, own: LocalClient, batches: Sequence[tuple[Tensor, Tensor]], key: str) -> Case:

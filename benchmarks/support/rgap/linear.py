@@ -1,6 +1,7 @@
 """The table `linear` of rgap.py: batches recovered from a first linear layer, and the mixture that R-GAP makes of a batch."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,6 @@ from attacker.attacks.closed_form.rgap.walk import solve_last_layer, solve_layer
 from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.recording import Training
-from fedsim.training.local import train
 
 MAX_SUCCESS_MSE = 1e-3
 BATCH_SIZES = (1, 2, 4, 8, 16)
@@ -93,13 +93,12 @@ def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tupl
     return errors, right
 
 
-def _train_weights(one: LocalClient, found: Images, options: Options) -> dict[str, Tensor]:
+def _train_weights(one: LocalClient, found: Images, options: Options) -> Mapping[str, Tensor]:
     """Return the weights of the client `one` after three epochs of SGD on the images, in batches of 16."""
-    model = models.build(one.model, one.data)
     order = torch.randperm(len(found), generator=Generator().manual_seed(options.seed))
     batches = [(found.x[part], found.y[part]) for part in order.split(16)] * 3
-    update = train(model, one.weights, batches, Training(learning_rate=0.1, batch_size=16, steps=len(batches)), one.data).update
-    return {name: w + update[name] for name, w in one.weights.items()}
+    training = Training(learning_rate=0.1, batch_size=16, steps=len(batches))
+    return one.add(replace(one, training=training).compute_update(batches)).weights
 
 
 def _measure_mixture(size: int, options: Options) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from statistics import mean
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu, prepare_worker
-from support.rounds.federation import RecordedNetwork, record_same_examples
-from support.single_cases import make_client
+from support.rounds.federation import record_same_examples
+from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
 from torch import Generator, Tensor
 
@@ -48,15 +48,13 @@ FEDERATIONS = 1
 NOISE_MULTIPLIERS = (10.0, 3.0, 1.0)
 
 
-def make_network(images: Images, seed: int, batch: int = 1, learning_rate: float = LEARNING_RATE) -> RecordedNetwork:
-    """Return the LeNet of CPL (Wei et al. 2020) with random weights, and the settings of a local training of one step.
+def make_lenet_client(images: Images, seed: int, batch: int = 1, learning_rate: float = LEARNING_RATE) -> LocalClient:
+    """Return a client with the LeNet of CPL (Wei et al. 2020), random weights, and a local training of one step.
 
     images: only their data specification is used. batch: batch size of the step.
     """
-    client = make_client("lenet_cpl", images.data, seed=seed)
-    return RecordedNetwork(
-        client.model, client.data, Training(learning_rate=learning_rate, batch_size=batch, steps=1), client.weights
-    )
+    training = Training(learning_rate=learning_rate, batch_size=batch, steps=1)
+    return replace(make_client("lenet_cpl", images.data, seed=seed), training=training)
 
 
 def make_accumulated_rows(
@@ -104,8 +102,8 @@ class AttackedClient:
 def attack_client(options: Options, defense: str, rounds: int, client: int, *, clients: int) -> AttackedClient:
     """Record `clients` clients for some rounds, and attack the rounds of one of them; "none" is no defense."""
     images = load_images(options, "cifar10", clients)
-    network = make_network(images, options.seed)
-    case = record_same_examples(network, images, rounds, defense="" if defense == "none" else defense)[client]
+    setup = make_lenet_client(images, options.seed)
+    case = record_same_examples(setup, images, rounds, defense="" if defense == "none" else defense)[client]
     attack = replace(accumulate(steps=3 if options.quick else STEPS), device=options.device)
     with measure_cpu() as clock:
         found = attack([case], rng=Generator().manual_seed(options.seed))[0]
@@ -146,16 +144,16 @@ def make_private_rows(options: Options) -> list[ResultRow]:
     """
     federations, counts = (1, (1, 3)) if options.quick else (FEDERATIONS, (1, 10, 30))
     pool = load_images(options, "cifar10", POOL)
-    network, rows, trials = make_network(pool, options.seed), [], federations * len(pool)
+    client, rows, trials = make_lenet_client(pool, options.seed), [], federations * len(pool)
     for multiplier in NOISE_MULTIPLIERS:
         right, defense = dict.fromkeys(counts, 0), f"clip(0.01) | gaussian({0.01 * multiplier})"
         with measure_cpu() as clock:
             for number in range(federations):
                 seed = 10**6 * (options.seed * federations + number)
-                cases = record_same_examples(network, pool, max(counts), defense=defense, seed=seed)
+                cases = record_same_examples(client, pool, max(counts), defense=defense, seed=seed)
                 for count, named in _name_images(cases, pool, counts).items():
                     right[count] += int((named == torch.arange(len(pool))).sum())
-        noise = find_noise(DefenseSpec.parse(defense), tensors=len(network.weights))
+        noise = find_noise(DefenseSpec.parse(defense), tensors=len(client.weights))
         rows += [
             {
                 "noise_multiplier": multiplier,

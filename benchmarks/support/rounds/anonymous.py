@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.federation import make_network, record_epochs
+from support.rounds.federation import make_mlp_client, record_epochs
 from support.rounds.spans import LEARNING_RATE, count_exact, count_false, run_spans
 from support.splits import load_images
 from torch import Generator
@@ -30,8 +30,8 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
     """
     clients = 2 if options.quick else CLIENTS
     images = load_images(options, "cifar10", clients * EXAMPLES)
-    network, rows = (
-        make_network(images.data, Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1), seed=options.seed),
+    client, rows = (
+        make_mlp_client(images.data, Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1), seed=options.seed),
         [],
     )
     for defense in ("", "gaussian(snr_db=40)", "gaussian(snr_db=20)"):
@@ -39,7 +39,7 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
         with_names = 0
         for number in range(clients):
             own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
-            case, _ = record_epochs(network, own, BATCH, EPOCHS, "", seed=options.seed + number, defense=defense)
+            case, _ = record_epochs(client, own, BATCH, EPOCHS, "", seed=options.seed + number, defense=defense)
             named += [(number, one) for one in case.observations]
             with_names += count_exact(run_spans(case, options, relu=True), own.x)
         shuffled = [named[i] for i in torch.randperm(len(named), generator=Generator().manual_seed(options.seed)).tolist()]

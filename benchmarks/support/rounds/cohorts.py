@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.federation import LocalBatch, make_network, record_sums
+from support.rounds.federation import make_mlp_client, record_sums
 from support.rounds.spans import EXACT_DB, SUCCESS_DB, count_exact, count_false, measure_best
 from support.rounds.sratta import run_sratta
+from support.single_cases import LocalBatch
 from support.splits import Images, load_images
 from torch import Generator, Tensor
 
@@ -242,9 +243,9 @@ def record(options: Options, setting: CohortSetting, images: Images, holdings: M
     training = Training(learning_rate=setting.learning_rate, batch_size=setting.batch, steps=setting.steps)
     seen: list[Observation] = []
     for number in range(setting.trainings):
-        network = make_network(images.data, training, hidden=setting.hidden, seed=options.seed + number)
+        client = make_mlp_client(images.data, training, hidden=setting.hidden, seed=options.seed + number)
         own = rounds[number * setting.rounds : (number + 1) * setting.rounds]
-        seen += record_sums(network, own, defense=setting.defense, rounding=setting.rounding).observations
+        seen += record_sums(client, own, defense=setting.defense, rounding=setting.rounding).observations
     return Case(tuple(replace(one, round=number) for number, one in enumerate(seen, start=1)))
 
 

@@ -13,7 +13,7 @@ from statistics import mean
 import torch
 from scipy.optimize import linear_sum_assignment
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.accumulation import make_network
+from support.rounds.accumulation import make_lenet_client
 from support.rounds.federation import record_epochs
 from support.splits import Images, load_images
 from torch import Generator, Tensor
@@ -45,8 +45,8 @@ def make_convolution_rows(options: Options) -> list[ResultRow]:
     true links and labels.
     """
     images = load_images(options, "cifar10", EXAMPLES)
-    network = make_network(images, options.seed, BATCH, LEARNING_RATE)
-    case, used = record_epochs(network, images, BATCH, 2 if options.quick else EPOCHS, "c", seed=options.seed)
+    client = make_lenet_client(images, options.seed, BATCH, LEARNING_RATE)
+    case, used = record_epochs(client, images, BATCH, 2 if options.quick else EPOCHS, "c", seed=options.seed)
     attack = replace(accumulate(compare="features", steps=2 if options.quick else STEPS), device=options.device)
     rng, rows = Generator().manual_seed(options.seed), []
     with measure_cpu() as clock:
@@ -134,8 +134,8 @@ def make_linking_row(options: Options) -> ResultRow:
     images = load_images(options, "cifar10", clients * EXAMPLES)
     for number in range(clients):
         own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
-        network = make_network(own, options.seed + number, BATCH, LEARNING_RATE)
-        case, used = record_epochs(network, own, BATCH, EPOCHS, "c", seed=options.seed + number)
+        client = make_lenet_client(own, options.seed + number, BATCH, LEARNING_RATE)
+        case, used = record_epochs(client, own, BATCH, EPOCHS, "c", seed=options.seed + number)
         describer = Describer(accumulate(compare="features").matching, "features", 50, options.device)
         with measure_cpu() as clock:
             described = describer(case, Generator().manual_seed(options.seed), None, None)

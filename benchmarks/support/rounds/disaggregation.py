@@ -1,11 +1,12 @@
 """The table `disaggregation` of rounds.py: single updates from secure sums by least squares, for growing learning rates."""
 
+from dataclasses import replace
 from statistics import mean
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.accumulation import make_network
-from support.rounds.federation import make_update, record_sums
+from support.rounds.accumulation import make_lenet_client
+from support.rounds.federation import record_sums
 from support.splits import load_images
 from torch import Generator
 
@@ -29,16 +30,16 @@ def make_disaggregation_rows(options: Options) -> list[ResultRow]:
     images = load_images(options, "cifar10", CLIENTS)
     rows = []
     for rate in LEARNING_RATES[:1] if options.quick else LEARNING_RATES:
-        rng, network = Generator().manual_seed(options.seed + 1), make_network(images, options.seed, 1, rate)
+        rng, client = Generator().manual_seed(options.seed + 1), make_lenet_client(images, options.seed, 1, rate)
         batches = {f"c{i}": [(images.x[i : i + 1], images.y[i : i + 1])] for i in range(CLIENTS)}
         cohorts = [torch.randperm(CLIENTS, generator=rng)[:COHORT].tolist() for _ in range(ROUNDS)]
-        case = record_sums(network, [{f"c{i}": batches[f"c{i}"] for i in sorted(cohort)} for cohort in cohorts])
+        case = record_sums(client, [{f"c{i}": batches[f"c{i}"] for i in sorted(cohort)} for cohort in cohorts])
         with measure_cpu() as clock:
             found = disaggregate(case.observations)
             (*answers,) = exact(route="layers")([Case((one,)) for one in found.clients.values()], rng=Generator().manual_seed(0))
         errors, each = [], []
         for (name, one), answer in zip(found.clients.items(), answers, strict=True):
-            true = make_update(network, one.weights, batches[name])
+            true = replace(client, weights=one.weights).compute_update(batches[name])
             missed, size = (
                 torch.cat([part.flatten() for part in parts.values()]).norm()
                 for parts in ({key: u - one.update[key] for key, u in true.items()}, true)

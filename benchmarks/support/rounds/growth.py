@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from support.contract import Options, ResultRow, measure_cpu
 from support.rounds.cohorts import CohortSetting, record
-from support.rounds.federation import make_network, record_epochs, train_network
+from support.rounds.federation import make_mlp_client, pretrain, record_epochs
 from support.rounds.spans import LEARNING_RATE, TRAINING_STEPS, count_exact
 from support.splits import Images, load_images
 from torch import Generator
@@ -47,16 +47,16 @@ def make_lines(options: Options) -> list[Line]:
     """
     images = load_images(options, "cifar10", EXAMPLES)
     training = Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1)
-    plain = make_network(images.data, training, seed=options.seed)
-    trained = plain if options.quick else train_network(plain, images, steps=TRAINING_STEPS, seed=options.seed)
+    plain = make_mlp_client(images.data, training, seed=options.seed)
+    trained = plain if options.quick else pretrain(plain, images, steps=TRAINING_STEPS, seed=options.seed)
     lines = []
-    for words, network, defense in (
+    for words, client, defense in (
         ("no defense", plain, ""),
         ("no defense, trained network", trained, ""),
         ("noise of 40 dB", plain, "gaussian(snr_db=40)"),
         ("noise of 20 dB", plain, "gaussian(snr_db=20)"),
     ):
-        case, _ = record_epochs(network, images, BATCH, EPOCHS, "c", seed=options.seed, defense=defense)
+        case, _ = record_epochs(client, images, BATCH, EPOCHS, "c", seed=options.seed, defense=defense)
         lines.append(Line(federation=words, attack="spans", case=case, images=images, rounds=CLIENT_ROUNDS))
     for fixed in (False, True):
         setting = CohortSetting(fixed=fixed)

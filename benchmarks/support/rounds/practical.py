@@ -14,7 +14,8 @@ import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.federation import RecordedNetwork, build_observation, make_update
+from support.rounds.federation import average
+from support.single_cases import LocalClient, make_client
 from support.splits import PARTS, Images, count_part, load_images
 from torch import Generator, Tensor
 
@@ -27,7 +28,7 @@ from defenses import DefenseSpec
 from defenses.privacy.accounting import compute_bound
 from defenses.privacy.sensitivity import find_noise
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording import DataSpec, Observation, Training
 
 APP_FOLDER = Path(__file__).parents[3] / "tests" / "foreign" / "quickstart"
 """Folder of the app with the network of the template."""
@@ -80,12 +81,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class RecordedFederation:
-    """A recorded federation. network: before the first round. cases: one per client. own: the clients' images, one per client.
+    """A recorded federation. client: any client before the first round. cases, own: one case per client, and its images.
 
     others: images of no client. accuracy: that of the final model on `others`.
     """
 
-    network: RecordedNetwork
+    client: LocalClient
     cases: Sequence[Case]
     own: Sequence[Images]
     others: Images
@@ -126,20 +127,19 @@ def list_settings(seed: int) -> list[Setting]:
 def record(options: Options, setting: Setting) -> RecordedFederation:
     """Simulate the federation; return what the server records, the images of its clients, and images of no client."""
     seed, (own, others) = setting.seed, _draw_images(options, setting)
-    network = _make_network(seed)
+    initial = client = _make_client(seed)
     spec = _parse(setting.defense)
-    built, weights, rng = spec.build(), dict(network.weights), Generator().manual_seed(seed + 1)
-    states = [built.init(weights) for _ in own]
+    built, rng = spec.build(), Generator().manual_seed(seed + 1)
+    states = [built.init(dict(client.weights)) for _ in own]
     found: list[list[Observation]] = [[] for _ in own]
     for number in range(1, setting.rounds + 1):
         for i, held in enumerate(own):
             batches = [(held.x[rows], held.y[rows]) for rows in torch.randperm(len(held), generator=rng).split(BATCH)]
-            update = make_update(network, weights, batches)
-            sent, states[i] = built.apply(update, states[i], rng)
-            found[i].append(build_observation(network, weights, sent, number, f"c{i}", (), len(held), spec))
-        weights = {name: w + torch.stack([one[-1].update[name] for one in found]).mean(dim=0) for name, w in weights.items()}
+            sent, states[i] = built.apply(client.compute_update(batches), states[i], rng)
+            found[i].append(client.observe_sent(sent, number, f"c{i}", (), len(held), spec))
+        client = client.add(average([one[-1].update for one in found]))
     cases = [Case(tuple(one)) for one in found]
-    return RecordedFederation(network, cases, own, others, replace(network, weights=weights).measure_accuracy(others))
+    return RecordedFederation(initial, cases, own, others, client.measure_accuracy(others))
 
 
 def _draw_images(options: Options, setting: Setting) -> tuple[list[Images], Images]:
@@ -190,14 +190,12 @@ def count_images(options: Options, setting: Setting) -> int:
     return setting.clients * setting.examples + (100 if options.quick else OTHERS)
 
 
-def _make_network(seed: int) -> RecordedNetwork:
+def _make_client(seed: int) -> LocalClient:
     if str(APP_FOLDER) not in sys.path:
         sys.path.insert(0, str(APP_FOLDER))
-    spec = ModelSpec(name="task:Net")
-    models.admit(spec.name)
-    weights = {name: p.detach() for name, p in models.build(spec, DATA_SPEC, seed=seed).named_parameters()}
+    models.admit("task:Net")
     training = Training(learning_rate=LEARNING_RATE, momentum=0.9, batch_size=BATCH, epochs=1)
-    return RecordedNetwork(spec, DATA_SPEC, training, weights)
+    return replace(make_client("task:Net", DATA_SPEC, seed=seed), training=training)
 
 
 def attack_federation(options: Options, setting: Setting) -> Iterator[ResultRow]:
@@ -319,5 +317,5 @@ def compute_rate_bound(defense: str, federation: RecordedFederation, rounds: int
     """
     if "gaussian" not in defense:
         return None
-    noise = find_noise(_parse(defense), tensors=len(federation.network.weights))
+    noise = find_noise(_parse(defense), tensors=len(federation.client.weights))
     return compute_bound(noise, prior=prior, times=rounds)

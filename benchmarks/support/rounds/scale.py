@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu, read_peak_memory
-from support.rounds.federation import RecordedNetwork, make_network, make_update
+from support.rounds.federation import average, make_mlp_client
 from support.rounds.spans import count_exact
+from support.single_cases import LocalClient
 from support.splits import Images
 from torch import Generator, Tensor
 
@@ -80,8 +81,8 @@ def record_clients(folder: Path, clients: int, rounds: int, seed: int) -> tuple[
     ]
     orders = [torch.cat([torch.randperm(EXAMPLES, generator=rng) for _ in range(rounds * BATCH // EXAMPLES + 1)]) for _ in images]
     batches = [list(islice(order.split(BATCH), rounds)) for order in orders]
-    network = make_network(DATA, Training(learning_rate=0.02, batch_size=BATCH, steps=1), hidden=HIDDEN, seed=seed)
-    _record(folder / "recording", network, images, batches)
+    client = make_mlp_client(DATA, Training(learning_rate=0.02, batch_size=BATCH, steps=1), hidden=HIDDEN, seed=seed)
+    _record(folder / "recording", client, images, batches)
     used = torch.zeros(clients, rounds, CLASSES)
     for i, own in enumerate(batches):
         for t, rows in enumerate(own):
@@ -90,21 +91,19 @@ def record_clients(folder: Path, clients: int, rounds: int, seed: int) -> tuple[
     return images[0], clients * rounds * (rounds - 1) // 2, int(common) // 2
 
 
-def _record(folder: Path, network: RecordedNetwork, images: list[Images], batches: list[list[Tensor]]) -> None:
+def _record(folder: Path, client: LocalClient, images: list[Images], batches: list[list[Tensor]]) -> None:
     manifest = Manifest(
-        name="scale", model=network.model, data=network.data, training=network.training, defense=DefenseSpec(), software={}
+        name="scale", model=client.model, data=client.data, training=client.training, defense=DefenseSpec(), software={}
     )
-    recorder, weights = Recorder(folder, manifest), dict(network.weights)
+    recorder = Recorder(folder, manifest)
     names = [f"c{i:03d}" for i in range(len(images))]
     for number, rows in enumerate(zip(*batches, strict=True), start=1):
-        recorder.record_sent(number, weights)
-        total = {name: torch.zeros_like(w) for name, w in weights.items()}
-        for name, own, chosen in zip(names, images, rows, strict=True):
-            update = make_update(network, weights, [(own.x[chosen], own.y[chosen])])
+        recorder.record_sent(number, client.weights)
+        updates = [client.compute_update([(own.x[chosen], own.y[chosen])]) for own, chosen in zip(images, rows, strict=True)]
+        for name, update in zip(names, updates, strict=True):
             recorder.record_reply(number, Reply(client=name, node="", payload=encode(update), num_examples=BATCH))
-            total = {key: t + update[key] for key, t in total.items()}
         recorder.commit(number, names)
-        weights = {key: w + total[key] / len(images) for key, w in weights.items()}
+        client = client.add(average(updates))
 
 
 def _replay(run: Path, seed: int) -> tuple[float, float]:

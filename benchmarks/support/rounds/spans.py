@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from support.contract import Options, ResultRow, measure_cpu
 from support.cpl.cases import load_table
-from support.rounds.federation import RecordedNetwork, kill_neurons, make_network, record_epochs, train_network
+from support.rounds.federation import kill_neurons, make_mlp_client, pretrain, record_epochs
+from support.single_cases import LocalClient
 from support.splits import Images, load_images
 from torch import Generator, Tensor
 
@@ -33,7 +34,7 @@ class SpanSetting:
     """The federation of one row of the table.
 
     batch: size of the clients' batches. examples: number of examples of each client. clients: number of clients; each is attacked
-    separately. epochs: passes of a client over its examples, with one batch per round. state: state of the network: "untrained",
+    separately. epochs: passes of a client over its examples, with one batch per round. state: state of the client: "untrained",
     "trained", or untrained with "half dead" or "90 % dead" neurons. defense: specification as in an experiment, such as
     "gaussian(0.1)"; "" for none. data: name of the data set. hidden: number of neurons of the first layer.
     """
@@ -51,7 +52,7 @@ class SpanSetting:
 def list_settings(*, quick: bool) -> list[SpanSetting]:
     """Return the federations of the table, one for each row; with `quick`, three small ones instead.
 
-    They differ in the sizes of batches and clients, the epochs, the state of the network, noise in the updates, and the data set.
+    They differ in the sizes of batches and clients, the epochs, the state of the client, noise in the updates, and the data set.
     """
     if quick:
         return [
@@ -101,11 +102,11 @@ def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
         images = table
     else:
         images = load_images(options, setting.data, count)
-    network = _make_network(images, setting, options.seed)
+    client = _make_client(images, setting, options.seed)
     totals: Counter[str] = Counter()
     for number in range(setting.clients):
         own = images.of(range(number * setting.examples, (number + 1) * setting.examples))
-        totals.update(_attack_client(network, own, setting, options, number))
+        totals.update(_attack_client(client, own, setting, options, number))
     total = len(images)
     b, n = setting.batch, setting.examples
     return {
@@ -114,9 +115,9 @@ def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
         "examples": n,
         "clients": setting.clients,
         "epochs": setting.epochs,
-        "network": setting.state,
+        "client": setting.state,
         "defense": setting.defense or "none",
-        "accuracy": network.measure_accuracy(images),
+        "accuracy": client.measure_accuracy(images),
         "pairs": totals["pairs"],
         "overlap_exact": totals["right_pairs"] / totals["pairs"],
         "expected_two_epochs": (1 - (b - 1) / (n - 1)) ** (b - 1),
@@ -126,12 +127,10 @@ def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
     }
 
 
-def _attack_client(
-    network: RecordedNetwork, images: Images, setting: SpanSetting, options: Options, number: int
-) -> dict[str, float]:
+def _attack_client(client: LocalClient, images: Images, setting: SpanSetting, options: Options, number: int) -> dict[str, float]:
     """Simulate and attack the client with this number, which holds `images`; return what is added up for the row."""
     case, used = record_epochs(
-        network, images, setting.batch, setting.epochs, f"c{number}", seed=options.seed + number, defense=setting.defense
+        client, images, setting.batch, setting.epochs, f"c{number}", seed=options.seed + number, defense=setting.defense
     )
     pairs, right_pairs = _count_right_pairs(case, used, options)
     alone = run_spans(case, options, relu=False)
@@ -197,13 +196,13 @@ def count_false(found: Reconstruction | None, x: Tensor, success: float = SUCCES
     return int((sure & (best <= success)).sum()), int(sure.sum())
 
 
-def _make_network(images: Images, setting: SpanSetting, seed: int) -> RecordedNetwork:
+def _make_client(images: Images, setting: SpanSetting, seed: int) -> LocalClient:
     training = Training(learning_rate=LEARNING_RATE, batch_size=setting.batch, steps=1)
-    network = make_network(images.data, training, hidden=setting.hidden, seed=seed)
+    client = make_mlp_client(images.data, training, hidden=setting.hidden, seed=seed)
     if setting.state == "trained":
-        return train_network(network, images, steps=TRAINING_STEPS, seed=seed)
+        return pretrain(client, images, steps=TRAINING_STEPS, seed=seed)
     shares = {"half dead": 0.5, "90 % dead": 0.9}
-    return kill_neurons(network, shares[setting.state]) if setting.state in shares else network
+    return kill_neurons(client, shares[setting.state]) if setting.state in shares else client
 
 
 def _count_right_pairs(case: Case, used: list[list[int]], options: Options) -> tuple[int, int]:

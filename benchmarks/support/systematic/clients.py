@@ -1,9 +1,9 @@
 """The attacked clients of systematic.py: one step, or several, on a batch, through a defense of the batch's gradient."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from support.rounds.federation import RecordedNetwork, make_update, observe
 from support.single_cases import make_client
 from support.splits import Images
 
@@ -31,12 +31,10 @@ def make_cases(name: str, arguments: Mapping[str, Any], images: Images, defense:
     name, arguments: of the network, whose weights are drawn with `seed`. batch: number of images in each batch.
     """
     steps = count_local_steps(defense)
-    client = make_client(name, images.data, arguments=arguments, seed=seed)
     training = Training(learning_rate=RATE if steps == 1 else LOCAL_RATE, batch_size=batch, epochs=steps)
-    network = RecordedNetwork(client.model, images.data, training, client.weights)
+    client = replace(make_client(name, images.data, arguments=arguments, seed=seed), training=training)
     cases = []
     for i, (x, y) in enumerate(zip(images.x.split(batch), images.y.split(batch), strict=True)):
-        update = make_update(network, network.weights, [(x, y)] * steps)
-        seen = observe(network, network.weights, update, i + 1, f"c{i}", (), len(y), get_defense(defense))
-        cases.append(Case((seen,)))
+        update = client.compute_update([(x, y)] * steps)
+        cases.append(Case((client.observe(update, i + 1, f"c{i}", (), len(y), get_defense(defense)),)))
     return cases
