@@ -100,8 +100,8 @@ def run_job(root: Path) -> object:
     from attacker.service.settings import ServiceSettings
 
     components = make_components(ServiceSettings(root=root, truth="own", workers=1, stand_by=False))
-    works = BackgroundWork(components)
-    works.start()
+    background = BackgroundWork(components)
+    background.start()
     try:
         job = components.queue.submit(JobSpec(recording="discs", attack="first_layer", arguments={"row": "largest"}))
         until = time.monotonic() + 240
@@ -110,7 +110,7 @@ def run_job(root: Path) -> object:
             time.sleep(0.1)
         return components.queue.get(job.id)
     finally:
-        works.stop()
+        background.stop()
 
 
 def test_a_broken_package_hides_no_other_attack(plugged: None, monkeypatch: pytest.MonkeyPatch) -> None:

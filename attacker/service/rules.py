@@ -149,7 +149,7 @@ class Rules:
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules, self.root = read(path), root
         self._queue, self._ledger = queue, RuleHistory(queue)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def follow(self, recording: RecordingIdentity, attempts: Mapping[int, int]) -> None:
         """Submit the jobs of all rules that match a recording, for the rounds that a rule selects and has not dealt with before.
@@ -162,7 +162,7 @@ class Rules:
 
         Raises TooManyJobs if too many jobs wait; a later call submits the remaining jobs.
         """
-        with self._turn:
+        with self._lock:
             for rule in self.rules:
                 if rule.is_for(recording.id):
                     self._follow(rule, recording, attempts)

@@ -174,14 +174,14 @@ def serve_until_stopped(app: FastAPI, settings: ServiceSettings, listener: socke
     Raises ValueError, with the reason, if a setting cannot be applied: for example if the TLS files or the file of rules cannot
     be used, or another service uses the same state folder (which holds token and queue).
     """
-    answering, works = make_server(app, settings), BackgroundWork(app.state.components)
+    server, background = make_server(app, settings), BackgroundWork(app.state.components)
     try:
-        works.start()
+        background.start()
         _freeze_objects()
         ready()
-        answering.run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
-        works.stop()
+        background.stop()
         listener.close()
 
 

@@ -30,7 +30,7 @@ class Keys:
 
     def __init__(self, token: str, path: Path | None = None) -> None:
         self.token, self._path = token, path
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._open = {} if path is None else _read(path)
 
     @property
@@ -54,7 +54,7 @@ class Keys:
         now = time.time() if now is None else now
         until = int(now) + SESSION_SECONDS
         id = f"{until}.{secrets.token_urlsafe(16)}"
-        with self._turn:
+        with self._lock:
             kept = [(key, end) for key, end in self._open.items() if end > now][1 - MAX_SESSIONS :]
             self._open = {**dict(kept), _hash(id): until}
             self._write()
@@ -72,7 +72,7 @@ class Keys:
     def close(self, cookie: str) -> None:
         """Close the session of `cookie`, so that the cookie is no longer accepted. Nothing happens if it is not open."""
         if self.is_open(cookie):
-            with self._turn:
+            with self._lock:
                 self._open = {key: end for key, end in self._open.items() if key != _hash(cookie.rpartition(".")[0])}
                 self._write()
 

@@ -24,7 +24,6 @@ from attacker.attacks.closed_form.observations import StackedObservations, obser
 from attacker.attacks.needs import Need
 from attacker.attacks.nulls import blind_cases
 from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
-from fedsim import models
 from fedsim.models.imprint_layers import ImprintLayer, find_imprint
 
 ROUNDING = 2.0**-18
@@ -247,39 +246,10 @@ def _fit_labels(
     """
     if not len(x):
         return torch.zeros(0, dtype=torch.long, device=x.device), torch.zeros(0, dtype=x.dtype, device=x.device)
-    expected = _differentiate_bias(observed, layer, occupied, x) / observed.examples
-    off = (expected - entries[:, None]).abs() / entries[:, None].abs()
-    error, y = off.min(dim=1)
-    return y, error * expected.shape[1]
-
-
-def _differentiate_bias(observed: StackedObservations, layer: ImprintLayer, occupied: Tensor, x: Tensor) -> Tensor:
-    """Return the derivative of each example's own loss by a bias, for every label, (M, num_classes).
-
-    The bias belongs to neuron i, whose threshold is the lower end of the example's bin i.
-    occupied: indices i of the bins. x: examples (M, *shape), one per bin, which are clamped to [0, 1] here.
-    """
-    kept: list[Tensor] = []
-    module = observed.model.get_submodule(layer.bias.removesuffix(".bias"))
-
-    def keep_output(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        kept.append(output.detach().requires_grad_())
-        return kept[-1]
-
-    handle = module.register_forward_hook(keep_output)
-    buffers = {name: b if observed.same_buffers else b[0] for name, b in observed.buffers.items()}
-    try:
-        inside = observed.data.normalise(x.clamp(0, 1))
-        logits = torch.func.functional_call(observed.model, {**observed.get_weights(0), **buffers}, (inside,))
-    finally:
-        handle.remove()
-    loss, at = models.find_loss(observed.training.loss), layer.order[occupied]
-    found = []
-    for label in range(observed.data.num_classes):
-        y = torch.full((len(x),), label, device=x.device)
-        (slope,) = torch.autograd.grad(loss(logits, y) * len(x), kept, retain_graph=True)
-        found.append(slope.gather(1, at[:, None])[:, 0])
-    return torch.stack(found, dim=1)
+    slopes = observed.differentiate_outputs(layer.bias.removesuffix(".bias"), x)  # (classes, M, neurons)
+    expected = slopes[:, torch.arange(len(x), device=x.device), layer.order[occupied]] / observed.examples
+    error, y = ((expected - entries).abs() / entries.abs()).min(dim=0)
+    return y, error * len(expected)
 
 
 def _judge(error: Tensor, plausible: Tensor, count: int | None, noise: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.input_scaling import InputScaling, measure_scaling
 from attacker.attacks.networks.chain import Chain, read_chain
+from attacker.attacks.networks.forward import run_forward_pass
 from attacker.attacks.networks.input_layer import is_input_random
 from attacker.attacks.networks.traced import NotAChain
 from attacker.attacks.simulation.client import (
@@ -170,6 +171,28 @@ class StackedObservations:
         off = torch.stack([(factor * a - b).square().sum() for a, b in pairs]).sum()
         whole = torch.stack([b.square().sum() for _, b in pairs]).sum()
         return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
+
+    def differentiate_outputs(self, module: str, x: Tensor) -> Tensor:
+        """Return the gradient of each example's own loss at the outputs of a module for each of K labels, (K, R, *outputs).
+
+        module: its name in the model, which has the weights and buffers of the first case. x: examples (R, *shape), which are
+        clamped to [0, 1].
+        """
+        kept: list[Tensor] = []
+
+        def keep_output(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            kept.append(output.detach().requires_grad_())
+            return kept[-1]
+
+        buffers = {name: b if self.same_buffers else b[0] for name, b in self.buffers.items()}
+        handle = self.model.get_submodule(module).register_forward_hook(keep_output)
+        try:
+            logits = run_forward_pass(self.model, {**self.get_weights(0), **buffers}, self.data.normalise(x.clamp(0, 1)))
+        finally:
+            handle.remove()
+        loss = models.find_loss(self.training.loss)
+        labels = (torch.full((len(x),), label, device=x.device) for label in range(self.data.num_classes))
+        return torch.stack([torch.autograd.grad(len(x) * loss(logits, y), kept, retain_graph=True)[0] for y in labels])
 
     def _decode_update(self, i: int) -> dict[str, Tensor]:
         """Return the update of a case as it was received, on the device of the gradients."""

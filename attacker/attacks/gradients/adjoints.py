@@ -192,10 +192,10 @@ class _ConvolutionLayer:
         return error.reshape(problems, -1, *error.shape[1:]).sum(dim=(1, 3, 4))
 
     def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor:
-        return convolutions.convolve_by_own(seen, weight, self.geometry)
+        return convolutions.convolve_per_problem(seen, weight, self.geometry)
 
     def apply_transposed_with_own(self, error: Tensor, other: Tensor, weight: Tensor) -> Tensor:
-        own = convolutions.convolve_transposed_by_own(other, weight, self.geometry)
+        own = convolutions.convolve_transposed_per_problem(other, weight, self.geometry)
         return convolutions.spread(convolutions.convolve_transposed(error, self.cells, self.geometry) + own, self.geometry)
 
     def expand_bias(self, bias: Tensor, examples: int) -> Tensor:

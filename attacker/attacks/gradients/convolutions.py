@@ -226,9 +226,9 @@ class _WeightGradient(torch.autograd.Function):
         columns, output = ctx.saved_tensors
         x = outputs = None
         if ctx.needs_input_grad[1]:
-            outputs = convolve_by_own(columns, gradients[0], ctx.geometry)
+            outputs = convolve_per_problem(columns, gradients[0], ctx.geometry)
         if ctx.needs_input_grad[0]:
-            x = spread(convolve_transposed_by_own(output, gradients[0], ctx.geometry), ctx.geometry)
+            x = spread(convolve_transposed_per_problem(output, gradients[0], ctx.geometry), ctx.geometry)
         return x, outputs, None, None
 
 
@@ -247,12 +247,12 @@ def correlate(columns: Tensor, output: Tensor, geometry: Geometry) -> Tensor:
     return (rows.transpose(1, 2) @ columns).reshape(len(columns), output.shape[1], *geometry.kernel, -1)
 
 
-def convolve_by_own(columns: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def convolve_per_problem(columns: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Return the convolutions (P * N, out, H', W') of image patches with separate weights (P, out, *kernel, in) per problem."""
     return _reshape_to_images(weight.flatten(2) @ columns.transpose(1, 2), geometry.out)
 
 
-def convolve_transposed_by_own(output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def convolve_transposed_per_problem(output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Return the transposed convolutions of outputs with separate weights per problem, as cells that `spread` turns into images.
 
     A cell is a block of stride x stride pixels of an image. The result has the shape (P * N, stride * stride * in,

@@ -64,7 +64,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        self._turn, self._look = threading.Lock(), threading.Lock()
+        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._listeners: tuple[Callable[[], object], ...] = ()
         self._writer, self._reader = self._connect(), self._connect()
         try:
@@ -82,7 +82,9 @@ class Store:
                     f"{self.path} has schema version {version}, and this program supports {SCHEMA_VERSION}; install the "
                     "version of the program that wrote the file"
                 )
-            for statement in [] if version else SCHEMA.split(";\n"):
+            if version == SCHEMA_VERSION:
+                return
+            for statement in SCHEMA.split(";\n"):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -96,7 +98,7 @@ class Store:
     @contextmanager
     def open_transaction(self) -> Iterator[sqlite3.Connection]:
         """Return a context that yields the connection for writes; if its `with` block raises an exception, nothing is written."""
-        with self._turn:
+        with self._write_lock:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -117,10 +119,10 @@ class Store:
 
     def read(self, query: str, *values: Any) -> list[sqlite3.Row]:
         """Return all rows of a query, from one consistent state of the file. values: for the ? of the query."""
-        with self._look:
+        with self._read_lock:
             return self._reader.execute(query, values).fetchall()
 
     def close(self) -> None:
-        with self._turn, self._look:
+        with self._write_lock, self._read_lock:
             self._writer.close()
             self._reader.close()

@@ -245,20 +245,20 @@ def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, 
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n')
     components = make_components(ServiceSettings(root=root, workers=0, rules=path))
-    works = BackgroundWork(components)
+    background = BackgroundWork(components)
     for _ in range(2):
-        works.apply_rules(components.catalogue.scan().arrived)
+        background.apply_rules(components.catalogue.scan().arrived)
     assert list_submitted(components.queue) == [("digits", "1"), ("digits", "2")]
     shutil.rmtree(root / "digits")
     shutil.copytree(federated, root / "digits")
     manifest = root / "digits" / "recording" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created": "2999-01-01T00:00:00Z"}))
-    works.apply_rules(components.catalogue.scan().arrived)
+    background.apply_rules(components.catalogue.scan().arrived)
     assert list_submitted(components.queue)[2:] == [("digits", "1"), ("digits", "2")]
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         index.execute("UPDATE observations SET attempt = 2 WHERE round = 2")
-    works.apply_rules(components.catalogue.scan().arrived)
-    works.apply_rules(components.catalogue.scan().arrived)
+    background.apply_rules(components.catalogue.scan().arrived)
+    background.apply_rules(components.catalogue.scan().arrived)
     assert list_submitted(components.queue)[4:] == [("digits", "2")]
     components.queue.close()
 

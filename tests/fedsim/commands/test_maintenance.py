@@ -11,7 +11,6 @@ import pytest
 import torch
 from power_cut import CutBeforeCall, PowerCut
 
-from fedsim.commands import maintenance as upkeep
 from fedsim.commands.maintenance import VerificationResult, delete, identify_kind, verify
 from fedsim.recording import Manifest, Recorder, Reply
 from fedsim.recording.codec import encode
@@ -306,6 +305,6 @@ def test_a_deletion_that_was_interrupted_can_be_repeated(
         except PowerCut:
             assert run.exists()
     if any(path.is_file() for path in run.rglob("*")):
-        assert upkeep.identify_kind(run) == "run"
+        assert identify_kind(run) == "run"
         delete(run)
         assert not run.exists()

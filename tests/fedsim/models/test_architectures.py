@@ -15,6 +15,8 @@ CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
 TWO = DataSpec(shape=(3, 32, 32), num_classes=2)
 DIGITS = DataSpec(shape=(1, 28, 28), num_classes=2)
 IMAGENET = DataSpec(shape=(3, 128, 128), num_classes=1000)
+FACES = DataSpec(shape=(3, 32, 32), num_classes=106)
+ROWS = DataSpec(shape=(30,), num_classes=2)
 SMALL = DataSpec(shape=(3, 9, 13), num_classes=4)
 
 
@@ -57,6 +59,12 @@ CNN6_TAIL = 36 * 36 * 9 + 36 * 64 * 9 + 64 * 128 * 9 + 3200
         ("torchvision", {"architecture": "resnet50"}, DataSpec(shape=(3, 224, 224), num_classes=1000), 25_557_032),
         ("torchvision", {"architecture": "resnet50"}, CIFAR, 25_557_032 - 990 * 2049),
         ("torchvision", {"architecture": "vgg16"}, DataSpec(shape=(3, 224, 224), num_classes=1000), 138_357_544),
+        ("lenet_cpl", {}, FACES, 93_262),  # Wei et al.: four convolutions
+        ("lenet_dlg", {}, FACES, 93_262 - (12 * 12 * 25 + 12)),  # one convolution less
+        ("lenet_dlg", {}, DataSpec(shape=(1, 28, 28), num_classes=10), (25 + 1) * 12 + 2 * (12 * 25 + 1) * 12 + (588 + 1) * 10),
+        ("mlp", {}, ROWS, 31 * 256 + 257 * 2),
+        ("mlp", {"hidden": [5, 4]}, ROWS, 31 * 5 + 6 * 4 + 5 * 2),
+        ("mlp", {"hidden": []}, ROWS, 31 * 2),
     ],
 )
 def test_the_number_of_parameters(name: str, arguments: dict[str, object], data: DataSpec, count: int) -> None:

@@ -21,22 +21,6 @@ def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "data", "count"),
-    [
-        ("lenet_cpl", {}, IMAGES, 93_262),  # Wei et al.: four convolutions
-        ("lenet_dlg", {}, IMAGES, 93_262 - (12 * 12 * 25 + 12)),  # one convolution less
-        ("lenet_dlg", {}, DataSpec(shape=(1, 28, 28), num_classes=10), (25 + 1) * 12 + 2 * (12 * 25 + 1) * 12 + (588 + 1) * 10),
-        ("mlp", {}, ROWS, 31 * 256 + 257 * 2),
-        ("mlp", {"hidden": [5, 4]}, ROWS, 31 * 5 + 6 * 4 + 5 * 2),
-        ("mlp", {"hidden": []}, ROWS, 31 * 2),
-    ],
-)
-def test_the_number_of_parameters(name: str, arguments: dict[str, object], data: DataSpec, count: int) -> None:
-    model = build(ModelSpec(name=name, arguments=arguments), data)
-    assert sum(p.numel() for p in model.parameters()) == count
-
-
 @every_model
 @pytest.mark.parametrize("shape", [(3, 17, 17), (1, 9, 14), (2, 1, 1)])
 def test_every_model_maps_images_to_logits_or_refuses_their_size(spec: ModelSpec, shape: tuple[int, ...]) -> None:

@@ -1,7 +1,7 @@
 """Tests of clients under secure aggregation: deleted keys, malformed messages, repeated exchanges, and resumed servers."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -206,15 +206,14 @@ def test_two_runs_with_one_client_seed_have_no_mask_in_common(
             assert float((ours.words == theirs.words).float().mean()) < 0.01
 
 
-@pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
-def test_a_server_that_stops_in_a_round_resumes_with_new_keys(
-    stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+def stop_in_round_2(
+    stage: str, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], lost: Mapping[tuple[int, str], list[int]] = {}
 ) -> None:
-    """The weights equal those of an uninterrupted run bit for bit, since masks cancel exactly."""
-    changes = {"rounds": 3, "defense": "clip(0.5) | gaussian(0.01)"}
-    reference = federate("reference", **changes)
+    """Run a federation whose server stops after this stage of round 2. lost: replies that fail, as in `Failing.fails`."""
 
     class Stops(Failing):
+        fails: ClassVar[Any] = lost
+
         def send_and_receive(self, messages_: Any, *, timeout: float | None = None) -> Any:
             answers = list(super().send_and_receive(messages_, timeout=timeout))
             if self.seen[-1][0] == stage and records.read_number(self.seen[-1][2], "server-round") == 2:
@@ -224,7 +223,18 @@ def test_a_server_that_stops_in_a_round_resumes_with_new_keys(
     with monkeypatch.context() as patch:
         patch.setattr(engine, "LocalGrid", Stops)
         with pytest.raises(engine.EngineError, match="the server stops"):
-            federate("run", **changes)
+            run()
+
+
+@pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
+def test_a_server_that_stops_in_a_round_resumes_with_new_keys(
+    stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights equal those of an uninterrupted run bit for bit, since masks cancel exactly."""
+    changes = {"rounds": 3, "defense": "clip(0.5) | gaussian(0.01)"}
+    reference = federate("reference", **changes)
+
+    stop_in_round_2(stage, monkeypatch, lambda: federate("run", **changes))
     run = federate("run", **changes, resume=True)
     before, after = weights_after(reference), weights_after(run)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -245,22 +255,11 @@ def test_a_repeated_round_is_summed_over_the_same_clients_or_not_at_all(
 ) -> None:
     """The server stops when it can know the sum. A second sum without one client would reveal that client's update."""
 
-    class Stops(Failing):
-        fails: ClassVar[Any] = {(2, "setup"): [3]} if missing == "one more" else {}
-
-        def send_and_receive(self, messages_: Any, *, timeout: float | None = None) -> Any:
-            answers = list(super().send_and_receive(messages_, timeout=timeout))
-            if self.seen[-1][0] == stage and records.read_number(self.seen[-1][2], "server-round") == 2:
-                raise RuntimeError("the server stops")
-            return answers
-
     class Again(Failing):
         fails: ClassVar[Any] = {(2, "collect"): [1]} if missing == "one less" else {}
 
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "LocalGrid", Stops)
-        with pytest.raises(engine.EngineError, match="the server stops"):
-            federate("run", rounds=3)
+    lost = {(2, "setup"): [3]} if missing == "one more" else {}
+    stop_in_round_2(stage, monkeypatch, lambda: federate("run", rounds=3), lost)
     monkeypatch.setattr(engine, "LocalGrid", Again)
     run = federate("run", rounds=3, resume=True)
     sums = {found.round: found for found in recorded(run).read_observations()}

@@ -6,6 +6,7 @@ from time import perf_counter
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional
 
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress
@@ -18,7 +19,6 @@ from attacker.attacks.closed_form.cocktail.features import (
     scale_features,
     standardise_features,
 )
-from attacker.attacks.closed_form.cocktail.labels import find_labels
 from attacker.attacks.closed_form.cocktail.mixtures import Mixtures, differentiate_images, read_mixtures, scale_images
 from attacker.attacks.closed_form.cocktail.published_loss import PublishedLoss, search_published
 from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range
@@ -125,8 +125,7 @@ class CocktailParty:
         """
         unmixed, whitening = self._unmix(mixtures, observed, rng, data=data, layer=layer)
         vectors = unmixed.matrix.double() @ whitening @ mixtures.basis
-        none = vectors.new_zeros(0, *observed.data.shape)
-        x = scale_images(vectors, data) if data is not None else none
+        x = scale_images(vectors, data) if data is not None else vectors.new_zeros(0, *observed.data.shape)
         separated = SeparatedExamples(x, vectors, vectors.new_zeros(len(vectors)), unmixed.loss, "separated")
         factors = mixtures.factors
         if not self.refine or not layer.bias or factors is None or factors.saturated or len(vectors) < mixtures.rank:
@@ -134,14 +133,13 @@ class CocktailParty:
         weights = {name: w[None] for name, w in observed.get_weights(0).items()}
         forward, constant = join_bias(layer, weights, 0) @ factors.basis.T, factors.basis[:, -1]
         exact = refine_directions(factors, vectors @ factors.basis.T, forward, constant)
-        if exact is None or int(exact.replaced.sum()) == 0:
+        if exact is None or not bool(exact.replaced.any()):
             return separated
         fitted = fit_zeros(factors, join_bias(layer, observed.gradient, 0), exact.directions.q)
         if fitted is None:
             return separated
-        vectors = fitted
-        x = scale_images(vectors, data) if data is not None else none
-        return SeparatedExamples(x, vectors, exact.replaced.to(vectors), unmixed.loss, "separated, refined by zeros")
+        x = scale_images(fitted, data) if data is not None else x
+        return SeparatedExamples(x, fitted, exact.replaced.to(fitted), unmixed.loss, "separated, refined by zeros")
 
     def _unmix(
         self, mixtures: Mixtures, observed: StackedObservations, rng: Generator, *, data: DataSpec | None, layer: FeatureLayer
@@ -208,6 +206,20 @@ def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor
     if not layer.bias:
         return tensors[layer.weight][i]
     return torch.cat([tensors[layer.weight][i], tensors[layer.bias][i][:, None]], dim=1)
+
+
+def find_labels(observed: StackedObservations, layer: FeatureLayer, rows: Tensor, vectors: Tensor, x: Tensor) -> Tensor:
+    """Return for each example the label (R,) with which its simulated gradient dL/dz fits the observed one best, by the cosine.
+
+    z are the layer's outputs. The observed dL/dz of each example is the least-squares solution that explains `rows` by `vectors`.
+    rows: gradient of the layer, (M, F + 1) with the bias as the last column, or (M, F) without one. x: images (R, *shape).
+    vectors: the layer's inputs up to a factor, with a last entry for the bias, (R, F + 1), or (R, F) without a bias.
+    """
+    side = vectors[:, -1:] if layer.bias else vectors.sum(dim=1, keepdim=True)
+    d = torch.linalg.lstsq(vectors.T, rows.T).solution * torch.where(side < 0, -1.0, 1.0).to(vectors)
+    expected = observed.differentiate_outputs(layer.weight.removesuffix(".weight"), x).flatten(2)
+    best: Tensor = functional.cosine_similarity(expected, d[None], dim=2).argmax(dim=0)
+    return best
 
 
 def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:

@@ -106,16 +106,17 @@ def explain(
             one, twin = simulate.find_norm(answer.x[i], answer.d[i] * examples, bounds)
         length = 1.0 if answer.scaled else float(one.norm())
         part = answer.d[i] * examples / length
-        labels, missed = simulate.find_labels(one, part, spare)
+        each = simulate.simulate_all_labels(one[None])[0]
+        labels, missed = _find_labels(each, part, spare)
         spare -= len(labels) - 1
         x += [one] * len(labels)
         y += list(labels)
         source += [i] * len(labels)
         misfit.append(missed)
-        turned.append(min(missed, simulate.measure_angle(one, part)))
-        beside.append(simulate.measure_distance(one, part))
+        turned.append(min(missed, _measure_angle(each, part)))
+        beside.append(_measure_distance(each, part))
         twins.append(twin)
-        mixed.append(missed > MIN_SINGLE_MISFIT and simulate.has_mixed_labels(one, part))
+        mixed.append(missed > MIN_SINGLE_MISFIT and bool(find_mixed_labels(each[:, None], part[None])))
     return LabelledExamples(
         x=torch.stack(x), y=torch.tensor(y), source=torch.tensor(source), misfit=torch.tensor(misfit, dtype=torch.float64),
         turned=torch.tensor(turned, dtype=torch.float64),
@@ -146,49 +147,6 @@ class _Simulation:
         """Return dL/dz (see `simulate`) of each of the examples x (N, F) with each of the K labels, (N, K, width)."""
         y = torch.arange(self.classes, device=x.device).repeat(len(x))
         return self.simulate(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
-
-    def find_labels(self, x: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
-        """Return labels for the input x (F,), one for each time that it seems to occur in the batch, and their misfit.
-
-        The labels are those for which the simulated gradients dL/dz of x add up best to `part` (width,), the observed dL/dz. The
-        misfit is the norm of the difference, relative to the norm of `part`. There are at least one and at most 1 + `spare`
-        labels, fewer if there were more than MAX_LABEL_COMBINATIONS combinations. More labels are used only if the misfit is then
-        less than a tenth of the misfit of fewer labels. If the misfit exceeds MAX_SCALED_MISFIT, the result is the one label
-        whose gradient has the most similar direction.
-        """
-        each, length = self.simulate_all_labels(x[None])[0], part.norm()
-        best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
-        for count in range(1, spare + 2):
-            if comb(self.classes + count - 1, count) > MAX_LABEL_COMBINATIONS:
-                break
-            sets = list(combinations_with_replacement(range(self.classes), count))
-            missed = (each[torch.tensor(sets)].sum(dim=1) - part).norm(dim=1) / length
-            least = int(missed.argmin())
-            if float(missed[least]) < 0.1 * best[1]:
-                best = (sets[least], float(missed[least]))
-        if best[1] > MAX_SCALED_MISFIT:
-            return (int(torch.cosine_similarity(each, part, dim=1).argmax()),), best[1]
-        return best
-
-    def measure_angle(self, x: Tensor, part: Tensor) -> float:
-        """Return the smallest sine of the angle between `part` (width,) and the gradient dL/dz of x (F,) for one of the labels.
-
-        It is 1 for obtuse angles. The sine is computed from differences of unit vectors, since cosines lose digits near 1.
-        """
-        each = torch.nn.functional.normalize(self.simulate_all_labels(x[None])[0], dim=1)
-        half = (each - part / part.norm()).norm(dim=1) / 2
-        return float(torch.where(half < 0.5**0.5, 2 * half * (1 - half.square()).clamp(min=0).sqrt(), 1.0).min())
-
-    def measure_distance(self, x: Tensor, part: Tensor) -> float:
-        """Return the distance of `part` (width,) from the span of the gradients dL/dz of x (F,) for all labels, over its norm."""
-        left, value, _ = torch.linalg.svd(self.simulate_all_labels(x[None])[0].T, full_matrices=False)
-        basis = left[:, value > MIN_SINGULAR_VALUE * value[0]]
-        return float((part - basis @ (basis.T @ part)).norm() / part.norm())
-
-    def has_mixed_labels(self, x: Tensor, part: Tensor) -> bool:
-        """Return whether the observed dL/dz, `part` (width,), mixes the gradients of x (F,) for two labels
-        (`find_mixed_labels`)."""
-        return bool(find_mixed_labels(self.simulate_all_labels(x[None])[0][:, None], part[None]))
 
     def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
         """Return the input s x, the unit vector x (F,) scaled to its unknown norm s, and whether a second norm fits as well.
@@ -230,3 +188,42 @@ class _Simulation:
             values = self._compute_misfit(x, part, grid)[:, label]
             place, missed, step = grid[values.argmin()], values.amin(), step / 4
         return place, float(missed)
+
+
+def _find_labels(each: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
+    """Return labels for one input, one for each time that it seems to occur in the batch, and their misfit.
+
+    each: (K, width), the simulated gradients dL/dz of the input for each of K labels. part: (width,), the observed dL/dz.
+    The labels are those whose simulated gradients add up best to `part`. The misfit is the norm of the difference, relative to
+    the norm of `part`. There are at least one and at most 1 + `spare` labels, fewer if there were more than
+    MAX_LABEL_COMBINATIONS combinations. More labels are used only if the misfit is then less than a tenth of the misfit of fewer
+    labels. If the misfit exceeds MAX_SCALED_MISFIT, the result is the one label whose gradient has the most similar direction.
+    """
+    best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
+    for count in range(1, spare + 2):
+        if comb(len(each) + count - 1, count) > MAX_LABEL_COMBINATIONS:
+            break
+        sets = list(combinations_with_replacement(range(len(each)), count))
+        missed = (each[torch.tensor(sets)].sum(dim=1) - part).norm(dim=1) / part.norm()
+        least = int(missed.argmin())
+        if float(missed[least]) < 0.1 * best[1]:
+            best = (sets[least], float(missed[least]))
+    if best[1] > MAX_SCALED_MISFIT:
+        return (int(torch.cosine_similarity(each, part, dim=1).argmax()),), best[1]
+    return best
+
+
+def _measure_angle(each: Tensor, part: Tensor) -> float:
+    """Return the smallest sine of the angle between `part` and one of the gradients `each` (see `_find_labels`).
+
+    It is 1 for obtuse angles. The sine is computed from differences of unit vectors, since cosines lose digits near 1.
+    """
+    half = (torch.nn.functional.normalize(each, dim=1) - part / part.norm()).norm(dim=1) / 2
+    return float(torch.where(half < 0.5**0.5, 2 * half * (1 - half.square()).clamp(min=0).sqrt(), 1.0).min())
+
+
+def _measure_distance(each: Tensor, part: Tensor) -> float:
+    """Return the distance of `part` from the span of the gradients `each` (see `_find_labels`), over the norm of `part`."""
+    left, value, _ = torch.linalg.svd(each.T, full_matrices=False)
+    basis = left[:, value > MIN_SINGULAR_VALUE * value[0]]
+    return float((part - basis @ (basis.T @ part)).norm() / part.norm())

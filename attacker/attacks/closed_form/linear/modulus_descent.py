@@ -180,7 +180,7 @@ class WhitenedProblem(NamedTuple):
         start: starting points z (N, R) and the indices of their classes, as the method `start` returns them.
         """
         z, label = self._descend(*start)
-        z, label = z.to(self.rows), label
+        z = z.to(self.rows)
         kept = _find_distinct(z)
         z, label = z[kept], label[kept]
         q = self._solve_zeros(z, label)

@@ -135,7 +135,7 @@ def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tenso
     output values of one channel that later layers depend on. used: mask (n,) of the input values that these output values depend
     on; the basis is 0 at all other input values.
     """
-    places, pieces = shape.find_live_places(live), []
+    places, pieces, unmet = shape.find_live_places(live), [], used.clone()
     for group in group_taps(shape, live):
         rows = torch.zeros(shape.filters, len(group.taps), shape.values + 1, dtype=k.dtype)
         where = torch.where(places, shape.sees[group.taps], -1) % (shape.values + 1)
@@ -144,8 +144,6 @@ def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tenso
         piece = torch.zeros(shape.values, free.shape[1], dtype=k.dtype)
         piece[group.values] = free
         pieces.append(piece)
-    unmet = used.clone()
-    for group in group_taps(shape, live):
         unmet[group.values] = False
     alone = torch.zeros(shape.values, int(unmet.sum()), dtype=k.dtype)
     alone[unmet] = torch.eye(alone.shape[1], dtype=k.dtype)

@@ -41,9 +41,9 @@ def compare_one_by_one(
 
 def get_row(nested: ProblemRow, i: int) -> ProblemRow:
     """Return the data of the problem with index i, given the stacked data of several problems."""
-    return {name: get_row(t, i) if isinstance(t, dict) else t[i] for name, t in nested.items()}
+    return tree_map(lambda t: t[i], nested)  # type: ignore[no-any-return]
 
 
 def select_rows(nested: ProblemRow, rows: Tensor) -> ProblemRow:
     """Return the stacked data of the problems with the indices `rows`."""
-    return {name: select_rows(t, rows) if isinstance(t, dict) else t[rows] for name, t in nested.items()}
+    return tree_map(lambda t: t[rows], nested)  # type: ignore[no-any-return]
