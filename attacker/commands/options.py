@@ -33,9 +33,9 @@ def resolve_device(wanted: str) -> str:
 
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted != "cpu" and not (wanted.startswith("cuda") and torch.cuda.is_available()):
-        if not wanted.startswith("cuda"):
-            raise ValueError(f"--device must be auto, cpu, cuda, or cuda with a number, such as cuda:1; got {wanted!r}")
+    if wanted != "cpu" and not wanted.startswith("cuda"):
+        raise ValueError(f"--device must be auto, cpu, cuda, or cuda with a number, such as cuda:1; got {wanted!r}")
+    if wanted != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"--device {wanted!r} is not available on this machine, on which PyTorch finds no CUDA; use cpu")
     return wanted
 

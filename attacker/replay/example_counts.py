@@ -41,9 +41,8 @@ def add_estimate(observation: Observation, *, reads_update: bool = True) -> tupl
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
         return observation, ""
     found = estimate_examples(observation, reads_update=reads_update)
-    return replace(
-        observation, num_examples=found.examples
-    ), f"{found.words}; if this is wrong, set training.examples when you record"
+    words = f"{found.words}; if this is wrong, set training.examples when you record"
+    return replace(observation, num_examples=found.examples), words
 
 
 def estimate_examples(observation: Observation, *, reads_update: bool = True) -> CountEstimate:
@@ -76,8 +75,7 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
             default, f"{default} examples are assumed to be behind the update, as many as its steps prescribe: {why}"
         )
     rank, full, name = max((rank, full, name) for name, (rank, full) in ranks.items())
-    count = max(1, -(-rank // (training.epochs or 1)))
-    count = max(count, _count_classes(observation))
+    count = max(-(-rank // (training.epochs or 1)), _count_classes(observation))
     if rank == full:
         taken = min(max(count, default), most or max(count, default))
         least = f"at least {count} examples are behind the update by the rank of {name}, which is as large as it can be"
@@ -191,8 +189,10 @@ def _count_classes(observation: Observation) -> int:
     layer is linear and has a bias with several entries.
     """
     model = build_network(observation)
-    bias = models.find_head(model, observation.data)[1] if models.has_head(model, observation.data) else None
-    update = observation.update.get(bias) if bias is not None else None
+    if observation.training.steps != 1 or not models.has_head(model, observation.data):
+        return 1
+    bias = models.find_head(model, observation.data)[1]
+    update = None if bias is None else observation.update.get(bias)
     if update is None or len(update) < 2:
         return 1
-    return max(1, int((update > MAX_ZERO_SINGULAR_VALUE * update.abs().max()).sum())) if observation.training.steps == 1 else 1
+    return max(1, int((update > MAX_ZERO_SINGULAR_VALUE * update.abs().max()).sum()))

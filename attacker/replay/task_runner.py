@@ -155,9 +155,8 @@ class TaskRunner:
         if self._is_done(key):  # finished before an earlier run of the task was interrupted
             return
         if not bool(torch.isfinite(reconstruction.loss[-1:]).all() and torch.isfinite(reconstruction.x).all()):
-            if reconstruction.interrupted:
-                return
-            self._record_failure(key, "the search diverged: its loss or its result is NaN or infinite", outcome)
+            if not reconstruction.interrupted:
+                self._record_failure(key, "the search diverged: its loss or its result is NaN or infinite", outcome)
             return
         path = make_reconstruction_path(self.folder, key)
         if not (reconstruction.interrupted and path.exists() and _read_loss(path) <= float(reconstruction.loss[-1])):

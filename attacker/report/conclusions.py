@@ -22,9 +22,8 @@ def find_strongest(summaries: Iterable[Summary]) -> Summary | None:
     """Return the summary of the strongest attack, usually the one that recovered the largest share of examples.
 
     An attack whose verdict is "not distinguishable from the null" comes after all others, whatever its share, and an attack that
-    failed in every case after these. Attacks with an
-    oracle (information that no server has) are considered only if there are no others. The result is None if no attack has scores
-    of a finished case (done or failed).
+    failed in every case after these. Attacks with an oracle are considered only if there are no others. The result is None if no
+    attack has scores of a finished case (done or failed).
     """
     scored = [summary for summary in summaries if summary.success]
     fair = [summary for summary in scored if not summary.oracles] or scored
@@ -77,8 +76,8 @@ def describe_summaries(summaries: Sequence[Summary], manifest: Manifest) -> str:
     text = (f"under {under}, " if under else "") + _describe_attack(winner, manifest)
     others = len(fair) - 1
     if others and all(map(_is_gone, fair)):
-        text += f". {'The other attack is' if others == 1 else f'None of the {others} other attacks is'}"
-        text += f"{' not' if others == 1 else ''} distinguishable from its null either"
+        rest = "The other attack is not" if others == 1 else f"None of the {others} other attacks is"
+        text += f". {rest} distinguishable from its null either"
     if failed := len(every) - len(fair):
         text += f". {format_count(failed, 'attack')} failed in every case"
     return text[0].upper() + text[1:] + "." + _describe_oracle_attack(summaries, winner, manifest)

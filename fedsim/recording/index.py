@@ -175,31 +175,31 @@ def _find_invalid_column(
     file: Any, sha256: Any, codec: Any, bytes: Any, metrics: Any, received_at: Any,
 ) -> str:  # fmt: skip
     """Return the name of the first column with an invalid value; "" if all values are valid."""
-    if type(round) is not int or not 1 <= round <= MAX_NUMBER:
+    if not _is_count(round, 1):
         return "round"
     if type(client) is not str or not (is_plain(client) or client == SUM_CLIENT):
         return "client"
     if type(node) is not str or len(node) > 64 or not node.isprintable():
         return "node"
-    if type(attempt) is not int or not 1 <= attempt <= MAX_NUMBER:
+    if not _is_count(attempt, 1):
         return "attempt"
     if status not in ("complete", "masked", "failed", "late") or (client == SUM_CLIENT and status != "complete"):
         return "status"
     if type(reason) is not str:
         return "reason"
-    if examples is not None and (type(examples) is not int or not 0 <= examples <= MAX_NUMBER):
+    if examples is not None and not _is_count(examples, 0):
         return "num_examples"
     if file is None:
         if sha256 is not None or codec is not None:
             return "file"
     else:
-        if file != f"rounds/{round:05d}/{client}.safetensors":
+        if file != make_path(round, client):
             return "file"
         if type(sha256) is not str or not DIGEST_PATTERN.fullmatch(sha256):
             return "sha256"
         if type(codec) is not str or (codec not in CODECS if status == "complete" else codec not in (*CODECS, MASKED_CODEC)):
             return "codec"
-    if type(bytes) is not int or not 0 <= bytes <= MAX_NUMBER:
+    if not _is_count(bytes, 0):
         return "bytes"
     if type(metrics) is not str:
         return "metrics"
@@ -221,9 +221,7 @@ def _parse_metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str
         metrics = parse_json(text, finite=False)
     except ValueError:
         metrics = None
-    if type(metrics) is not dict:
-        raise _make_error(folder, values, "metrics", text)
-    if any(type(value) is not float and type(value) is not int for value in metrics.values()):
+    if type(metrics) is not dict or not all(type(value) in (float, int) for value in metrics.values()):
         raise _make_error(folder, values, "metrics", text)
     return metrics
 

@@ -59,10 +59,11 @@ def draw_batches(
             f"{size} examples do not fill one batch of {training.batch_size}, and training.drop_last is set; lower batch_size"
         )
     usable = size - size % training.batch_size if training.drop_last else size
-    whole_epochs = training.epochs is not None
-    steps = training.epochs * -(-usable // training.batch_size) if training.epochs is not None else training.steps
-    assert steps is not None
-    epoch, position = cursor.epoch, 0 if whole_epochs else cursor.position
+    if training.epochs is None:
+        assert training.steps is not None
+        steps, epoch, position = training.steps, cursor.epoch, cursor.position
+    else:
+        steps, epoch, position = training.epochs * -(-usable // training.batch_size), cursor.epoch, 0
     chosen = []
     for _ in range(steps):
         if position >= usable:
@@ -70,4 +71,4 @@ def draw_batches(
         stop = min(position + training.batch_size, usable)
         chosen.append(order(epoch)[position:stop])
         position = stop
-    return chosen, Cursor(epoch + 1, 0) if whole_epochs else Cursor(epoch, position)
+    return chosen, Cursor(epoch, position) if training.epochs is None else Cursor(epoch + 1, 0)

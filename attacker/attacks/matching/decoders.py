@@ -7,9 +7,10 @@ To add one, write a function that takes a `DataSpec` and returns a `Decoder`. Se
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from attacker.attacks.learned.deep_prior import CODES, DeepPrior
@@ -17,6 +18,8 @@ from attacker.attacks.learned.networks import Autoencoder
 from attacker.attacks.learned.prior_file import read_prior
 from attacker.attacks.matching.smooth_images import build_smooth_spread
 from fedsim.recording.observation import DataSpec
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def _identity(z: Tensor) -> Tensor:
@@ -153,14 +156,6 @@ def autoencoder(path: Path) -> DecoderFactory:
     network = prior.network
     assert isinstance(network, Autoencoder)
 
-    def place(like: Tensor) -> Autoencoder:
-        """Return the network on the device of `like`, to which it is moved if it is elsewhere.
-
-        The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes this first call
-        before any search.
-        """
-        return network if network.leave.weight.device == like.device else network.to(like.device)
-
     def build(data: DataSpec) -> Decoder:
         if not data.is_image or data.shape[0] != 3 or any(side % network.stride for side in data.shape[1:]):
             raise ValueError(
@@ -168,7 +163,7 @@ def autoencoder(path: Path) -> DecoderFactory:
                 f"{data.shape}"
             )
         shape = (network.channels, *(side // network.stride for side in data.shape[1:]))
-        return Decoder(shape, decode=lambda z: place(z).decode(z), encode=lambda x: place(x).encode(x))
+        return Decoder(shape, decode=lambda z: place(network, z).decode(z), encode=lambda x: place(network, x).encode(x))
 
     build.__name__ = build.__qualname__ = str(path)  # for messages, and to tell searches apart
     return build
@@ -259,6 +254,15 @@ def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
 def get_decoder_name(factory: DecoderFactory) -> str:
     """Return "decoder " with the name of the factory function, for messages."""
     return f"decoder {getattr(factory, '__name__', type(factory).__name__)}"
+
+
+def place(network: AnyModule, like: Tensor) -> AnyModule:
+    """Return the network on the device of `like`, to which it is moved if it is elsewhere.
+
+    The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes this first call
+    before any search.
+    """
+    return network if next(network.parameters()).device == like.device else network.to(like.device)
 
 
 BUILT_IN_DECODERS: dict[str, DecoderFactory] = {

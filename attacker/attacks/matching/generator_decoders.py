@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 
 from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
-from attacker.attacks.matching.decoders import Decoder, DecoderFactory
+from attacker.attacks.matching.decoders import Decoder, DecoderFactory, place
 from attacker.attacks.optimisers.balls import project_onto_l1_ball
 from fedsim.recording.observation import DataSpec
 
@@ -46,8 +46,8 @@ def latents(network: ImageGenerator, path: str) -> DecoderFactory:
         _check_data(network, path, data)
         return Decoder(
             (network.latents,),
-            decode=lambda z, y: _place(network, z).decode(z, _match_classes(network, y)),
-            encode=lambda x: _place(network, x).encode(x)[0],
+            decode=lambda z, y: place(network, z).decode(z, _match_classes(network, y)),
+            encode=lambda x: place(network, x).encode(x)[0],
             uses_labels=True,
         )
 
@@ -69,7 +69,7 @@ def features(network: ImageGenerator, path: str) -> DecoderFactory:
         found, *moves = torch.split(z, list(phases), dim=1)
         y = _match_classes(network, y)
         for stage in range(len(network.up) + 1):
-            found = _place(network, z).run_stage(stage, found, y)
+            found = place(network, z).run_stage(stage, found, y)
             if stage < len(shapes):
                 found = found + moves[stage].reshape(-1, *shapes[stage])
         return found
@@ -99,7 +99,7 @@ def weights(network: ImageGenerator, path: str) -> DecoderFactory:
         return found[0]
 
     def decode(z: Tensor, y: Tensor) -> Tensor:
-        _place(network, z)
+        place(network, z)
         return vmap(decode_one)(z[:, : network.latents], z[:, network.latents :], _match_classes(network, y))
 
     return _start_at_encoded(network, path, (network.latents, sum(sizes)), decode)
@@ -143,7 +143,7 @@ def _start_at_encoded(
     """Return the factory of a decoder with these phases, whose start has the encoder's latents and displacements of 0."""
 
     def encode(x: Tensor) -> Tensor:
-        z = _place(network, x).encode(x)[0]
+        z = place(network, x).encode(x)[0]
         return torch.cat([z, z.new_zeros(len(z), sum(phases[1:]))], dim=1)
 
     def build(data: DataSpec) -> Decoder:
@@ -162,15 +162,6 @@ class _Decoding(torch.nn.Module):
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         return self.network.decode(z, y)
-
-
-def _place(network: ImageGenerator, like: Tensor) -> ImageGenerator:
-    """Return the network on the device of `like`, to which it is moved if it is elsewhere.
-
-    The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes this first call
-    before any search.
-    """
-    return network if network.leave.weight.device == like.device else network.to(like.device)
 
 
 def _match_classes(network: ImageGenerator, y: Tensor) -> Tensor:
