@@ -93,14 +93,16 @@ class ClosedForm:
     def plan(self, case: Case) -> RoutePlan:
         """Return for each route why it cannot apply to a case, or "" if it may, before any is tried.
 
-        A route is a closed form. The plan also holds the number of gradient evaluations of the routes that may apply. For a null
-        it has no routes. Raises ValueError if the gradient is zero or not finite.
+        A route is a closed form. The plan also holds the number of gradient evaluations of the routes that may apply. They are
+        not counted if `linear` may apply, which comes before them and solves single examples without any. For a null it has no
+        routes. Raises ValueError if the gradient is zero or not finite.
         """
         if not self.sees_gradient or not self.routes:
             return RoutePlan()
         observed = observe([case], knows_defense=self.knows_defense, device=self.device)
         reasons = {route: explain_refusal(route, observed) for route in self.routes}
-        return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route, reason in reasons.items() if not reason))
+        counted = [] if reasons.get("linear") == "" else [route for route, reason in reasons.items() if not reason]
+        return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route in counted))
 
     def time_evaluation(self, case: Case) -> float:
         """Return the seconds of one evaluation of the search or, without a search, of the network's gradient, see `Measurable`.
