@@ -34,8 +34,8 @@ MAX_NOISE_RATIO = 1.1
 noise: a closed form with a smaller distance then fits the noise."""
 WHOLE_NETWORK_ROUTES = ("layers", "peeled")
 MAX_SHOWN_RATIO = 0.5
-"""Largest ratio of two distances from the observed gradient: that of an answer's gradient, and that of a paler copy's, which is
-as far from the answer as the worst recovered example is from its original. Above it, the gradient does not show the answer."""
+"""Largest ratio of two distances from the observed gradient: that of an answer's gradient, and that of a paler copy's. Copies of
+images are as far away as the worst recovered answer, those of rows half as large. Above it, the gradient shows no answer."""
 UNDETERMINED_EXAMPLES = (
     "the first layer's gradient does not determine the example, and the answer does not explain the gradient of all layers"
 )
@@ -306,7 +306,8 @@ class _Run:
         images with the values of 8-bit images. Behind a defense, the latter may lack the pixels that were not sent.
         """
         first = self.cases[0].observations[0]
-        paler = self.observed.measure_misfit(i, self.observed.make_paler(answer.x, MAX_RECOVERED_MSE), answer.y)
+        copies = self.observed.make_paler(answer.x, MAX_RECOVERED_MSE if first.data.is_image else None)
+        paler = self.observed.measure_misfit(i, copies, answer.y)
         unsure = torch.ones(len(answer.x), dtype=torch.bool)
         if self.found[i].missed <= MAX_SHOWN_RATIO * paler:
             return "", ~unsure

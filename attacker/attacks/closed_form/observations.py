@@ -102,16 +102,17 @@ class StackedObservations:
         scaling = self._chain_and_scaling[1]
         return self.data.denormalise(inputs) if scaling is None else scaling.undo(inputs)
 
-    def make_paler(self, x: Tensor, mse: float) -> Tensor:
+    def make_paler(self, x: Tensor, mse: float | None) -> Tensor:
         """Return copies of the examples x (N, *shape) whose inputs of the first layer are nearer to 0.
 
-        The factor of an example's inputs is such that the mean squared difference of its values is `mse`, but at least 0.
+        The factor of an example's inputs is such that the mean squared difference of its values is `mse`, but at least 0; it is a
+        half if `mse` is None.
         """
         x = x.to(self.device, self.dtype)
         away = x - self.restore_examples(torch.zeros_like(x))
         size = away.flatten(1).square().mean(dim=1).sqrt().clamp(min=1e-12)
-        factor = (1 - sqrt(mse) / size).clamp(min=0)
-        return x - (1 - factor.reshape(-1, *[1] * (x.ndim - 1))) * away
+        less = torch.full_like(size, 0.5) if mse is None else (sqrt(mse) / size).clamp(max=1)
+        return x - less.reshape(-1, *[1] * (x.ndim - 1)) * away
 
     def get_input_range(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest inputs of the first layer of `chain` for examples in [0, 1], each (*shape)."""
