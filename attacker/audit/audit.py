@@ -151,6 +151,7 @@ def audit(
     results += runs.left_out
     results += judge_results(runs.attacks, scored=scorer is not None, defense=str(recording.manifest.defense))
     results += check_robustness(recording, find_strongest_attack(runs.attacks) if scorer is not None else None)
+    results += _list_mismatches(scorer)
     results += _list_missing_bounds(scorer)
     results += _list_other_attacks()
     return Audit(
@@ -162,6 +163,13 @@ def audit(
         scored=scorer is not None,
         seconds=monotonic() - started,
     )
+
+
+def _list_mismatches(scorer: Scorer | None) -> list[NotChecked]:
+    """Return a `NotChecked` for each reason why the true examples may be those of another run; empty without true examples."""
+    reasons = dict.fromkeys(scorer.mismatches.values()) if scorer is not None else {}
+    words = "the comparison with the true examples may be worthless"
+    return [NotChecked(rule="truth", reason=f"{words}: {reason}", kind="no guarantee") for reason in reasons]
 
 
 def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:

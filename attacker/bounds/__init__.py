@@ -3,10 +3,11 @@
 from attacker.bounds.cramer_rao import ErrorBound, bound_error
 from attacker.bounds.declared_noise import find_declared_noise
 from attacker.bounds.information import FisherInformation, NoisyMessage
-from attacker.bounds.messages import NotBounded, UsedExamples, build_message
+from attacker.bounds.messages import NOISES, NotBounded, UsedExamples, build_message, flatten_update
 from attacker.bounds.prior import GaussianPrior, fit_prior
 
 __all__ = [
+    "NOISES",
     "ErrorBound",
     "FisherInformation",
     "GaussianPrior",
@@ -17,4 +18,5 @@ __all__ = [
     "build_message",
     "find_declared_noise",
     "fit_prior",
+    "flatten_update",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from attacker.attacks.simulation.client import build_facts, build_network, find_omitted, get_buffers
 from attacker.attacks.simulation.gradients import build_gradient
@@ -60,8 +60,7 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     weights = {name: w.double() for name, w in seen.weights.items() if name in dict(model.named_parameters())}
     buffers = {name: b.double() if b.is_floating_point() else b for name, b in get_buffers(model, [seen])[0].items()}
     gradient = build_gradient(model, seen.data, seen.training.loss, seen.gradient.build())
-    omitted = find_omitted(seen, model)
-    names = [name for name in weights if name not in omitted]
+    names = _list_compared(seen, model)
 
     def train(x: Tensor) -> Update:
         optimiser, at = LocalOptimiser(seen.training), weights
@@ -86,6 +85,16 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
         return torch.cat([update[name].flatten() for name in names])
 
     return NoisyMessage(simulate, std)
+
+
+def flatten_update(seen: Observation) -> Tensor:
+    """Return the received update as one vector (M,) in float64, with the parameters and the order of `build_message`."""
+    return torch.cat([seen.update[name].double().flatten() for name in _list_compared(seen, build_network(seen))])
+
+
+def _list_compared(seen: Observation, model: nn.Module) -> list[str]:
+    omitted, trained = find_omitted(seen, model), dict(model.named_parameters())
+    return [name for name in seen.weights if name in trained and name not in omitted]
 
 
 def _find_rule_noise(used: UsedExamples) -> float:

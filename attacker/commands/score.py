@@ -148,12 +148,17 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
 
 
 def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
-    """Return the cases of one folder of reconstructions that were not scored, or only in part.
+    """Return the cases of one folder of reconstructions that were not scored, or only in part, and whether its truth fits.
 
     The list `untold` has the keys of cases without truth. The dict `superseded` maps the key of a case to a sentence if
-    its examples are scored, wholly or in part, in another case of the same rounds. source: name of the folder.
+    its examples are scored, wholly or in part, in another case of the same rounds. The text `mismatch` says why the truth may be
+    that of another run; "" for no reason. source: name of the folder.
     """
-    return {"untold": scorer.without_truth[source], "superseded": scorer.superseded[source]}
+    return {
+        "untold": scorer.without_truth[source],
+        "superseded": scorer.superseded[source],
+        "mismatch": scorer.mismatches.get(source, ""),
+    }
 
 
 def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
@@ -182,6 +187,8 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
         many = "1 case has no truth and is" if len(unscored) == 1 else f"{len(unscored)} cases have no truth and are"
         hint = "give --truth for every client"
         err.print(f"[bold yellow]{many} not scored[/], the first: {escape(unscored[0])}; {hint}")
+    for words in dict.fromkeys(scorer.mismatches.values()):
+        err.print(f"[bold red]these scores may be worthless[/]: {escape(words)}")
     return rows
 
 

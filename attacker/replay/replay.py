@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attacker.attacks import Attack, AttackSpec
+from attacker.attacks import ATTACKS, Attack, AttackSpec
+from attacker.attacks.arguments import list_files
 from attacker.attacks.base import Look, RoutePlan, estimate_effort
-from attacker.attacks.needs import MAX_EXAMPLES, Need, list_oracles, list_withheld
+from attacker.attacks.needs import MAX_EXAMPLES, NEEDS_OF_FILES, Need, list_oracles, list_withheld
 from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, PlannedCase, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
@@ -137,9 +138,10 @@ class Replay:
     def plan(self) -> Plan:
         """Return all cases of the replay, finished or not, also those that cannot be attacked, each with the reason.
 
-        Raises ValueError if no chosen row has an update, a chosen client does not exist, none of the chosen rounds exists, the
-        recorded weights do not fit the model, or clients are chosen for an attack that does not see their names; and DamagedFile,
-        a ValueError, if no chosen row has an update and at least one chosen row cannot be read, or if a folder contains links.
+        Raises ValueError if the attack lacks a file that it needs, no chosen row has an update, a chosen client does not exist,
+        none of the chosen rounds exists, the recorded weights do not fit the model, or clients are chosen for an attack that does
+        not see their names; DamagedFile, a ValueError, if no chosen row has an update and at least one chosen row cannot be read,
+        or if a folder contains links; and FileNotFoundError if a file that an argument names is missing.
         """
         recording = self.recording.folder
         check_run(recording.parent if recording.name == "recording" else recording)
@@ -147,6 +149,7 @@ class Replay:
             if folder.is_symlink():
                 raise DamagedFile(folder, f"is a symbolic link, which reconstructions cannot be written to; {COPY_ADVICE}")
         check_run(self.folder)
+        self._check_files()
         self._chosen.check()
         if self._chosen.names and Need.UNNAMED in self._attack.needs:
             raise ValueError(
@@ -155,6 +158,18 @@ class Replay:
         self._chosen.check_weights(self._footprint.shapes, self._footprint.distinct)
         found = plan_cases(self.recording, self._chosen.rows, self._attack)
         return replace(found, cases=tuple(map(self._check_memory, found.cases)))
+
+    def _check_files(self) -> None:
+        """Raise an error if the attack uses images of the user's, and no argument names their file or the file is missing."""
+        names = list_files(ATTACKS[self.spec.name]) if self._attack.needs & NEEDS_OF_FILES else []
+        paths = [Path(self.spec.get_argument(name)) for name in names if self.spec.get_argument(name)]
+        if names and not paths:
+            raise ValueError(
+                f"the attack {self.spec.name} needs images of yours: name an archive with images and labels, "
+                f"--set {names[0]}=FILE.npz"
+            )
+        if missing := [path for path in paths if self.ray is None and not path.exists()]:
+            raise FileNotFoundError(f"{missing[0]} does not exist; name the archive with --set {names[0]}=FILE.npz")
 
     def _check_memory(self, case: PlannedCase) -> PlannedCase:
         """Return the case, with a reason why it cannot be attacked if it needs more memory than the device has.

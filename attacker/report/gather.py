@@ -67,6 +67,8 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     states = {source: _read_states(folder / "reconstructions" / source, metadata) for source, metadata in all_metadata.items()}
     attacks = _collect_attacks(folder, recording.manifest, all_metadata, states, scores, hints)
     growth = gather_growth(folder, recording, attacks, hints) if scored else ()
+    mismatches = dict.fromkeys(row.mismatch for row in scores if row.mismatch)
+    hints += [Hint(f"The scores may be worthless: {words}.") for words in mismatches]
     truth = scored and (folder / "truth").is_dir()
     hints += _list_hints(folder, requested, all_metadata, states, scores, attacks, truth=truth)
     return ReportedRun(

@@ -36,6 +36,7 @@ class ScoreRow:
     A measure that cannot be computed is None, and so is every measure of a case that has not been attacked yet. The fields are:
 
     run, source: name of the run, and name of the folder of the attack's reconstructions. data: name of the data set.
+    mismatch: why the update cannot be that of the true examples, see `UpdateCheck`; "" if it can be, or was not compared.
     attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether the row is
     of the attack's null, the same attack without the client's update. knows_defense: whether the attack models the clients'
     defense. oracles: names of information that no server has and that the attack was given. withheld: names of information that
@@ -109,6 +110,7 @@ class ScoreRow:
     threat: str = ""
     concessions: tuple[str, ...] = ()
     data: str = ""
+    mismatch: str = ""
     case: str
     state: CaseState = "done"
     client: str = ""

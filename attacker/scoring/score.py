@@ -32,6 +32,7 @@ from attacker.scoring.superseded_cases import find_superseded
 from attacker.scoring.threat import classify_threat, list_concessions
 from attacker.scoring.truth.bounds import CaseBounds
 from attacker.scoring.truth.originals import list_claimed_rounds, list_uses, make_link_fields
+from attacker.scoring.truth.recorded_updates import UpdateCheck, explain_unmatched
 from attacker.scoring.truth.run_truth import NoTruth, RunTruth
 from fedsim.recording import DataSpec, Recording, find_recording
 from fedsim.recording.files import hold_lock, make_private, write_bytes
@@ -64,6 +65,8 @@ class Scorer:
 
     bounds:     None without `bound_seconds`; its `reasons` is a dict from the key of each case without a bound to the reason.
     without_truth: dict from the name of an attack's folder to the keys of its cases without truth, which get no rows.
+    mismatches: dict from the name of an attack's folder to why its scores may be worthless: its answers, or the recorded updates,
+                do not fit the truth, see `UpdateCheck`. Only folders with such a reason are in it.
     superseded: dict from the name of an attack's folder to its cases whose examples are scored in another case of the same
                 rounds, wholly or in part: a dict from the key of such a case to a text about it. See `find_superseded`.
     """
@@ -83,6 +86,7 @@ class Scorer:
         check_run(run)
         self.without_truth: dict[str, list[str]] = {}
         self.superseded: dict[str, dict[str, str]] = {}
+        self.mismatches: dict[str, str] = {}
         self._lpips = lpips_net, lpips_weights
         if lpips_weights or lpips_net not in BACKBONES:
             load_backbone(*self._lpips)
@@ -90,6 +94,7 @@ class Scorer:
         self.data = self.truth.data
         self.tagger = semantic.load_or_explain(tagger, self.data.spec)
         self.bounds: CaseBounds | None = None
+        self.check = UpdateCheck(run, self.truth)
         if bound_seconds:
             recording = Recording(find_recording(run))
             self.bounds = CaseBounds(recording, self.data, self.truth.read_used, seconds=bound_seconds)
@@ -141,6 +146,8 @@ class Scorer:
                 except NoTruth as error:
                     problems[case["key"]] = error
         self.without_truth[folder.name] = list(problems)
+        if mismatch := next((row.mismatch for row in rows if row.mismatch), "") or explain_unmatched(rows):
+            self.mismatches[folder.name] = mismatch
         if problems and not rows:
             raise next(iter(problems.values()))
         path = self.run / "scores.jsonl"
@@ -187,12 +194,14 @@ class Scorer:
         """
         observed = list_uses(case)
         examples, truth, labels = self.truth.read_originals(observed)
+        mismatch = self.check.explain_mismatch(observed)
         bounds = self.bounds.find(case["key"], observed) if self.bounds is not None and not metadata["null"] else {}
         reconstruction, state, reason = read_answer(folder, case["key"], truth)
         common = {
             **_make_shared_fields(folder, metadata),
             **_make_case_fields(case, reconstruction, state),
             "data": self.data.name,
+            "mismatch": mismatch,
         }
         room = self.truth.count_places(observed, _read_epochs(metadata))
         counts = [room[example.index] for example in examples]

@@ -1,5 +1,6 @@
 """Manifest of a recording: one JSON file with the public settings of the run."""
 
+import json
 import re
 import types
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from defenses.inputs import InputsSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording.files import write_json
 from fedsim.recording.observation import DataSpec, ModelSpec
-from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, parse_json, read_bytes, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, WHOLE_ADVICE, DamagedFile, parse_json, read_bytes, shorten
 from fedsim.recording.training import Training
 
 FORMAT_VERSION = 3
@@ -113,6 +114,8 @@ class Manifest:
                 reason = f"it has no {path.name}" if path.parent.exists() else "the folder does not exist"
                 raise ValueError(f"{path.parent} is not a recording: {reason}") from None
             raise ValueError(str(error)) from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: is cut off or no valid JSON ({error}); {WHOLE_ADVICE}") from None
         except RecursionError:
             raise ValueError(f"{path}: the JSON is nested too deeply for a manifest; copy the recording again") from None
         except NotAdmitted as error:

@@ -24,6 +24,8 @@ UNPRINTABLE_PATTERN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]
 """Characters that names in a recording must not contain: they could forge lines or control the terminal."""
 MAX_JSON_BYTES = 64 * 2**20
 """Default limit of the size of a JSON document, in bytes."""
+WHOLE_ADVICE = "copy the run again"
+"""Advice for files that are missing or cut off, used in error messages."""
 COPY_ADVICE = "copy the run without its links, with cp -rL, if you trust what they lead to"
 """Advice for symbolic links, used in error messages."""
 SIZE_ADVICE = "check that fedleak wrote this file, or copy it again"
@@ -173,6 +175,8 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
         return parse_json(read_bytes(path.parent, path.name, limit=limit))
     except DamagedFile:
         raise
+    except json.JSONDecodeError as error:
+        raise DamagedFile(path, f"is cut off or no valid JSON ({error}); {WHOLE_ADVICE}") from None
     except ValueError as error:
         raise DamagedFile(path, str(error)) from None
 
@@ -262,8 +266,10 @@ def _has_holes(descriptor: int, size: int) -> bool:
 
 
 def _describe_reason(error: OSError) -> str:
-    """Return why a file could not be opened, as text; for a link, with advice what to do."""
+    """Return why a file could not be opened, as text; if it is missing or a link, with advice what to do."""
     match error.errno:
+        case errno.ENOENT:
+            return f"is missing; {WHOLE_ADVICE}"
         case errno.ELOOP:
             return f"is a symbolic link, which is not followed; {COPY_ADVICE}"
         case errno.ENOTDIR:

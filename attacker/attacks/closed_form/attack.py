@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Effort, Memory, Progress, RoutePlan, estimate_effort, find_unmet
@@ -27,16 +27,17 @@ from attacker.attacks.networks.discrete_inputs import is_differentiable
 from attacker.attacks.nulls import blind_cases, build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.attacks.timing import time_call
-from attacker.reconstruction import Reconstruction, list_slots
+from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction, list_slots
 
 MAX_NOISE_RATIO = 1.1
 """A search result is preferred to a closed form if its distance to the observed gradient is at most this multiple of the known
 noise: a closed form with a smaller distance then fits the noise."""
 WHOLE_NETWORK_ROUTES = ("layers", "peeled")
-MAX_UNDEFENDED_DISTANCE = 0.3
-"""Distance from which answers of WHOLE_NETWORK_ROUTES are undecided if no defense explains it."""
-NORMALISED_GRADIENT = (
-    "adam and adamw normalise each entry of the gradient, so that the entries of the update hold little more than signs"
+MAX_SHOWN_RATIO = 0.5
+"""Largest ratio of two distances from the observed gradient: that of an answer's gradient, and that of a paler copy's. Copies of
+images are as far away as the worst recovered answer, those of rows half as large. Above it, the gradient shows no answer."""
+UNDETERMINED_EXAMPLES = (
+    "the first layer's gradient does not determine the example, and the answer does not explain the gradient of all layers"
 )
 UNEXPLAINED_GRADIENT = (
     "the answer does not explain the gradient, and no defense is stated: more examples are behind the update than reported, or "
@@ -92,14 +93,16 @@ class ClosedForm:
     def plan(self, case: Case) -> RoutePlan:
         """Return for each route why it cannot apply to a case, or "" if it may, before any is tried.
 
-        A route is a closed form. The plan also holds the number of gradient evaluations of the routes that may apply. For a null
-        it has no routes. Raises ValueError if the gradient is zero or not finite.
+        A route is a closed form. The plan also holds the number of gradient evaluations of the routes that may apply. They are
+        not counted if `linear` may apply, which comes before them and solves single examples without any. For a null it has no
+        routes. Raises ValueError if the gradient is zero or not finite.
         """
         if not self.sees_gradient or not self.routes:
             return RoutePlan()
         observed = observe([case], knows_defense=self.knows_defense, device=self.device)
         reasons = {route: explain_refusal(route, observed) for route in self.routes}
-        return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route, reason in reasons.items() if not reason))
+        counted = [] if reasons.get("linear") == "" else [route for route, reason in reasons.items() if not reason]
+        return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route in counted))
 
     def time_evaluation(self, case: Case) -> float:
         """Return the seconds of one evaluation of the search or, without a search, of the network's gradient, see `Measurable`.
@@ -260,6 +263,8 @@ class _Run:
             self.observed.examples,
             self._find_open_question(found, answer),
         )
+        confidence, reasons = doubt_likely(judged.confidence, *self._find_unexplained(i, answer, stays))
+        judged = replace(judged, confidence=confidence, notes=(*judged.notes, *reasons))
         if not is_differentiable(observation.model, observation.data):
             judged = replace(judged, confidence=torch.zeros(count), notes=(WHOLE_NUMBERS,))
         return build_reconstruction(
@@ -289,11 +294,34 @@ class _Run:
         first = self.cases[0].observations[0]
         if first.data.is_image and bool(is_eight_bit(answer.x).all()):
             return ""
-        if first.training.optimiser != "sgd" and found.missed > MAX_UNDEFENDED_DISTANCE:
-            return NORMALISED_GRADIENT
-        if answer.route not in WHOLE_NETWORK_ROUTES or found.missed <= MAX_UNDEFENDED_DISTANCE or first.is_defended:
-            return found.open_question
-        return found.open_question or UNEXPLAINED_GRADIENT
+        return found.open_question
+
+    def _find_unexplained(self, i: int, answer: ClosedFormAnswer, stays: Tensor) -> tuple[str, Tensor]:
+        """Return why the observed gradient of case i does not show examples of an answer, and a mask (N,) of these; else "".
+
+        It shows them if their gradient, after the stated training and defense of the clients, is much nearer to the observed one
+        than that of paler copies, see MAX_SHOWN_RATIO. Signs, for example, are those of the copies as well.
+        If clients send plain gradients, two further kinds of examples are shown, whatever the loss and the learning rate are:
+        those of the route `linear` whose certainty `stays` (N,) is at least MIN_CERTIFIED_STAYS, by the first layer alone, and
+        images with the values of 8-bit images. Behind a defense, the latter may lack the pixels that were not sent.
+        """
+        first = self.cases[0].observations[0]
+        copies = self.observed.make_paler(answer.x, MAX_RECOVERED_MSE if first.data.is_image else None)
+        paler = self.observed.measure_misfit(i, copies, answer.y)
+        unsure = torch.ones(len(answer.x), dtype=torch.bool)
+        if self.found[i].missed <= MAX_SHOWN_RATIO * paler:
+            return "", ~unsure
+        changes = [str(first.defenses)] if first.defenses.steps else []
+        changes += [first.gradient.step.name] if first.gradient.step else []
+        changes += [first.training.optimiser] if first.training.optimiser != "sgd" else []
+        if changes:
+            words = f"after {' and '.join(changes)}, the observed gradient does not tell the answer from a paler copy of it"
+            return words, unsure
+        if first.data.is_image:
+            unsure &= ~is_eight_bit(answer.x).cpu()
+        if answer.route in WHOLE_NETWORK_ROUTES:
+            return UNEXPLAINED_GRADIENT, unsure
+        return UNDETERMINED_EXAMPLES, unsure & ~(stays.cpu() >= MIN_CERTIFIED_STAYS)
 
     def _explain(self, found: RoutedCase) -> list[str]:
         """Return the reasons why no closed-form answer was returned for a case, and how far the best one was off."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import sqrt
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from attacker.attacks.simulation.client import (
     simulate_channel,
 )
 from attacker.attacks.simulation.gradients import Gradients, build_gradient
+from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import Channel, transparent
 from fedsim import models
 from fedsim.recording.observation import DataSpec
@@ -100,6 +102,18 @@ class StackedObservations:
         scaling = self._chain_and_scaling[1]
         return self.data.denormalise(inputs) if scaling is None else scaling.undo(inputs)
 
+    def make_paler(self, x: Tensor, mse: float | None) -> Tensor:
+        """Return copies of the examples x (N, *shape) whose inputs of the first layer are nearer to 0.
+
+        The factor of an example's inputs is such that the mean squared difference of its values is `mse`, but at least 0; it is a
+        half if `mse` is None.
+        """
+        x = x.to(self.device, self.dtype)
+        away = x - self.restore_examples(torch.zeros_like(x))
+        size = away.flatten(1).square().mean(dim=1).sqrt().clamp(min=1e-12)
+        less = torch.full_like(size, 0.5) if mse is None else (sqrt(mse) / size).clamp(max=1)
+        return x - less.reshape(-1, *[1] * (x.ndim - 1)) * away
+
     def get_input_range(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest inputs of the first layer of `chain` for examples in [0, 1], each (*shape)."""
         ends = (torch.full(self.data.shape, value, dtype=self.dtype, device=self.device) for value in (0.0, 1.0))
@@ -144,8 +158,8 @@ class StackedObservations:
     def measure_misfit(self, i: int, x: Tensor, y: Tensor, *, any_scale: bool = False) -> float:
         """Return the distance of an answer's gradient from the observed one of case i, relative to the observed one's norm.
 
-        The answer's gradient first passes through `channel`, which simulates the clients' defense. Parameters in `omitted` are
-        left out.
+        The answer's gradient first passes through the clients' optimiser, which may clip or normalise it, and through `channel`,
+        which simulates their defense. Parameters in `omitted` are left out.
         0 means exact; 1 is the distance of a zero gradient, and is also returned for NaN and for no examples. An infinite
         distance is returned as 1e30. If the answer has fewer examples than the client, the missing examples are taken to
         contribute nothing to the mean gradient.
@@ -159,6 +173,7 @@ class StackedObservations:
         simulated = self.simulated(weights, x.to(self.device, self.dtype), y.to(self.device), buffers)
         if len(x) < self.examples:
             simulated = {name: len(x) / self.examples * g for name, g in simulated.items()}
+        simulated = simulate_one_step(simulated, weights, self.training)
         observed = {name: g[i] for name, g in self.gradient.items()}
         if self.channel is not transparent:
             known = self.channel.learn(self._decode_update(i))

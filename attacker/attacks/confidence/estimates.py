@@ -143,15 +143,17 @@ def judge_closed_form(
     return _mark_outside_undecided(judged, x) if data.is_image else judged
 
 
-def doubt_likely(confidence: Tensor, open_question: str) -> tuple[Tensor, tuple[str, ...]]:
+def doubt_likely(confidence: Tensor, open_question: str, doubted: Tensor | None = None) -> tuple[Tensor, tuple[str, ...]]:
     """Return `confidence` (N,) with NaN instead of values of at least MIN_LIKELY, and a note with the reason, `open_question`.
 
-    If `open_question` is "" or no value is that high, `confidence` is returned unchanged, without a note.
+    doubted: mask (N,) of the values that may be replaced; None for all. If `open_question` is "" or none of these values is that
+    high, `confidence` is returned unchanged, without a note.
     """
-    likely = confidence >= MIN_LIKELY
+    likely = confidence >= MIN_LIKELY if doubted is None else doubted & (confidence >= MIN_LIKELY)
     if not open_question or not bool(likely.any()):
         return confidence, ()
-    return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided: {open_question}",)
+    some = "" if bool(likely.all()) else f" for {int(likely.sum())} of {len(likely)} examples"
+    return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided{some}: {open_question}",)
 
 
 def _mark_undecided(own: ConfidenceEstimates, marked: Tensor, reason: str) -> ConfidenceEstimates:

@@ -123,11 +123,18 @@ def test_inapplicable_closed_forms_are_listed_before_the_attack(tmp_path: Path, 
 
 def test_iterations_of_a_closed_form_are_part_of_the_cost(run: Path, tmp_path: Path) -> None:
     """With one step on one example, the closed form (route) `layer_input` may apply, which iterates."""
-    spec = AttackSpec(name="exact", arguments={"fallback": "none"})
+    spec = AttackSpec(name="exact", arguments={"fallback": "none", "route": "layer_input"})
     forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
     assert forecast.reasons["layer_input"] == ""
     assert forecast.evaluations >= sum(layer_input.STAGE_STEPS)
     assert forecast.core_seconds > 1e-4 * sum(layer_input.STAGE_STEPS)
+
+
+def test_iterations_are_not_expected_where_the_first_layer_shows_the_example(run: Path, tmp_path: Path) -> None:
+    spec = AttackSpec(name="exact", arguments={"fallback": "none"})
+    forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
+    assert (forecast.reasons["linear"], forecast.reasons["layer_input"]) == ("", "")
+    assert forecast.evaluations == 1
 
 
 def test_lack_of_memory_is_told_before_the_attack(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_each_damaged_file_is_named_once_with_its_reason(run: Path, named: str, 
     reason = (
         "its SHA-256 checksum differs from the one in the recording's index; copy the recording again"
         if harm == "flipped"
-        else "No such file or directory"
+        else "is missing; copy the run again"
     )
     assert found.damaged == ((f"recording/{named}", reason),)
     assert verify(run / "recording").damaged == ((named, reason),)
