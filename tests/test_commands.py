@@ -51,7 +51,7 @@ def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(progra
     ("command", "status", "words"),
     [
         ("attacker replay nowhere --attack cpl", 2, "nowhere is neither a run nor a recording"),
-        ("attacker score nowhere", 2, "attacker replay nowhere"),
+        ("attacker score nowhere", 2, "nowhere does not exist; give a run, its reconstructions"),
         ("attacker report nowhere", 2, "nowhere"),
         ("attacker replay {run} --attack dgl", 2, "Did you mean 'dlg'?"),
         ("attacker replay {run} --attack cpl --set inti=dark", 2, "unexpected keyword argument 'inti'"),

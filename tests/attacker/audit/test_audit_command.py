@@ -1,5 +1,6 @@
 """Tests of the command `attacker audit` when no attack has an answer, and when the network cannot be built."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_fail_above_does_not_pass_without_answers(
     result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", *words])
     assert result.exit_code == status, result.output
     assert f"moderate; {NO_ANSWER}" in result.stdout
-    assert "exact(fallback='none') failed on 1 of 1 update: ValueError: no" in result.stdout
+    assert re.search(r"exact\(fallback='none'\) failed on (\d) of \1 updates?: ValueError: no", result.stdout)
     assert ("--fail-above cannot pass" in " ".join(result.stderr.split())) is (status == EXIT_FAILURES)
 
 
