@@ -58,7 +58,7 @@ class UpdateCheck:
         if use not in self._found and len(self._found) < MAX_COMPARED and len(use.clients) == 1:
             try:
                 self._found[use] = self._compare(use)
-            except Exception:  # without a recording, a known defense or the network's code there is nothing to compare
+            except (ValueError, OSError, ImportError):  # no recording, or a defense that is unknown or whose code is not here
                 self._found[use] = ""
         return self._found.get(use, "")
 
