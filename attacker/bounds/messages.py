@@ -1,7 +1,8 @@
 """The messages of clients as functions of their examples, with the noise that hides them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -35,6 +36,16 @@ class UsedExamples:
 
     observation: Observation
     steps: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def select(cls, observation: Observation, steps: Sequence[Sequence[int]], indices: Sequence[int]) -> Self:
+        """Return the use of a data set's examples, of which x holds those at `indices`. The client's own count is not trusted.
+
+        steps: for each local step, indices into the data set; all of them are in `indices`.
+        """
+        row = {index: i for i, index in enumerate(indices)}
+        rows = tuple(tuple(row[index] for index in step) for step in steps)
+        return cls(replace(observation, num_examples=len({i for step in rows for i in step})), rows)
 
 
 def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:

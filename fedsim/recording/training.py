@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 MAX_STEPS = 10**7
-"""Largest value of `batch_size`, `steps`, `epochs`, `accumulation` and `examples`."""
+"""Largest value of `batch_size`, `steps`, `epochs`, `accumulation` and `examples`, and of the number of steps of a round."""
 MIN_FLOAT, MAX_FLOAT = 1e-38, 1e38
 """Smallest and largest learning rate; float32 holds no more.
 
@@ -170,12 +170,17 @@ class Training:
         num_examples: number of distinct examples that the client trains on in the round, see `count_examples`.
         With `epochs`, each epoch is divided into steps of `step_size` examples and one with the rest; with `drop_last`, examples
         that do not fill a batch are left out. With `steps`, the numbers are known for a single step, or if `num_examples` is
-        `steps * step_size`.
+        `steps * step_size`. Raises ValueError if there would be more than `MAX_STEPS` steps.
         """
         if self.epochs is not None:
             if self.drop_last:
                 num_examples -= num_examples % self.batch_size
             full, rest = divmod(num_examples, self.step_size)
+            if (full + 1) * self.epochs > MAX_STEPS:
+                raise ValueError(
+                    f"{num_examples:,} examples, as the client reported, would be more than {MAX_STEPS:,} local steps of "
+                    f"{self.step_size}; if the number is wrong, set training.examples"
+                )
             return ((self.step_size,) * full + ((rest,) if rest else ())) * self.epochs
         assert self.steps is not None
         if num_examples == self.steps * self.step_size:

@@ -77,10 +77,9 @@ class CaseBounds:
         observations = [self._read_observation(use) for use in uses]
         usages = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
         indices = sorted({index for one in usages for step in one.steps for index in step})
-        place = {index: i for i, index in enumerate(indices)}
         x, y = self._data.train[indices]
         messages = [
-            build_message(UsedExamples(one, tuple(tuple(place[index] for index in step) for step in usage.steps)), y)
+            build_message(UsedExamples.select(one, usage.steps, indices), y)
             for one, usage in zip(observations, usages, strict=True)
         ]
         information = FisherInformation(messages, x.double())

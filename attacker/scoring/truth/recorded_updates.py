@@ -62,27 +62,27 @@ class UpdateCheck:
                 self._found[use] = ""
         return self._found.get(use, "")
 
-    def _compare(self, use: CaseObservation) -> str:
-        row = self._rows.get((use.round, use.attempt, use.clients[0]))
+    def _compare(self, case: CaseObservation) -> str:
+        row = self._rows.get((case.round, case.attempt, case.clients[0]))
         if row is None:
             return ""
         seen = self._recording.read_observation(row)
-        used = self._truth.read_used(use.round, use.attempt, *use.clients)
+        used = self._truth.read_used(case.round, case.attempt, *case.clients)
         if self._recording.manifest.network or len(used.examples) > MAX_USES or not _is_comparable(seen, len(used.steps)):
             return ""
         indices = sorted({index for step in used.steps for index in step})
-        place = {index: i for i, index in enumerate(indices)}
         x, y = self._truth.data.train[indices]
-        message = build_message(UsedExamples(seen, tuple(tuple(place[index] for index in step) for step in used.steps)), y)
+        use = UsedExamples.select(seen, used.steps, indices)
+        message = build_message(use, y)
         made = message.simulate(x.double())
-        received = flatten_update(seen)
+        received = flatten_update(use.observation)
         noise = float((message.std.double().expand_as(made) ** 2).sum().sqrt())
         size, off = float(received.norm()), float((made - received).norm())
         if off <= MAX_DIFFERENCE * size or off <= MAX_NOISE_RATIO * noise:
             return ""
         return (
-            f"the update of {use.clients[0]} in round {use.round} is not that of its true examples: it differs from the one that "
-            f"they give by {off / size:.2g} of its norm; {OTHER_RUN}"
+            f"the update of {case.clients[0]} in round {case.round} is not that of its true examples: it differs from the one "
+            f"that they give by {off / size:.2g} of its norm; {OTHER_RUN}"
         )
 
 

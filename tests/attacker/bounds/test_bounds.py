@@ -58,6 +58,14 @@ def compute_covariance(prior: GaussianPrior) -> Tensor:
     return root @ root
 
 
+def test_examples_behind_an_update_are_counted_and_not_taken_from_the_client() -> None:
+    seen = make_used(gradient="dp_sgd(noise=2.0)").observation
+    false = UsedExamples.select(replace(seen, num_examples=2**52), [(7, 3), (3, 9)], [3, 7, 9])
+    assert (false.steps, false.observation.num_examples) == (((1, 0), (0, 2)), 3)
+    one = [UsedExamples.select(replace(seen, num_examples=count), [(3, 7)], [3, 7]) for count in (2, 200)]
+    assert torch.equal(*(build_message(used, Y).std for used in one))  # the noise of DP-SGD is divided by the batch size
+
+
 @pytest.mark.parametrize("max_dense", [1000, 0])
 def test_bound_of_a_linear_message_is_the_closed_form(max_dense: int) -> None:
     matrix = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -202,6 +202,13 @@ def test_batch_sizes_are_known_only_if_they_follow_from_the_number_of_examples(
     assert Training(learning_rate=1, batch_size=4, **settings_).count_step_examples(num_examples) == sizes
 
 
+def test_number_of_examples_that_would_be_too_many_steps_is_refused() -> None:
+    epoch = Training(learning_rate=1, batch_size=4, epochs=1)
+    assert len(epoch.count_step_examples(2**20) or ()) == 2**18
+    with pytest.raises(ValueError, match=r"4,503,599,627,370,496 examples, .* more than 10,000,000 local steps of 4"):
+        epoch.count_step_examples(2**52)
+
+
 def test_the_fixtures_compare_bits_and_describe_images(manifest: Manifest, same_bits: Callable[..., bool]) -> None:
     assert not same_bits({"w": torch.tensor(0.0)}, {"w": torch.tensor(-0.0)})
     assert not same_bits({"w": torch.tensor(0.0)}, {"w": torch.tensor([0.0])})
