@@ -18,7 +18,7 @@ from support.rog.comparison import (
     measure_in_processes,
     subtract_lpips,
 )
-from support.rog.outcomes import AnswerFolder, Similarity, average_similarities
+from support.rog.outcomes import AnswerFolder, Similarity, average_similarities, sort_like
 from support.rog.tradeoff import ATTACKS, compare_attacks, draw_regions, make_narrow_lenet
 
 from attacker.attacks import cpl
@@ -138,6 +138,12 @@ def test_rog_is_better_where_its_distance_is_lower_or_its_psnr_higher() -> None:
     assert (found["defenses"], found["rog_better"]) == (3, 2)
     assert round(found["mean_difference"], 6) == round((-0.4 + 0.1 - 0.2) / 3, 6)
     assert compare_attacks(ROWS, "psnr")["rog_better"] == 2
+
+
+def test_images_are_sorted_like_the_originals_that_they_resemble_most() -> None:
+    originals = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = (originals + 0.05)[[2, 0, 3, 1]]
+    assert torch.equal(sort_like(found, originals), originals + 0.05)
 
 
 def test_picture_has_a_region_for_each_attack_unless_its_points_are_on_a_line(tmp_path: Path) -> None:

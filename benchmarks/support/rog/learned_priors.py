@@ -10,7 +10,15 @@ from statistics import mean
 import torch
 from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
 from support.rog.columns import BatchSetting, DefendedColumn, observe
-from support.rog.outcomes import LPIPS_FILE, AnswerFolder, Similarity, load_perceptual, measure_similarity, share_of_labels
+from support.rog.outcomes import (
+    LPIPS_FILE,
+    AnswerFolder,
+    Similarity,
+    load_perceptual,
+    measure_similarity,
+    share_of_labels,
+    sort_like,
+)
 from support.rog.ready_prior import print_progress
 from support.splits import Images, Part, count_part, load_images
 
@@ -160,7 +168,8 @@ def measure_priors(options: Options, folder: Path, scale: PriorScale, *, part: P
 
     folder: of the trained priors; with --quick, the priors are trained there first, and the batches and searches are smaller.
     Answers are kept in its subfolder `answers`, and used again unless --fresh or --quick is given. The first row is the limit of
-    the generator: of all images that it can make with the true labels, those nearest to the originals.
+    the generator: of all images that it can make with the true labels, those nearest to the originals. other_psnr, other_ssim and
+    other_lpips are a control: the similarity of the same answers to as many images of which no client sent an update.
     """
     if options.quick:
         train_priors(options, folder)
@@ -168,6 +177,7 @@ def measure_priors(options: Options, folder: Path, scale: PriorScale, *, part: P
     batch = scale.batch
     images = load_images(options, "cifar10", scale.images, part=part)
     images = replace(images, y=images.y % CLASSES)
+    others = load_images(options, "cifar10", scale.images, part=part, skip=scale.images).x
     perceptual = load_perceptual(options, SIDE)
     weights = "" if perceptual is None or options.data is None else str(options.data / LPIPS_FILE)
     network = read_prior(folder / "generator.safetensors", "generator").network
@@ -188,9 +198,11 @@ def measure_priors(options: Options, folder: Path, scale: PriorScale, *, part: P
             for title, one in ((name, attack), (f"{name}, null", attack.null())):
                 own = [answers.attack(one, case, images.x[part], options) for case, part in zip(cases, parts, strict=True)]
                 found[title] = measure_similarity(torch.cat([answer.x for answer in own]), images.x, perceptual)
+                rearranged = torch.cat([sort_like(answer.x, others[part]) for answer, part in zip(own, parts, strict=True)])
+                control = {f"other_{k}": v for k, v in _list(measure_similarity(rearranged, others, perceptual)).items()}
                 cost = mean(answer.cpu_seconds for answer in own)
                 told = {"labels_inferred": None if one is not attack else labels, "cpu_seconds": cost}
-                rows.append({"column": column.name, "attack": title, **_list(found[title]), **told})
+                rows.append({"column": column.name, "attack": title, **_list(found[title]), **control, **told})
         best[column.name] = max((name for name in found if "null" not in name), key=lambda name: found[name].psnr)
     return rows, {"best_by_psnr": best, "images": len(images), "part": images.part}
 

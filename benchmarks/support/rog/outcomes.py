@@ -99,8 +99,12 @@ class AnswerFolder:
             self.made.add(file)
             cost.write_text(json.dumps({"cpu_seconds": clock.seconds}))
         found = Reconstruction.read(file)
-        order = [i for i in assign_reconstructions(found.x.nan_to_num(), x) if i is not None]
-        return Answer(found.x.nan_to_num().clamp(0, 1)[order], json.loads(cost.read_text())["cpu_seconds"])
+        return Answer(sort_like(found.x.nan_to_num(), x).clamp(0, 1), json.loads(cost.read_text())["cpu_seconds"])
+
+
+def sort_like(found: Tensor, originals: Tensor) -> Tensor:
+    """Return the images `found`, (N, *shape), in the order of the originals (N, *shape) that they are assigned to."""
+    return found[[i for i in assign_reconstructions(found, originals) if i is not None]]
 
 
 def load_perceptual(options: Options, side: int) -> Lpips | None:
