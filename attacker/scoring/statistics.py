@@ -20,8 +20,6 @@ from scipy.special import betainc
 from scipy.stats import norm, rankdata, t
 
 Floats = NDArray[np.float64]
-INTERVAL_LEVEL = 0.95
-"""Confidence level of all intervals."""
 NUM_RESAMPLES = 2000
 CONFIDENCE_BINS = 10
 PSEUDO_CLUSTERS = 0.1
@@ -75,7 +73,7 @@ def find_clusters(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, 
     return {one: numbers.setdefault(components[node], len(numbers)) for (side, one), node in nodes.items() if side == 0}
 
 
-def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate:
+def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Estimate:
     """Estimate a share of examples in clusters, with the mid-p interval for the effective number of examples.
 
     values:   in [0, 1], one per example; between 0 and 1 for an example that was attacked several times with different success.
@@ -95,22 +93,22 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
         raise ValueError("values is empty: a proportion cannot be estimated from no examples; give at least one value")
     array, sizes, own = _group_values(values, clusters)
     value, count = float(array.mean()), len(array)
-    low, high = compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own))
+    low, high = compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own, level), level=level)
     return Estimate(value, low, high, count, len(sizes))
 
 
 @lru_cache(maxsize=4096)
-def compute_mid_p_interval(value: float, count: float) -> tuple[float, float]:
+def compute_mid_p_interval(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
     """Return the ends of the mid-p confidence interval of a share of `count` independent examples (Lancaster 1961).
 
     value: the observed share. `count` may be fractional. The interval contains every share p for which two probabilities are at
-    least (1 - INTERVAL_LEVEL) / 2: that there are at least as many successes as observed, and that there are at most as many. In
-    both, the probability of exactly the observed number counts half.
+    least (1 - level) / 2: that there are at least as many successes as observed, and that there are at most as many. In both, the
+    probability of exactly the observed number counts half.
     """
-    successes, tail = value * count, (1 - INTERVAL_LEVEL) / 2
+    successes, tail = value * count, (1 - level) / 2
 
     def find_limit(successes: float) -> float:
-        """Return the share for which `successes` or more (`successes` counting half) have the probability `tail`."""
+        """Return the share for which `successes` or more (`successes` counting half) have the probability (1 - level) / 2."""
 
         def compute_excess(p: float) -> float:
             more = betainc(successes + 1, count - successes, p) if count - successes > 1e-9 else 0.0
@@ -121,7 +119,7 @@ def compute_mid_p_interval(value: float, count: float) -> tuple[float, float]:
     return find_limit(successes), 1 - find_limit(count - successes)
 
 
-def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Distribution:
+def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Distribution:
     """Estimate a mean of examples in clusters, with its interval, median and deciles.
 
     On each side, the interval is the wider of the t and the bootstrap-t interval over clusters; for more than
@@ -142,8 +140,10 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None) ->
         low, high = float(array.min()), float(array.max())
     else:
         error = float(_compute_errors(totals[None], sizes[None], np.ones((1, count)))[1][0])
-        half = float(t.ppf(0.5 + INTERVAL_LEVEL / 2, count - 1))
-        below, above = _compute_quantiles(totals, sizes, value, error) if count <= MAX_BOOTSTRAP_CLUSTERS else (-half, half)
+        half = float(t.ppf(0.5 + level / 2, count - 1))
+        below, above = (
+            _compute_quantiles(totals, sizes, value, error, level) if count <= MAX_BOOTSTRAP_CLUSTERS else (-half, half)
+        )
         low, high = value - max(above, half) * error, value - min(below, -half) * error
     p10, middle, p90 = (float(one) for one in np.quantile(array, [0.1, 0.5, 0.9]))
     return Distribution(value, low, high, len(array), count, is_interval, median=middle, p10=p10, p90=p90)
@@ -163,7 +163,7 @@ def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) 
     return array, np.bincount(index).astype(np.float64), index
 
 
-def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64]) -> float:
+def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64], level: float) -> float:
     """Return the effective number of examples that `estimate_share` describes.
 
     For a share p near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
@@ -172,7 +172,8 @@ def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int
     ratio of quantiles, which `estimate_share` describes, is taken for the t distribution with 2 (K - 1) degrees of freedom, where
     K is the number of clusters.
 
-    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. own: (N,), index of each value's cluster.
+    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. own: (N,), index of each value's cluster. level:
+    confidence level of the interval.
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())
@@ -185,8 +186,7 @@ def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int
     typical = (total - total / least) / (count - 1)
     whole = between + (typical - 1) * within
     correlation = min(max((between - within) / whole, 0.0), 1.0) if whole > 0 else 1.0
-    quantile = 0.5 + INTERVAL_LEVEL / 2
-    known = (norm.ppf(quantile) / t.ppf(quantile, 2 * (count - 1))) ** 2
+    known = (norm.ppf(0.5 + level / 2) / t.ppf(0.5 + level / 2, 2 * (count - 1))) ** 2
     return max(float(known) * min(total / (1 + (total / least - 1) * correlation), total), least)
 
 
@@ -203,16 +203,16 @@ def _compute_errors(totals: Floats, sizes: Floats, times: Floats) -> tuple[Float
     return means, np.sqrt(count / (count - 1) * residual) / size
 
 
-def _compute_quantiles(totals: Floats, sizes: Floats, value: float, error: float) -> tuple[float, float]:
+def _compute_quantiles(totals: Floats, sizes: Floats, value: float, error: float, level: float) -> tuple[float, float]:
     """Return the lower and upper quantile of (mean* - mean) / error* over resampled clusters (Efron 1981; Hall 1988).
 
     mean* and error* are the mean and the standard error of a resample. error* is taken as at least 0.3 times `error`, since with
     few clusters some resamples contain nearly only copies of one cluster. totals, sizes: as in `_compute_errors`. value, error:
-    mean and standard error of the sample. The quantiles are at (1 - INTERVAL_LEVEL) / 2 and (1 + INTERVAL_LEVEL) / 2.
+    mean and standard error of the sample. The quantiles are at (1 - level) / 2 and (1 + level) / 2.
     """
     means, errors = _compute_errors(totals[None], sizes[None], _draw_resamples(len(sizes)))
     ratio = (means - value) / np.maximum(errors, 0.3 * error)
-    below, above = np.quantile(ratio, [0.5 - INTERVAL_LEVEL / 2, 0.5 + INTERVAL_LEVEL / 2])
+    below, above = np.quantile(ratio, [0.5 - level / 2, 0.5 + level / 2])
     return float(below), float(above)
 
 

@@ -89,7 +89,7 @@ def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, pen
     return compute_gradient
 
 
-def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NO_BUFFERS) -> Tensor:
+def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights) -> Tensor:
     """Return the logits (N, K) for x (N, *shape) in [0, 1].
 
     The function can also be called under torch.func's transforms for networks that do not support these transforms.
