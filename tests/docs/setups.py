@@ -274,10 +274,10 @@ def small_grid(page: Page) -> None:
 
 
 def short_demo(page: Page) -> None:
-    """Reduce the demo to one federation of one round, and two steps of each search."""
+    """Reduce the demo to one federation of two clients and one round, and two steps of each search."""
     federation = demo.DEMO_FEDERATIONS["single"]
     attacks = tuple((attack, {"steps": 2}) for attack, _ in federation.attacks)
-    short = replace(federation, overrides={**federation.overrides, "rounds": 1}, attacks=attacks)
+    short = replace(federation, overrides={**federation.overrides, "clients.count": 2, "rounds": 1}, attacks=attacks)
     page.monkeypatch.setattr(demo, "DEMO_FEDERATIONS", {"single": short})
 
 
