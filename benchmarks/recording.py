@@ -302,7 +302,7 @@ def _learn_recorded(e: Experiment, out: Path, seed: int) -> list[float]:
     return found
 
 
-def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False) -> list[float]:
+def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool) -> list[float]:
     """Train in plain Flower, with the same batches in the same order as ours and torch.optim.SGD; return accuracies.
 
     The first accuracy is that of the initial weights, and one follows for each round.

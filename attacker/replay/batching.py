@@ -37,7 +37,7 @@ only the overhead of each layer's call, which matters if layers are small."""
 
 
 def split_into_chunks(
-    cases: Sequence[PlannedCase], footprint: "CaseFootprint", chunk: int | None = None
+    cases: Sequence[PlannedCase], footprint: "CaseFootprint", chunk: int | None
 ) -> list[tuple[PlannedCase, ...]]:
     """Return the cases that can be attacked, grouped into chunks. All cases of a chunk have the same `PlannedCase.sizes`.
 

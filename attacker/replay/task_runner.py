@@ -179,7 +179,7 @@ class TaskRunner:
 
 
 def run_in_process(
-    job: ReplayJob, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
+    job: ReplayJob, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None
 ) -> Generator[tuple[int, TaskOutcome]]:
     """Run tasks in this process, and yield each task's index in `tasks` and its outcome.
 

@@ -69,7 +69,7 @@ def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
     return svg[0]
 
 
-def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool = False) -> str | None:
+def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool) -> str | None:
     """Return a chart of one quantity over the rounds; None if no value is a finite number.
 
     name: as in `draw_loss_curves`. values: one per round; the line connects the neighbours of a round whose value is None or not

@@ -37,7 +37,7 @@ def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | Non
     return assigned
 
 
-def rank_candidates(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
+def rank_candidates(confidence: Tensor, explained: Tensor | None) -> list[int]:
     """Return the indices of reconstructed examples by the attack's own ranking, best first.
 
     confidence: (M,), higher is better. Examples with confidence NaN come last, sorted by `explained` (M,), the share of the

@@ -118,7 +118,7 @@ def group_columns(columns: Sequence[Column]) -> list[tuple[int, ...]]:
     return [tuple(i for i, _ in group) for (kind, _), group in numbered if kind == "categorical"]
 
 
-def measure_continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
+def measure_continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column]) -> Tensor:
     """Return the largest absolute error over the continuous columns of each row, (N,); NaN if there are none.
 
     x, truth: (N, F), columns scaled to [0, 1], so that errors are fractions of a column's range. Without `columns` all F columns
@@ -130,7 +130,7 @@ def measure_continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column]
     return (x - truth).abs()[:, chosen].amax(dim=1)
 
 
-def measure_categorical_share(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
+def measure_categorical_share(x: Tensor, truth: Tensor, columns: Sequence[Column]) -> Tensor:
     """Return the share of categorical variables whose true category has the largest value in x, (N,).
 
     x, truth: (N, F), with one-hot variables as described by `columns`. A tie counts as wrong. A variable that is all zeros in

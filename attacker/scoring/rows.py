@@ -252,7 +252,7 @@ def read_rows(path: Path) -> list[ScoreRow]:
 CASE_PATTERN = re.compile(rb'"case": "([^"\\]*)"')
 
 
-def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Container[str] | None = None) -> None:
+def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Container[str] | None) -> None:
     """Write score rows to a file in place of earlier rows with the same source.
 
     source: name of the attack's folder. only: keys of cases; earlier rows of the source are then replaced only if they are of

@@ -235,7 +235,6 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
     if not pairs.attack:
         return Verdict(outcome="no verdict", reason="the null was run on other cases")
     clusters = pairs.clusters
-    count = len(set(clusters.values()))
     compared = _compare_scores(pairs, clusters)
     outcome: Outcome = "not distinguishable from the null at this sample"
     reason = ""
@@ -255,7 +254,7 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
         outcome=outcome,
         comparisons=compared,
         examples=len(clusters),
-        clusters=count,
+        clusters=len(set(clusters.values())),
         recovered=sum(value > 0 for value in successes.values()),
         null_recovered=sum(value > 0 for value in null_successes.values()),
         flat=len({row.index for row in pairs.attack if row.success and row.flat}),

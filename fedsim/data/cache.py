@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 15.0
 """Seconds without an answer after which a download fails."""
 
 
-def find_cache(root: str | None = None) -> Path:
+def find_cache(root: str | None) -> Path:
     """Return the cache folder: `root`, or the environment variable FEDLEAK_CACHE, or `~/.cache/fedleak/datasets`."""
     return Path(root or os.environ.get("FEDLEAK_CACHE") or "~/.cache/fedleak/datasets").expanduser()
 

@@ -20,7 +20,7 @@ MISSING_MARKERS = frozenset({"", "?", "na", "nan"})
 """Texts that mark a missing value in a file, in lower case; case is ignored."""
 
 
-def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
+def read_columns(path: Path, delimiter: str) -> Mapping[str, Texts]:
     """Read the columns of a file into a dict, keyed by the names in the first row.
 
     Each column is an array (N,) of texts without spaces around them. A missing value, see `MISSING_MARKERS`, becomes "?".

@@ -191,7 +191,7 @@ class SubmittedRun:
                 if on_words is not None:
                     on_words(found[1])
 
-    def _find_status(self, watch: Callable[[], None], on_words: OnWords | None = None) -> tuple[str, str, bool]:
+    def _find_status(self, watch: Callable[[], None], on_words: OnWords | None) -> tuple[str, str, bool]:
         """Wait until the run has ended; return its final status, Flower's message, and whether its log may be incomplete.
 
         The log that `flwr run` prints ends before the run if the SuperLink is unreachable for a moment.

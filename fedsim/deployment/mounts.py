@@ -18,7 +18,7 @@ class Mount(NamedTuple):
     writable: bool = False
 
 
-def list_mounts(party: str, *, secure: bool = True) -> tuple[Mount, ...]:
+def list_mounts(party: str, *, secure: bool) -> tuple[Mount, ...]:
     """Return the files and folders of a deployment that a party sees.
 
     party:  "superlink", "enrol", "server", "client-N" or "runner".

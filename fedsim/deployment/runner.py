@@ -41,7 +41,7 @@ def make_run_config(settings: str, out: Path, *, device: str, threads: int | Non
     return {"settings": settings, **places, "resume": resume, "device": device, "threads": threads or 0}
 
 
-def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_words: OnWords | None = None) -> None:
+def run_on(link: Link, config: Config, *, on_round: OnRound | None, on_words: OnWords | None) -> None:
     """Run a federation on the SuperLink at `link`, to which the clients are already connected, and wait until it finishes.
 
     config:   the app's run config, see `make_run_config`.
@@ -105,8 +105,8 @@ def run_natively(
     count: int,
     *,
     seed: int | None,
-    on_round: OnRound | None = None,
-    on_words: OnWords | None = None,
+    on_round: OnRound | None,
+    on_words: OnWords | None,
 ) -> None:
     """Start a SuperLink and `count` clients on this machine, with TLS and keys, run the federation, and stop them.
 

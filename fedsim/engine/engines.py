@@ -98,7 +98,7 @@ def _make_resources(cpus: float, gpus: float | None) -> dict[str, float]:
     return {"num_cpus": cpus, "num_gpus": gpus}
 
 
-def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[str, float], *, verbose: bool = False) -> None:
+def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[str, float], *, verbose: bool) -> None:
     """Run the apps with `count` clients on Flower's Ray simulation.
 
     resources: of one client, {"num_cpus": ..., "num_gpus": ...}. verbose: whether to show the log messages of Ray's processes.
@@ -149,9 +149,7 @@ def _is_system_error(error: BaseException | None) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and error.errno is not None
 
 
-def run_deployment(
-    experiment: FederationRun, superlink: Link | None, on_round: OnRound | None = None, on_words: OnWords | None = None
-) -> None:
+def run_deployment(experiment: FederationRun, superlink: Link | None, on_round: OnRound | None, on_words: OnWords | None) -> None:
     """Run an experiment on an existing SuperLink, or on processes that are started on this machine if `superlink` is None.
 
     on_round: called with the row of metrics of each round if the run's folder is on this machine.

@@ -120,7 +120,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not a TOML file: {error}") from None
 
 
-def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
+def check_sizes(file: FileIO, path: Path, *, limit: int) -> None:
     """Raise ValueError for a zip archive, such as torch.save writes, whose entries claim over `limit` bytes when unpacked.
 
     Also raises ValueError if an entry claims more than `FREE_BYTES` plus `MAX_RATIO` times its compressed size. A file that is

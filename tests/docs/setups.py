@@ -242,7 +242,12 @@ def no_federation(page: Page) -> None:
 
 
 def serving(page: Page) -> None:
-    """Start the service on the page's folder of runs, without TLS. Its jobs search for two steps."""
+    """Start the service on the page's folder of runs, without TLS and without the jobs of earlier blocks.
+
+    Its jobs search for two steps.
+    """
+    page.service.stop()
+    shutil.rmtree("runs/.attacker", ignore_errors=True)  # rules have submitted searches of full length
     page.replaced |= {'"rounds": "1-4"': '"rounds": "1-4", "arguments": {"steps": 2}'}
     page.service.start(["serve", "runs", "--no-stand-by"])
 
@@ -269,10 +274,10 @@ def small_grid(page: Page) -> None:
 
 
 def short_demo(page: Page) -> None:
-    """Reduce the demo to one federation of one round, and two steps of each search."""
+    """Reduce the demo to one federation of two clients and one round, and two steps of each search."""
     federation = demo.DEMO_FEDERATIONS["single"]
     attacks = tuple((attack, {"steps": 2}) for attack, _ in federation.attacks)
-    short = replace(federation, overrides={**federation.overrides, "rounds": 1}, attacks=attacks)
+    short = replace(federation, overrides={**federation.overrides, "clients.count": 2, "rounds": 1}, attacks=attacks)
     page.monkeypatch.setattr(demo, "DEMO_FEDERATIONS", {"single": short})
 
 

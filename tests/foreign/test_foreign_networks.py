@@ -22,7 +22,7 @@ from attacker.attacks.base import explain_refusal
 from attacker.attacks.gradients.convolutions import to_channels_last
 from attacker.attacks.gradients.vectorised import build_per_problem
 from attacker.attacks.simulation import gradients
-from attacker.attacks.simulation.gradients import build_gradient, sum_squares
+from attacker.attacks.simulation.gradients import build_gradient, squared_norm
 from attacker.replay.example_counts import estimate_examples
 from fedsim import models
 from fedsim.models import ModuleSpec
@@ -45,7 +45,7 @@ def compute_by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[st
         loss = nn.functional.cross_entropy(model(x), y)
     names = [name for name, _ in model.named_parameters()]
     found = dict(zip(names, torch.autograd.grad(loss, list(model.parameters()), create_graph=True), strict=True))
-    (slope,) = torch.autograd.grad(sum_squares(found), x)
+    (slope,) = torch.autograd.grad(squared_norm(found), x)
     return {name: g.detach() for name, g in found.items()}, slope
 
 
@@ -113,7 +113,7 @@ def test_gradients_and_their_derivatives_by_vmap_and_in_one_batch_are_those_of_a
 
     def length(x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         found = mapped(weights, x, y, buffers)
-        return sum_squares(found), found
+        return squared_norm(found), found
 
     slope, (_, found) = vmap(grad_and_value(length, has_aux=True))(x, y)
     for p in range(PROBLEMS):
@@ -124,7 +124,7 @@ def test_gradients_and_their_derivatives_by_vmap_and_in_one_batch_are_those_of_a
         assert batched is not None
         free = x[:count].clone().requires_grad_()
         both = {k: torch.stack(g) if isinstance(g, tuple) else g for k, g in batched(weights, free, y[:count], buffers).items()}
-        (own,) = torch.autograd.grad(sum_squares(both), free)
+        (own,) = torch.autograd.grad(squared_norm(both), free)
         for p in range(count):
             assert all(error(both[key][p], g) < 1e-4 for key, g in expected[p][0].items())
             assert error(own[p], expected[p][1]) < 1e-3
@@ -160,7 +160,7 @@ def test_derivatives_of_hard_sigmoids_agree_with_finite_differences() -> None:
     gradient, y = build_gradient(model, data), torch.tensor([1, 4])
     weights = {key: p.detach() for key, p in model.named_parameters()}
     x = torch.rand(2, *data.shape, generator=torch.Generator().manual_seed(1), dtype=torch.double).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: sum_squares(gradient(weights, x, y)), x, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x: squared_norm(gradient(weights, x, y)), x, fast_mode=True)
     plain = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
     assert all(error(g, e) < 1e-7 for g, e in zip(gradient(weights, x, y).values(), plain, strict=True))
 

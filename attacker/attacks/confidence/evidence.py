@@ -10,7 +10,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.confidence.laplace import CG_ITERATIONS, Posterior
-from attacker.attacks.gradients.products import GradientTensors, squared_norm
+from attacker.attacks.gradients.products import GradientTensors
+from attacker.attacks.simulation.gradients import squared_norm
 from fedsim.recording.observation import DataSpec
 
 MAX_EXACT_MISFIT = 1e-10

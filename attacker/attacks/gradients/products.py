@@ -1,4 +1,4 @@
-"""Squared norms and inner products of gradients, which are dicts from parameter name to tensor."""
+"""Inner products of gradients, which are dicts from parameter name to tensor."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,6 @@ from torch import Tensor
 
 GradientTensors = Mapping[str, Tensor]
 """dL/dw by parameter name."""
-
-
-def squared_norm(gradient: GradientTensors) -> Tensor:
-    """Return the sum of squares over all entries of all parameters, 0-d."""
-    return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 
 def compute_products(simulated: GradientTensors, observed: GradientTensors) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from attacker.attacks.simulation.gradients import (
     evaluate_test_problems,
     explain_vmap_failure,
     is_close,
-    sum_squares,
+    squared_norm,
 )
 from defenses.rules import Gradient, Weights
 from fedsim import models
@@ -189,7 +189,7 @@ def _is_consistent(gradients: PerProblem, model: nn.Module, data: DataSpec, loss
         with torch.enable_grad():
             x = x.requires_grad_()
             found = {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients(laid, x, y, buffers).items()}
-            (slope,) = torch.autograd.grad(sum_squares(found), x)
+            (slope,) = torch.autograd.grad(squared_norm(found), x)
             alone = gradients(laid, x[:1], y[:1], buffers)
     except (RuntimeError, ValueError, TypeError):  # a user's model may do what the taps do not support
         return False

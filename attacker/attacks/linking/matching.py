@@ -91,7 +91,7 @@ def _whiten(x: Tensor, reference: Tensor, added: float) -> Tensor:
     return white
 
 
-def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def is_possible_pair(a: Tensor, b: Tensor, rule: Filter, owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Return a mask (N, M) of the pairs of examples with labels a (N,) and b (M,) that can be the same.
 
     rule:   "own" allows pairs with equal labels. "lists" allows all pairs of two observations that have a label in common; it is

@@ -59,7 +59,7 @@ class PairCosts(NamedTuple):
     different: Tensor
 
 
-def compute_pair_costs(rounds: Sequence[RoundDescription], *, rule: Filter = "own") -> PairCosts:
+def compute_pair_costs(rounds: Sequence[RoundDescription], *, rule: Filter) -> PairCosts:
     """Return the costs between all pairs of places (positions in observations), at least 0 and low for similar examples.
 
     The cost of features is 1 - cosine, after `make_comparable`. The cost of images is their mean squared difference, after

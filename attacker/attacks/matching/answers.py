@@ -17,13 +17,14 @@ from attacker.attacks.confidence import (
     judge_prior,
     judge_search,
 )
-from attacker.attacks.gradients.products import GradientTensors, squared_norm
+from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.decoders import pixels
 from attacker.attacks.matching.loss.problems import ProblemRow
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.saved_state import BestResult
 from attacker.attacks.needs import list_oracles
+from attacker.attacks.simulation.gradients import squared_norm
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 

@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacker.attacks.gradients.products import GradientTensors, compute_products, squared_norm
+from attacker.attacks.gradients.products import GradientTensors, compute_products
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.layer_weights import LayerWeights
+from attacker.attacks.simulation.gradients import squared_norm
 
 FeatureLayerName = Literal["head", "gaussian"]
 TensorUnit = Literal["root_mean_square", "norm"]

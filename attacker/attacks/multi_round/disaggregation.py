@@ -6,10 +6,11 @@ differs between rounds is left as the residual.
 A recorded secure sum is the mean over its cohort (the clients of the sum), and is multiplied by the size of the cohort first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedsim.recording.codec import encode
 from fedsim.recording.observation import Observation
@@ -57,24 +58,24 @@ def disaggregate(sums: Sequence[Observation]) -> Disaggregated:
         updates[key] = solution.reshape(len(names), *w.shape).float()
         residual += float((participation @ solution - totals).square().sum())
         total += float(totals.square().sum())
-    observations = {}
-    for i, name in enumerate(names):
-        if determined[i]:
-            joined = [secure_sum for secure_sum in sums if name in secure_sum.cohort]
-            weights = {
-                key: torch.stack([secure_sum.weights[key] for secure_sum in joined]).mean(dim=0) for key in joined[0].weights
-            }
-            sizes = {
-                None if secure_sum.num_examples is None else secure_sum.num_examples / len(secure_sum.cohort)
-                for secure_sum in joined
-            }
-            size = sizes.pop() if len(sizes) == 1 else None
-            observations[name] = replace(
-                joined[0],
-                client=name,
-                cohort=(name,),
-                num_examples=int(size) if size is not None and size.is_integer() else None,
-                weights=weights,
-                payload=encode({key: u[i] for key, u in updates.items()}),
-            )
+    observations = {
+        name: _build_observation(name, [one for one in sums if name in one.cohort], {key: u[i] for key, u in updates.items()})
+        for i, name in enumerate(names)
+        if determined[i]
+    }
     return Disaggregated(observations, (residual / total) ** 0.5 if total else 0.0)
+
+
+def _build_observation(client: str, sums: Sequence[Observation], update: Mapping[str, Tensor]) -> Observation:
+    """Return the observation of one client, with the `update` that was solved from `sums`, those in which it took part."""
+    weights = {key: torch.stack([one.weights[key] for one in sums]).mean(dim=0) for key in sums[0].weights}
+    sizes = {None if one.num_examples is None else one.num_examples / len(one.cohort) for one in sums}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return replace(
+        sums[0],
+        client=client,
+        cohort=(client,),
+        num_examples=int(size) if size is not None and size.is_integer() else None,
+        weights=weights,
+        payload=encode(dict(update)),
+    )

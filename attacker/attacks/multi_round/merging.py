@@ -25,9 +25,7 @@ MAX_CANDIDATES = 600
 """Largest number of candidates for which all pairs are compared; more are not merged."""
 
 
-def merge(
-    found: Reconstruction, missed: Mapping[int, float], *, same: float = MAX_SAME_DISTANCE, different: int = 0
-) -> Reconstruction:
+def merge(found: Reconstruction, missed: Mapping[int, float], *, different: int = 0) -> Reconstruction:
     """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
     The reconstruction is returned unchanged if all candidates are of one round, or if there are more than MAX_CANDIDATES.
@@ -36,7 +34,6 @@ def merge(
     its rounds is kept, then the earlier one.
     missed: dict from round to the distance between the gradient of the round's candidates and the observed one, relative to the
             norm of the observed one.
-    same:   share of the median squared distance of different candidates below which candidates are equal, see `group_candidates`.
     different: number of first candidates that are known to be different examples, and are not merged with each other.
     """
     rounds = _list_rounds(found)
@@ -45,7 +42,7 @@ def merge(
     left = [min((missed[number] for number in own), default=1.0) for own in rounds]
     trust = list(zip((-found.confidence.nan_to_num(nan=-1.0)).tolist(), left, range(len(left)), strict=True))
     apart = [own | {0} if i < different else own for i, own in enumerate(rounds)]  # rounds are numbered from 1
-    groups = sorted(group_candidates(found.x, found.y, apart, same=same), key=min)
+    groups = sorted(group_candidates(found.x, found.y, apart, same=MAX_SAME_DISTANCE), key=min)
     fewer = len(found.x) - len(groups)
     if not fewer:
         return found

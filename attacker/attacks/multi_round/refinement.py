@@ -57,7 +57,7 @@ CHUNK = 512
 """Number of unknowns by which gradients are differentiated at once."""
 
 
-def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress | None = None) -> Reconstruction:
+def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress | None) -> Reconstruction:
     """Return the answer of a search with examples that solve the equations of all values sent; `found` if there are none.
 
     The answer is changed only if the equations then hold up to `MAX_MISFIT`, so that no choice depends on the truth. Examples

@@ -19,9 +19,7 @@ from attacker.attacks.multi_round.disaggregation import disaggregate
 from attacker.reconstruction import Reconstruction, Slot
 
 
-def attack_solved_sums(
-    case: Case, attack: str, rng: Generator, progress: Progress | None = None, device: str = "cpu"
-) -> Reconstruction:
+def attack_solved_sums(case: Case, attack: str, rng: Generator, progress: Progress | None, device: str) -> Reconstruction:
     """Return the examples that closed forms find in the single clients' updates that explain a case's sums by least squares.
 
     Each example has one `Slot` for every round of the case in which its client took part. A slot states the round and the client

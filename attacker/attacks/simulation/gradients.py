@@ -89,7 +89,7 @@ def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, pen
     return compute_gradient
 
 
-def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NO_BUFFERS) -> Tensor:
+def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights) -> Tensor:
     """Return the logits (N, K) for x (N, *shape) in [0, 1].
 
     The function can also be called under torch.func's transforms for networks that do not support these transforms.
@@ -188,7 +188,7 @@ def evaluate_test_problems(gradient: Gradients, model: nn.Module, data: DataSpec
 
     def compute_squared_norm(x: Tensor, y: Tensor) -> tuple[Tensor, Gradient]:
         found = gradient(weights, x, y, buffers)
-        return sum_squares(found), found
+        return squared_norm(found), found
 
     function = grad_and_value(compute_squared_norm, has_aux=True)
     if not loop:
@@ -198,7 +198,8 @@ def evaluate_test_problems(gradient: Gradients, model: nn.Module, data: DataSpec
     return {name: torch.stack([row[1][1][name] for row in rows]) for name in weights}, torch.stack([row[0] for row in rows])
 
 
-def sum_squares(gradient: Mapping[str, Tensor]) -> Tensor:
+def squared_norm(gradient: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of squares over all entries of all parameters, 0-d."""
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 
@@ -209,7 +210,7 @@ def is_close(found: Probed, expected: Probed) -> bool:
     together if that is larger. The derivative by x may differ by `5 * AGREEMENT_TOLERANCE` times its norm.
     """
     gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
-    whole = sum_squares(gradients[1]).sqrt()
+    whole = squared_norm(gradients[1]).sqrt()
     pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]
     off = all(bool((f - e).norm() <= AGREEMENT_TOLERANCE * torch.maximum(e.norm(), 1e-4 * whole)) for f, e in pairs)
     return off and bool((slopes[0] - slopes[1]).norm() <= AGREEMENT_TOLERANCE * 5 * slopes[1].norm())

@@ -58,7 +58,7 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
     return joined, [starts[reader.dataset["content_hash"]] for reader in readers]
 
 
-def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None = None) -> Dataset:
+def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None) -> Dataset:
     """Load the data set that truth describes, or the one that the user gives instead.
 
     described: content of `dataset.json`. given: name and arguments of the user's data set; if it is of the same kind as the one

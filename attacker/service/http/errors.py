@@ -79,7 +79,7 @@ def _make_handler(status: int) -> Any:
     return answer
 
 
-def describe_errors(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
+def describe_errors(errors: Sequence[Any], spec: Any) -> dict[str, Any]:
     """Return the first of pydantic's errors in a request as a dict in the form of `schemas.Problem`.
 
     spec: content of the request if it submits a job, otherwise None. Fields of a job are named with the prefix `spec.`.

@@ -96,7 +96,7 @@ def hash_manifest(folder: Path) -> str:
     return hashlib.sha256(read_bytes(folder / "recording", "manifest.json", limit=MAX_BYTES)).hexdigest()[:32]
 
 
-def read_index(folder: Path, before: Index | None = None) -> Index:
+def read_index(folder: Path, before: Index | None) -> Index:
     """Read the state of the index of the run in `folder`. Damage is reported in `Index.damage`, not raised.
 
     before: the state at an earlier time; only rows of rounds that changed since then are checked for damage. None checks all.

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attacker.report.pairs import ExamplePair
 from attacker.service.index.attack_folders import CaseEntry, ShownState, Source, find_null
@@ -18,8 +18,6 @@ from attacker.service.schemas.attacks import AttackOnRecording
 from attacker.service.schemas.cases import CaseDetails, CaseExample, CaseOutcome, CaseSummary, NullExample, TableValue
 from attacker.service.schemas.recordings import Data, ObservationSummary, RecordingSummary
 from fedsim.recording import Manifest
-
-NO_NULLS: Mapping[Any, NullExample] = {}
 
 
 def format_moment(seconds: float | None) -> str | None:
@@ -131,7 +129,7 @@ def _describe_attack(
 
 
 def describe_case(
-    source: Source, facts: CaseEntry, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()
+    source: Source, facts: CaseEntry, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore]
 ) -> CaseSummary:
     """Return one case for the API, without its examples.
 
@@ -215,7 +213,7 @@ def describe_found(
     cells: Mapping[int, ExamplePair],
     *,
     images: bool,
-    nulls: Mapping[int, NullExample] = NO_NULLS,
+    nulls: Mapping[int, NullExample],
 ) -> Iterator[CaseExample]:
     """Yield each reconstructed example of a case that is not scored, without an original to compare it with.
 
@@ -253,7 +251,7 @@ def describe_scored(
     cells: Mapping[int, ExamplePair],
     *,
     images: bool,
-    nulls: Mapping[Place, NullExample] = NO_NULLS,
+    nulls: Mapping[Place, NullExample],
 ) -> Iterator[CaseExample]:
     """Yield each true example of a case that is scored, with the reconstruction assigned to it, if there is one.
 

@@ -62,8 +62,8 @@ def plan(recording: Recording, out: Path, seconds: float) -> tuple[dict[str, Pla
 
 def find_smallest(recording: Recording, out: Path) -> set[str]:
     """Return the clients that `accumulate` uses under the smallest budget under which it is planned."""
-    plans = cache(lambda step: plan(recording, out, 0.01 * 1.02**step)[0])
-    first = bisect_left(range(700), True, key=lambda step: "accumulate" in plans(step))
+    plans = cache(lambda step: plan(recording, out, 0.01 * 1.2**step)[0])  # a second client costs three quarters more
+    first = bisect_left(range(80), True, key=lambda step: "accumulate" in plans(step))
     return {row.client for row in plans(first)["accumulate"].rows}
 
 

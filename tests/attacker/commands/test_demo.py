@@ -16,10 +16,10 @@ from fedsim.server.app import FederationServer
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Demonstration limited to two rounds of each federation and two steps of each search."""
+    """Demonstration limited to two clients and two rounds of each federation, and two steps of each search."""
     for name, federation in demo.DEMO_FEDERATIONS.items():
         attacks = tuple((attack, {"steps": 2}) for attack, _ in federation.attacks)
-        short = replace(federation, overrides={**federation.overrides, "rounds": 2}, attacks=attacks)
+        short = replace(federation, overrides={**federation.overrides, "clients.count": 2, "rounds": 2}, attacks=attacks)
         monkeypatch.setitem(demo.DEMO_FEDERATIONS, name, short)
 
 

@@ -61,7 +61,7 @@ class EquationCount:
     rank: int
 
 
-def count_equations(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> EquationCount:
+def count_equations(layer: LayerFootprint, live: Tensor, dead: float) -> EquationCount:
     """Count the independent equations of a convolution, or an upper bound of their number.
 
     live: mask of the output values of one channel that later layers depend on.

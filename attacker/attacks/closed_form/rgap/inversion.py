@@ -227,17 +227,13 @@ def _score_solution(point: Point, place: int, labels: Tensor | None) -> Tensor:
 
 
 def _choose_points(points: Sequence[Point], which: Tensor) -> Point:
+    """Return for each problem the one of `points` whose index is in `which` (P,)."""
     chosen = points[0]
     for i, point in enumerate(points[1:], start=1):
         here = which == i
-
-        def pick(a: Tensor, b: Tensor, here: Tensor = here) -> Tensor:
-            return torch.where(here.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-
-        chosen = replace(
-            chosen,
-            f=pick(point.f, chosen.f),
-            gradient=pick(point.gradient, chosen.gradient),
-            head=point.head.where(here, chosen.head),
+        f, gradient = (
+            torch.where(here.reshape(-1, *[1] * (own.ndim - 1)), own, other)
+            for own, other in ((point.f, chosen.f), (point.gradient, chosen.gradient))
         )
+        chosen = replace(chosen, f=f, gradient=gradient, head=point.head.where(here, chosen.head))
     return chosen

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacker.attacks.gradients.products import squared_norm
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, convert_weight_to_cosine
 from attacker.attacks.matching.settings import MatchingSettings
+from attacker.attacks.simulation.gradients import squared_norm
 
 
 class LossScales:

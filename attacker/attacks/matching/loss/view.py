@@ -14,7 +14,7 @@ from attacker.attacks.gradients.adjoints import Adjoints, build_adjoints
 from attacker.attacks.gradients.convolutions import to_channels_last
 from attacker.attacks.gradients.hardware import keep_freed_memory
 from attacker.attacks.gradients.observed import ObservedGradients
-from attacker.attacks.gradients.products import GradientTensors, squared_norm
+from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.gradients.vectorised import PerProblem, build_per_problem
 from attacker.attacks.matching.layer_weights import weigh_by_norm, weigh_relatively
 from attacker.attacks.matching.loss.problems import ProblemRow, get_row, map_problems
@@ -24,7 +24,7 @@ from attacker.attacks.simulation.batch_statistics import compute_statistics, mea
 from attacker.attacks.simulation.bottleneck import SolvedBottleneck, find_solved_bottleneck
 from attacker.attacks.simulation.client import follow_channel, simulate_channel
 from attacker.attacks.simulation.draws import Draws
-from attacker.attacks.simulation.gradients import build_gradient
+from attacker.attacks.simulation.gradients import build_gradient, squared_norm
 from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import ChannelState, transparent
 from fedsim.recording.observation import Observation

@@ -200,7 +200,7 @@ def judge_certainty(found: RecoveredExamples) -> Tensor:
     return torch.where(sure, CERTAIN, torch.nan).float()
 
 
-def list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]] = ()) -> tuple[Slot, ...]:
+def list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
     """Return slots (positions in batches) for examples in the observations that contain them, as far as positions suffice.
 
     Which free position an example gets within an observation is arbitrary. holders: indices of the observations of each example.

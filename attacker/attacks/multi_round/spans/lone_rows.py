@@ -41,7 +41,7 @@ def has_independent_errors(observation: Observation, chain: Chain | None) -> boo
 
 
 def add_lone_rows(
-    found: RecoveredExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool, images: bool = True
+    found: RecoveredExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool, images: bool
 ) -> RecoveredExamples:
     """Return the examples found so far, and those that alone turn on neurons in one of the updates, each example once.
 

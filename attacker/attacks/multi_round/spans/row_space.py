@@ -172,7 +172,7 @@ def project(spaces: Sequence[Tensor], rng: Generator) -> Tensor:
     return found
 
 
-def count_shared(projected: Tensor, ranks: Tensor, pairs: Tensor, *, margin: float = 1.0) -> Tensor:
+def count_shared(projected: Tensor, ranks: Tensor, pairs: Tensor, *, margin: float) -> Tensor:
     """Return the number of shared dimensions (P,) of pairs (P, 2) of projected row spaces (N, rank, d).
 
     ranks: (N,) ranks of the spaces before they were padded with rows of zeros. margin: factor by which the threshold of

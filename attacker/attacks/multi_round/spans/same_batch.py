@@ -89,7 +89,7 @@ def separate_same_batch(
     forwards: Sequence[Tensor],
     templates: Sequence[Tensor] | None,
     rng: Generator,
-    known: Tensor | None = None,
+    known: Tensor | None,
 ) -> Tensor:
     """Return vectors (R, F) of all R examples of a batch from the row spaces of its rounds; none, (0, F), if that fails.
 

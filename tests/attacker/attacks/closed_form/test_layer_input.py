@@ -104,7 +104,7 @@ def test_encoder_of_a_precode_bottleneck_reveals_the_features(observe: Observe) 
         found.append(attack_case(one))
         assert psnr(found[-1].x, x) > psnr(torch.full_like(x, 0.5), x) + 5
         assert any("256 inputs of 7.bottleneck.encoder" in note for note in found[-1].notes)
-    torch.testing.assert_close(found[0].x, found[1].x, atol=0.1, rtol=0)
+    assert psnr(found[0].x, found[1].x) > 28
     without, _, _ = make_case(observe, convolutional)
     with pytest.raises(ValueError, match="no hidden linear layer"):
         route.find_suitable_layer(observed([without]))

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor
 
 from attacker.attacks import Case, cpl
 from attacker.attacks.gradients.compiled import CompiledEvaluation
@@ -54,7 +55,8 @@ def test_failed_compilation_warns_once_and_falls_back(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch compiles with g++, and there is none")
-def test_compiled_search_agrees_with_the_plain_one(observe) -> None:
+def test_compiled_search_agrees_with_the_plain_one(observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "compile_threads", 1)  # each process of a pool would import PyTorch first
     model, data = ModelSpec(name="mlp", arguments={"hidden": [4]}), DataSpec(shape=(6,), num_classes=3)
     batches = [(torch.rand(1, 6, generator=rng().manual_seed(i)), torch.tensor([i])) for i in range(2)]
     cases = [Case((observe(batch, model=model, data=data, client=f"c{i}"),)) for i, batch in enumerate(batches)]

@@ -8,7 +8,8 @@ import pytest
 from attacker.attacks.gradients import hardware as kept_memory
 
 PROBE = f"""
-import resource, runpy
+import resource, runpy, sys, types
+sys.modules["torch"] = types.SimpleNamespace(dtype=object)  # the function does without PyTorch, whose import takes seconds
 keep = runpy.run_path({kept_memory.__file__!r})["keep_freed_memory"]
 kept = {{call}} and keep({{largest}})
 def work():

@@ -12,7 +12,7 @@ from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
-RESNET = ModelSpec(name="resnet20_4")
+RESNET, LENET = ModelSpec(name="resnet20_4"), ModelSpec(name="lenet_cpl")
 
 
 def test_gradients_in_bfloat16_are_near_those_in_float32_and_not_the_same() -> None:
@@ -30,7 +30,7 @@ def test_gradients_in_bfloat16_are_near_those_in_float32_and_not_the_same() -> N
 def test_only_the_first_share_of_the_steps_is_in_bfloat16(observe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: torch.bfloat16)
     batches = [(torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(i)), torch.tensor([i])) for i in range(2)]
-    cases = [Case((observe(batch, model=RESNET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
+    cases = [Case((observe(batch, model=LENET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
     attack = agic_of_one_round(steps=4).copy_with(coarse=0.5)
     seen: list[torch.dtype | None] = []
     evaluate = case_batch.ViewEvaluation.__call__

@@ -104,7 +104,7 @@ def test_solved_equations_are_kept_if_the_user_interrupts_afterwards(observe, mo
 
     monkeypatch.setattr(refinement, "exclude_output_errors", interrupt)
     x, y = (255 * make_example()).round() / 255, torch.tensor([2])
-    case = record(observe, x, y, 24, "top_k(0.05, error_feedback=True)")
+    case = record(observe, x, y, 8, "top_k(0.05, error_feedback=True)")
     (found,) = accumulate(steps=1, decoder="pixels", tv=1e-5)([case], rng=torch.Generator())
     assert found.interrupted
     assert float(psnr(found.x, x)) > 80
@@ -112,9 +112,9 @@ def test_solved_equations_are_kept_if_the_user_interrupts_afterwards(observe, mo
 
 @pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)"])
 def test_values_sent_in_enough_rounds_determine_the_example_exactly(observe, defense: str) -> None:
-    """What is kept back is sent later, so that two dozen rounds give more equations than the example has values."""
+    """What is kept back is sent later, so that eight rounds give more equations than the example has values."""
     x, y = (255 * make_example()).round() / 255, torch.tensor([2])
-    case = record(observe, x, y, 24, defense)
+    case = record(observe, x, y, 8, defense)
     attack = accumulate(steps=1, decoder="pixels", tv=1e-5)
     searched, refined = (replace(attack, refined=some)([case], rng=torch.Generator())[0] for some in (False, True))
     assert float(psnr(searched.x.clamp(0, 1), x)) < 50
@@ -200,7 +200,7 @@ def use_fewer_examples_once(case: Case) -> Case:
 def test_unsuitable_equations_keep_the_answer_of_the_search(observe, change, examples: int, compare: str, reason: str) -> None:
     x, y = torch.cat([make_example(seed) for seed in range(examples)]), torch.arange(examples)
     keep = 0.002 if change is take_two_rounds else 0.05
-    case = change(record(observe, x, y, 24 if compare == "same" else 3, f"top_k({keep}, error_feedback=True)"))
+    case = change(record(observe, x, y, 8 if compare == "same" else 3, f"top_k({keep}, error_feedback=True)"))
     attack = accumulate(steps=2, decoder="pixels", tv=1e-5, compare=compare)
     searched, refined = (replace(attack, refined=some)([case], rng=torch.Generator())[0] for some in (False, True))
     torch.testing.assert_close(refined.x, searched.x, rtol=0, atol=0)

@@ -158,20 +158,20 @@ def test_separate_local_epochs_are_merged_in_the_answer(observe, examples) -> No
         cpl().copy_with(order_invariant=0.1)
 
 
-@pytest.mark.parametrize("calls", [1, 4, 9])
-def test_killed_search_resumes_to_the_same_result(image_case, calls: int) -> None:
+def test_killed_search_resumes_to_the_same_result(image_case) -> None:
     """The search is killed in its first start, between two starts, and in its second, which needs the result of the first."""
     cases = [image_case(i)[0] for i in range(2)]
     attack = cpl(init="uniform", steps=5, restarts=2).copy_with(stop=replace(cpl().search.stop, stuck=0.0, precision=0.0))
     undisturbed = attack(cases, rng=seeded())
-    storage = FailingStorage(calls)
-    with pytest.raises(RuntimeError, match="killed"):
-        attack(cases, rng=seeded(), memory=storage)
-    storage.calls = 10**6
-    for one, expected in zip(attack(cases, rng=seeded(), memory=storage), undisturbed, strict=True):
-        assert torch.equal(one.x, expected.x)
-        assert torch.equal(one.loss, expected.loss)
-        assert (one.iterations, one.restarts, one.evaluations) == (10, 2, expected.evaluations)
+    for calls in (1, 4, 9):
+        storage = FailingStorage(calls)
+        with pytest.raises(RuntimeError, match="killed"):
+            attack(cases, rng=seeded(), memory=storage)
+        storage.calls = 10**6
+        for one, expected in zip(attack(cases, rng=seeded(), memory=storage), undisturbed, strict=True):
+            assert torch.equal(one.x, expected.x)
+            assert torch.equal(one.loss, expected.loss)
+            assert (one.iterations, one.restarts, one.evaluations) == (10, 2, expected.evaluations)
 
 
 def test_labels_of_linked_examples_come_from_links_or_the_oracle(two_rounds: Case) -> None:
