@@ -31,7 +31,7 @@ certainty of a certified example, and the confidence in it. This applies where t
 batches. If the gradient contains a defense's noise, the distance is larger, so that nothing is certified."""
 MIN_LIKELY = 0.5
 """Smallest confidence of an example that is more probably recovered than not."""
-MAX_UNEXPLAINED_SHARE = 0.1
+MAX_UNEXPLAINED_IMAGES, MAX_UNEXPLAINED_ROWS = 0.1, 0.02
 """Largest share of a gradient's power that a search may leave unexplained, beyond known noise, for its answer to be likely."""
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 MAX_DUPLICATE_DISTANCE = 1e-6
@@ -77,8 +77,9 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     the search. If it cannot be computed, confidence is undecided as well.
 
     A confidence of at least MIN_LIKELY becomes undecided in two cases, since no answer of the calibration with such a confidence
-    was like these: more than MAX_UNEXPLAINED_SHARE of the gradient's power is unexplained, beyond known noise, or the gradient
-    does not depend on so many pixels that their prior variance alone exceeds MAX_RECOVERED_MSE, or on any value of a table row.
+    was like these: more than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained, beyond known
+    noise, or the gradient does not depend on so many pixels that their prior variance alone exceeds MAX_RECOVERED_MSE, or on some
+    value of a table row.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -105,7 +106,7 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
         return build_undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
     judged = judge(route, evidence, explained, found.data)
-    confidence, unexplained = doubt_likely(judged.confidence, _explain_misfit(float(missed - noise)))
+    confidence, unexplained = doubt_likely(judged.confidence, _explain_misfit(float(missed - noise), found.data))
     blind = unseen.cpu() * PRIOR_VARIANCE > (MAX_RECOVERED_MSE if found.data.is_image else 0.0)
     confidence, unconstrained = doubt_likely(confidence, UNSEEN_VALUES, blind)
     return replace(judged, confidence=confidence, notes=(*judged.notes, *unexplained, *unconstrained))
@@ -239,9 +240,9 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
     return ConfidenceEstimates(probabilities, explained, evidence, (words,))
 
 
-def _explain_misfit(unexplained: float) -> str:
+def _explain_misfit(unexplained: float, data: DataSpec) -> str:
     """Return why the answer of a search is not likely; "" if it may be. unexplained: share of power beyond known noise."""
-    if not unexplained > MAX_UNEXPLAINED_SHARE:
+    if not unexplained > (MAX_UNEXPLAINED_IMAGES if data.is_image else MAX_UNEXPLAINED_ROWS):
         return ""
     return (
         f"the answer leaves {min(unexplained, 1.0):.0%} of the gradient unexplained beyond known noise, as if the search had "

@@ -59,7 +59,7 @@ class Posterior:
         A network does not depend on the pixels outside of a crop that its code makes, for example.
         """
         random = tuple(torch.randn(part.shape, generator=rng).to(part) for part in self.left)
-        pulled = self.pull(random)[0].flatten(1).abs()
+        pulled: Tensor = self.pull(random)[0].flatten(1).abs()
         return (pulled <= MAX_UNSEEN_INFLUENCE * pulled.amax(dim=1, keepdim=True)).float().mean(dim=1)
 
     def _apply_curvature(self, v: Tensor) -> Tensor:
