@@ -23,6 +23,7 @@ from attacker.audit.token_checks import check_tokens
 from attacker.audit.training_checks import check_shape, check_training
 from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
+from attacker.replay.cases import find_bad_numbers
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from fedsim.recording import DamagedFile, Observation, Recording, find_recording, find_run
@@ -75,11 +76,13 @@ class Audit:
 def check_recording(recording: Recording) -> list[CheckResult]:
     """Return the results of the checks that need neither an attack nor the true examples, in a fixed order.
 
-    At most `MAX_CHECKED` updates are read, and damaged ones are skipped. Without a complete update, only the checks of weights,
-    of epsilon and of missing rounds are made. Raises DamagedFile if all updates that are read are damaged, or if the weights of a
-    round cannot be read.
+    At most `MAX_CHECKED` updates are read, and damaged ones and those with NaN or infinity are skipped. Without any other, only
+    the checks of weights, of epsilon and of missing rounds are made. Raises DamagedFile if all updates that are read are damaged,
+    or if the weights of a round cannot be read.
     """
-    observations = _sample(recording)
+    sampled = _sample(recording)
+    problems = [find_bad_numbers(one) for one in sampled]
+    observations = [one for one, problem in zip(sampled, problems, strict=True) if not problem]
     metrics = read_metrics(recording.folder.parent)
     found: list[CheckResult] = [*check_weights(recording), *check_epsilon(recording, metrics)]
     recorded, trained = len(recording.list_rounds()), sum(row["round"] > 0 for row in metrics)
@@ -89,8 +92,14 @@ def check_recording(recording: Recording) -> list[CheckResult]:
             "together may reveal more"
         )
         found.append(NotChecked(rule="unrecorded-rounds", reason=reason, kind="no guarantee"))
-    if not observations:
+    if any(problems):
+        first = next(filter(None, problems))
+        reason = f"{len(sampled) - len(observations)} of {len(sampled)} updates are left out of the checks; {first}"
+        found.append(NotChecked(rule="updates", reason=reason, kind="left out"))
+    if not sampled:
         return [*found, NotChecked(rule="updates", reason="the recording holds no complete update", kind="needs information")]
+    if not observations:
+        return found
     signature = None
     if (spec := observations[0].defenses).steps:
         signature = measure_signature(spec, observations[0].update)

@@ -19,6 +19,7 @@ from attacker.attacks.confidence.evidence import (
     measure_curvature,
     measure_outside,
 )
+from attacker.attacks.confidence.laplace import PRIOR_VARIANCE
 from attacker.reconstruction import MAX_RECOVERED_MSE
 from fedsim.recording.observation import DataSpec
 
@@ -30,6 +31,9 @@ certainty of a certified example, and the confidence in it. This applies where t
 batches. If the gradient contains a defense's noise, the distance is larger, so that nothing is certified."""
 MIN_LIKELY = 0.5
 """Smallest confidence of an example that is more probably recovered than not."""
+MAX_UNEXPLAINED_IMAGES, MAX_UNEXPLAINED_ROWS = 0.1, 0.02
+"""Largest share of a gradient's power that a search may leave unexplained, beyond known noise, for its answer to be likely."""
+UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 POSSIBLE_MIXTURES = (
@@ -71,6 +75,11 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     given up gets the confidence of an answer without the gradient, since no search that was given up in the calibration would
     have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
     the search. If it cannot be computed, confidence is undecided as well.
+
+    A confidence of at least MIN_LIKELY becomes undecided in two cases, since no answer of the calibration with such a confidence
+    was like these: more than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained, beyond known
+    noise, or the gradient does not depend on so many pixels that their prior variance alone exceeds MAX_RECOVERED_MSE, or on some
+    value of a table row.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -86,17 +95,21 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
         "examples": torch.tensor(float(len(x))).log2(),
         "equations": torch.tensor(observed / (len(x) * found.data.size)).clamp(1e-2, 1e2).log10(),
     }
-    evidence = {name: value.cpu().float().expand(examples) for name, value in everywhere.items()}
+    evidence = {name: value.detach().cpu().float().expand(examples) for name, value in everywhere.items()}
     evidence |= measure_appearance(x[:examples].cpu(), found.data) | {"linked": found.linked[:examples]}
     curve = find_curve(route, is_image=found.data.is_image)
     if curve is not None and (reason := curve.explain_unfitted_facts(evidence)):
         return build_undecided(examples, reason, explained, evidence)
     try:
-        error, step = (t[:examples] for t in measure_curvature(found, torch.maximum(missed, noise)))
+        error, step, unseen = (t[:examples].detach() for t in measure_curvature(found, torch.maximum(missed, noise)))
     except RuntimeError as failed:  # some layers have no third derivative, or memory is short
         return build_undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
-    return judge(route, evidence, explained, found.data)
+    judged = judge(route, evidence, explained, found.data)
+    confidence, unexplained = doubt_likely(judged.confidence, _explain_misfit(float(missed - noise), found.data))
+    blind = unseen.cpu() * PRIOR_VARIANCE > (MAX_RECOVERED_MSE if found.data.is_image else 0.0)
+    confidence, unconstrained = doubt_likely(confidence, UNSEEN_VALUES, blind)
+    return replace(judged, confidence=confidence, notes=(*judged.notes, *unexplained, *unconstrained))
 
 
 def judge_closed_form(
@@ -225,6 +238,16 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
         "inaccurate in the calibration"
     )
     return ConfidenceEstimates(probabilities, explained, evidence, (words,))
+
+
+def _explain_misfit(unexplained: float, data: DataSpec) -> str:
+    """Return why the answer of a search is not likely; "" if it may be. unexplained: share of power beyond known noise."""
+    if not unexplained > (MAX_UNEXPLAINED_IMAGES if data.is_image else MAX_UNEXPLAINED_ROWS):
+        return ""
+    return (
+        f"the answer leaves {min(unexplained, 1.0):.0%} of the gradient unexplained beyond known noise, as if the search had "
+        "failed, or clients trained with another loss or otherwise than stated"
+    )
 
 
 def build_undecided(

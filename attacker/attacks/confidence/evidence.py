@@ -105,11 +105,11 @@ def compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
     return torch.stack(missed).sum() / whole, torch.stack(noise).sum() / whole, sent
 
 
-def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each example how uncertain its values are, and how much another Gauss-Newton step would change them, (N,) each.
+def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each example how uncertain its values are, how much another Gauss-Newton step would change them, and a share.
 
-    They are the mean posterior variance (`Posterior.estimate_error`), and the mean squared change by that step
-    (`Posterior.estimate_next_step`).
+    They have the shape (N,): the mean posterior variance (`Posterior.estimate_error`), the mean squared change by that step
+    (`Posterior.estimate_next_step`), and the share of values without influence (`Posterior.estimate_unseen_share`).
     Residuals are differences between simulated and observed gradients, relative to the norm of the observed ones.
     variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
     """
@@ -128,7 +128,7 @@ def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Te
     variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(observation.coordinates for observation in found.compared)
     iterations = min(CG_ITERATIONS, max(2, found.evaluations // EVALUATIONS_PER_ITERATION))
     posterior = Posterior(compute_residuals, found.x, variance, iterations)
-    return posterior.estimate_error(found.rng), posterior.estimate_next_step()
+    return posterior.estimate_error(found.rng), posterior.estimate_next_step(), posterior.estimate_unseen_share(found.rng)
 
 
 def measure_appearance(x: Tensor, data: DataSpec) -> dict[str, Tensor]:

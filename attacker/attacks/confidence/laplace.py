@@ -12,6 +12,8 @@ PRIOR_VARIANCE = 0.06
 """Prior variance of pixels in [0, 1], about the variance of photographs."""
 CG_ITERATIONS = 12
 """Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose."""
+MAX_UNSEEN_INFLUENCE = 1e-6
+"""Largest derivative that counts as zero, relative to the largest one of the example. It allows for rounding errors."""
 
 Residuals = Callable[[Tensor], tuple[Tensor, ...]]
 """Maps examples (N, *shape) to the differences between their gradient and the observed one, one tensor per parameter.
@@ -50,6 +52,15 @@ class Posterior:
         The step is damped by the prior's variance, as in the covariance.
         """
         return self._solve(-self.pull(self.left)[0]).flatten(1).square().mean(dim=1)
+
+    def estimate_unseen_share(self, rng: Generator) -> Tensor:
+        """Return the share of each example's values on which the residuals do not depend, (N,), by one random vector.
+
+        A network does not depend on the pixels outside of a crop that its code makes, for example.
+        """
+        random = tuple(torch.randn(part.shape, generator=rng).to(part) for part in self.left)
+        pulled: Tensor = self.pull(random)[0].flatten(1).abs()
+        return (pulled <= MAX_UNSEEN_INFLUENCE * pulled.amax(dim=1, keepdim=True)).float().mean(dim=1)
 
     def _apply_curvature(self, v: Tensor) -> Tensor:
         """Return the product of v with the inverse of the covariance, times `variance`."""

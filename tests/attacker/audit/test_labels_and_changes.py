@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,24 @@ def federate_four(out: Path, defense: str = "", rounds: int = 1) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return federate_four(tmp_path_factory.mktemp("runs") / "open")
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_updates_of_nan_are_named_and_left_out_of_the_checks(run: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording, read = Recording(run / "recording"), Recording.read_observation
+    spoilt = {row.client for row in list(recording.read_rows())[:count]}
+
+    def read_spoilt(self: Recording, row: Any) -> Observation:
+        one = read(self, row)
+        nan = {name: torch.full_like(t, torch.nan) for name, t in one.update.items()}
+        return replace(one, payload=encode(nan)) if one.client in spoilt else one
+
+    monkeypatch.setattr(Recording, "read_observation", read_spoilt)
+    results = check_recording(recording)
+    (named,) = (one for one in results if one.rule == "updates")
+    assert isinstance(named, NotChecked)
+    assert named.reason.startswith(f"{count} of 4 updates are left out of the checks; round 1: the update holds")
+    assert any(one.rule == READABLE for one in results) == (count < 4)
 
 
 def test_negative_label_counts_are_no_finding() -> None:

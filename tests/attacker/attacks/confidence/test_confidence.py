@@ -17,7 +17,8 @@ from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY
 from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 LOW_CONFIDENCE = 0.2
@@ -114,6 +115,74 @@ def test_unknown_layer_type_leaves_confidence_undecided(observe: Callable[..., o
     assert found.explained is not None
     assert 0 <= float(found.explained[0]) <= 1
     assert any("confidence is undecided" in note and "Gate" in note for note in found.notes)
+
+
+def train_otherwise(seen: Observation, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Observation:
+    """Return the observation with the update of one step on `loss`, a function of the logits, instead of the stated one."""
+    weights = {name: w.clone().requires_grad_() for name, w in seen.weights.items()}
+    logits = torch.func.functional_call(models.build(seen.model, seen.data), weights, (x,))
+    gradients = torch.autograd.grad(loss(logits), list(weights.values()))
+    update = {name: -seen.training.learning_rate * g for name, g in zip(weights, gradients, strict=True)}
+    return replace(seen, payload=encode(update))
+
+
+def test_search_that_does_not_explain_the_gradient_is_never_likely(observe: Callable[..., object]) -> None:
+    """Clients minimise the binary cross-entropy of each label, and the recording states cross-entropy."""
+    x, y = smooth_images(2)
+    model, target = ModelSpec(name="mlp", arguments={"hidden": (64,)}), nn.functional.one_hot(y, 10).float()
+    seen = observe((x, y), model=model, data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    seen = train_otherwise(seen, x, lambda z: nn.functional.binary_cross_entropy_with_logits(z, target))
+    (found,) = cpl(steps=60)([Case((seen,))], rng=seeded())
+    assert float((found.x.clamp(0, 1)[:, None] - x[None]).square().flatten(2).mean(dim=2).min()) > 0.05
+    assert not bool((found.confidence >= 0.5).any())
+    assert any("of the gradient unexplained beyond known noise" in note for note in found.notes)
+
+
+def test_search_for_a_row_behind_label_smoothing_is_never_likely(observe: Callable[..., object]) -> None:
+    x, y = torch.rand(1, 20, generator=seeded(1)), torch.tensor([2])
+    model = ModelSpec(name="mlp", arguments={"hidden": (32, 16)})
+    seen = observe((x, y), model=model, data=DataSpec(shape=(20,), num_classes=4))
+    seen = train_otherwise(seen, x, lambda z: nn.functional.cross_entropy(z, y, label_smoothing=0.2))
+    (found,) = cpl(steps=40)([Case((seen,))], rng=seeded())
+    assert float((found.x - x).abs().max()) > 0.05
+    assert isnan(float(found.confidence[0]))
+
+
+class EveryOther(nn.Module):
+    """A network that drops every other column of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 8, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x[..., ::2])
+
+
+def test_search_for_pixels_that_the_network_does_not_read_is_never_likely(observe: Callable[..., object]) -> None:
+    models.admit(f"{__name__}:EveryOther", "columns-for-confidence")
+    x, y = smooth_images(1)
+    seen = observe((x, y), model=ModelSpec(name="columns-for-confidence"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    (found,) = cpl(steps=60)([Case((seen,))], rng=seeded())
+    assert found.explained is not None
+    assert float(found.explained[0]) > 0.99
+    assert float((found.x.clamp(0, 1) - x).square().mean()) > 0.05
+    assert isnan(float(found.confidence[0]))
+    assert any("does not depend on all of its values" in note for note in found.notes)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def test_confidence_beside_batch_norm_in_training_mode_has_no_graph(observe: Callable[..., object]) -> None:
+    models.admit(f"{__name__}:normalised", "normalised-for-confidence")
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    batch = torch.rand(2, 1, 8, 8, generator=seeded()), torch.tensor([1, 2])
+    seen = observe(batch, model=ModelSpec(name="normalised-for-confidence"), data=data)
+    (found,) = cpl(steps=2)([Case((replace(seen, training=replace(seen.training, mode="train")),))], rng=seeded())
+    assert found.evidence
+    assert not found.confidence.requires_grad
 
 
 def test_more_examples_than_in_the_calibration_leave_confidence_undecided(observe: Callable[..., object]) -> None:
