@@ -11,9 +11,9 @@ Inverting Gradients with and without knowledge of the defense. `as_declared` is 
 with the declared change, by equivalence tests with a margin (support/defenses/outcomes.py).
 
 Many clipping norms and noise levels are multiples of the size of undefended updates. Results are stored in runs/benchmarks as
-soon as they are measured, and later runs reuse them. `--fresh` deletes all stored results first. `--kept` prints stored results
-only. `--tuning` uses the part of the data on which settings are chosen. `--quick` measures only two defenses, with smaller
-federations. A name as argument selects one defense.
+soon as they are measured, and later runs of the same version of the code reuse them. `--fresh` deletes all stored results first.
+`--kept` prints stored results only. `--tuning` uses the part of the data on which settings are chosen. `--quick` measures only
+two defenses, with smaller federations. A name as argument selects one defense.
 """
 
 import re

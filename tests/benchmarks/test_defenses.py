@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.defenses import measurements
 from support.defenses.federation import DataFiles, federate, make_settings, measure_units
 from support.defenses.grid import DECLARED_PAIRS, GRID, fill_template
 from support.defenses.measurements import Measurement, MeasurementFile, attack_all
@@ -131,7 +132,7 @@ def test_secure_sum_has_its_cohort_and_number_of_examples(data: DataFiles, tmp_p
     assert {row.num_examples for row in found.recording.read_rows() if row.status == "masked"} == {None}
 
 
-def test_measured_setting_is_read_from_the_file(data: DataFiles, tmp_path: Path) -> None:
+def test_measured_setting_is_read_from_the_file(data: DataFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = make_settings(data, attacked=2, quick=True) | {"rounds": 1}
     found = federate(experiment, tmp_path / "run", "cpu")
     specs = {"exact": {"fallback": "none"}, "inverting_gradients": {"steps": 30, "tv": 0.1}}
@@ -150,4 +151,7 @@ def test_measured_setting_is_read_from_the_file(data: DataFiles, tmp_path: Path)
     moved = json.loads(json.dumps(experiment).replace(str(folder), "/elsewhere"))
     assert again.find({"experiment": moved}, Path("/elsewhere")) is not None
     assert again.find({"experiment": {**experiment, "defense": "clip(1)"}}, folder) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(measurements, "identify_version", lambda: "another version")
+        assert again.find({"experiment": experiment}, folder) is None
     assert MeasurementFile(path, fresh=True).find({"experiment": experiment}, folder) is None

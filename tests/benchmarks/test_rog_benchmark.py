@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.contract import Options
+from support.rog import outcomes
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe
 from support.rog.comparison import (
     REPEATED,
@@ -43,7 +44,9 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_answers_are_stored_by_settings_and_images_and_not_by_the_name_of_a_column(tmp_path: Path) -> None:
+def test_answers_are_stored_by_settings_images_and_code_and_not_by_the_name_of_a_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, images, y = AnswerFolder(tmp_path, fresh=False), torch.rand(2, 1, 1, 8, 8), torch.tensor([3])
     plain, attack = DefendedColumn("any"), cpl(steps=1)
     trials = [
@@ -60,6 +63,9 @@ def test_answers_are_stored_by_settings_and_images_and_not_by_the_name_of_a_colu
         folder.attack(chosen, observe(column, setting, x, y, key="client", seed=0), x, OPTIONS)
         counts.append(len(list(tmp_path.glob("*.safetensors"))))
     assert counts == [1, 1, 2, 3, 4, 5, 6]
+    monkeypatch.setattr(outcomes, "identify_version", lambda: "another version")
+    folder.attack(attack, observe(plain, SETTING, images[0], y, key="client", seed=0), images[0], OPTIONS)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 7
 
 
 def test_rows_do_not_depend_on_the_number_of_worker_processes(

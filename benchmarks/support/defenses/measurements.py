@@ -13,6 +13,7 @@ from support.defenses.federation import Federation
 from support.defenses.outcomes import ExampleScores
 
 from attacker.attacks import AttackSpec
+from attacker.replay.code_version import identify_version
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.row_pairs import average_by_example, fill_failures
@@ -85,7 +86,7 @@ class Measurement:
 
 
 class MeasurementFile:
-    """A file of measurements, each with a hash of its settings, so that a later run does not repeat them.
+    """A file of measurements, each with a hash of its settings and of the code, so that a later run does not repeat them.
 
     fresh: whether to delete the measurements of earlier runs first.
     """
@@ -99,7 +100,7 @@ class MeasurementFile:
         self.known = {row["key"]: row for row in map(json.loads, lines)}
 
     def find(self, identity: Mapping[str, Any], folder: Path) -> Measurement | None:
-        """Return the stored measurement with the settings `identity`, or None if there is none.
+        """Return the measurement that this version of the code stored for the settings `identity`, or None if there is none.
 
         folder: temporary folder; its path is left out when settings are compared.
         """
@@ -124,7 +125,9 @@ class MeasurementFile:
 
 
 def _hash_identity(identity: Mapping[str, Any], folder: Path) -> str:
-    return sha256(json.dumps(identity, sort_keys=True).replace(str(folder), "").encode()).hexdigest()[:16]
+    return sha256(
+        json.dumps({**identity, "code": identify_version()}, sort_keys=True).replace(str(folder), "").encode()
+    ).hexdigest()[:16]
 
 
 def _select_fields(rows: list[ScoreRow]) -> list[dict[str, Any]]:

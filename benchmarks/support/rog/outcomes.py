@@ -19,6 +19,7 @@ from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.learned.perceptual import Lpips, explain_missing, load
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.reconstruction import Reconstruction
+from attacker.replay.code_version import identify_version
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.comparison import match_labels
 from attacker.scoring.metrics import psnr, ssim, ssim_global
@@ -73,13 +74,16 @@ class AnswerFolder:
         """Return the path of an answer, named by a hash of what it depends on.
 
         That is the attack's settings, the settings of the case's observations (network, data, training and defenses), the known
-        labels, the originals x, the name of the case, and the seed of `options`, from which the initial weights are drawn.
+        labels, the originals x, the name of the case, the seed of `options`, from which the initial weights are drawn, and the
+        version of the code.
         """
         parts = [attack.objective, attack.simulation, attack.parametrisation, attack.prior, attack.labels, attack.search]
         own = [attack.name, describe_settings(attack), attack.sees_gradient, attack.enhancer, *parts]
         seen = [(one.model, one.data, one.training, one.defenses, one.gradient, one.inputs) for one in case.observations]
         labels = None if case.known_labels is None else case.known_labels.tolist()
-        text = re.sub(" at 0x[0-9a-f]+", "", repr([own, seen, labels, case.key, tuple(x.shape), options.seed]))
+        text = re.sub(
+            " at 0x[0-9a-f]+", "", repr([own, seen, labels, case.key, tuple(x.shape), options.seed, identify_version()])
+        )
         digest = hashlib.sha256(text.encode() + x.contiguous().numpy().tobytes()).hexdigest()[:16]
         return self.path / f"{digest}.safetensors"
 
