@@ -14,7 +14,7 @@ attacker knows, such as clipping or compression, to the gradient.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 
 import torch
@@ -30,6 +30,7 @@ from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
+from attacker.attacks.simulation.client import draws_at_random
 from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction
 
@@ -204,15 +205,20 @@ class MatchingRun:
         z, _, problems = self._build_problems(pending, 0)
         return time_call(lambda: problems.evaluate(z, dict(problems.per_problem), 0.0), self.attack.device)
 
+    @cached_property
+    def _draws_at_random(self) -> bool:
+        return any(draws_at_random(case.observations[0], self.batch.model) for case in self.cases)
+
     def _choose_stop(self, restart: int) -> Stop:
         """Return the stopping rule of the searches of this restart.
 
-        A null is never given up as hopeless. Two tests for hopeless searches, `Stop.early` and `Stop.stall`, are left out in
+        A null is never given up as hopeless, nor a search if clients draw random numbers (`draws_at_random`): even the loss of
+        the true examples is high then. Two tests for hopeless searches, `Stop.early` and `Stop.stall`, are left out in
         restart 0 of an attack with warm starts, since the loss of a search from a warm start may rise at first. Both tests are
         also left out in all restarts if a client declares a defense, since the loss of defended updates need not fall far.
         """
         stop = self.attack.search.stop
-        if not self.attack.sees_gradient:
+        if not self.attack.sees_gradient or self._draws_at_random:
             return replace(stop, give_up=0.0, stall=None)
         declared = any(one.defenses.steps or one.gradient.step for case in self.cases for one in case.observations)
         return replace(stop, early=(), stall=None) if declared or (self.attack.warm_start and restart == 0) else stop

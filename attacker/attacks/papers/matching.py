@@ -206,7 +206,8 @@ def inverting_gradients(
              the loss of a grey image after 45 of at least 300 steps (`INVERTING_STALL`). These two tests are made only without a
              defense, not in the first start with closed_form_start, and only with the settings for which they were chosen:
              unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never stops a search.
-             The null (the search without the gradient) is never stopped.
+             The null (the search without the gradient) is never stopped, and no search if clients draw random numbers while
+             they train (dropout, MixUp).
     batch_norm: weight of the difference between the batch-norm statistics of the images and the statistics that the client
                 returned, if clients train in mode "train" and return them (`buffers="shared"`).
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last

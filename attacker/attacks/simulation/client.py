@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
 from defenses.channel import Channel, ChannelFacts, ChannelState, compose_channels, transparent
-from defenses.networks import find_hidden
+from defenses.networks import StochasticModule, find_hidden
 from defenses.rules import Gradient, LocalStep, TrainingContext, Weights
 from fedsim import models
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -100,6 +100,17 @@ def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
     """
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad or observation.training.is_frozen(name)}
     return find_hidden(model) | frozen | observation.gradient.build().omitted(build_facts(observation, model))
+
+
+def draws_at_random(observation: Observation, model: nn.Module) -> bool:
+    """Return whether clients draw random numbers while they train that a simulation leaves out.
+
+    These are masks of dropout, noise of a bottleneck, and mixtures of examples. The simulated gradient of the true examples then
+    differs from the observed one.
+    """
+    stochastic = any(isinstance(module, StochasticModule) for module in model.modules())
+    unsimulated = models.list_unsimulated(model, observation.training, observation.data)
+    return stochastic or bool(unsimulated) or observation.inputs.step is not None
 
 
 def compute_total_step(training: Training, steps: int) -> float:

@@ -15,6 +15,8 @@ from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.optimisers.descent import EARLY_LIMITS, Stop
 from attacker.attacks.optimisers.stalls import INVERTING_STALL, Stall
 from attacker.scoring.metrics import mse
+from defenses.inputs import InputsSpec
+from fedsim.recording import ModelSpec, Observation
 from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
@@ -67,6 +69,21 @@ def test_early_limits_end_neither_a_warm_start_nor_a_null(image_case: Make, limi
     assert (len(plain.loss), len(null.loss), len(from_warm.loss)) == (4, 20, 20)
     assert note in plain.notes[0]
     assert not any("was given up" in note for note in (*null.notes, *from_warm.notes))
+
+
+@pytest.mark.parametrize(
+    ("network", "inputs", "iterations"), [("", "", 4), ("dropout(0.3)", "", 20), ("", "mixup(alpha=1.0)", 20)]
+)
+def test_no_search_is_given_up_if_clients_draw_random_numbers(
+    image_case: Make, observe: Callable[..., Observation], network: str, inputs: str, iterations: int
+) -> None:
+    """A high loss says nothing then, since the true examples have one, too."""
+    case, x, y = image_case(1)
+    model = ModelSpec(name="lenet_dlg", network=network)
+    seen = replace(observe((x, y), model=model, data=case.observations[0].data), inputs=InputsSpec.parse(inputs))
+    attack = inverting_gradients(steps=20).copy_with(stop=Stop(patience=20, give_up=0.5, early=((4, 0.0),), unexplained=0.0))
+    (found,) = attack([Case((seen,))], rng=seeded())
+    assert len(found.loss) == iterations
 
 
 def test_latents_of_plain_images_are_grey_and_have_the_labels_of_the_search(image_case: Make) -> None:
