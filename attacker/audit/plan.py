@@ -202,10 +202,13 @@ def _has_label_layer(recording: Recording, row: Row) -> bool:
 
 
 def _count_steps(recording: Recording, row: Row) -> int:
-    """Return the number of local steps that the attacker assumes for the client of a row; 1 if that fails."""
+    """Return the number of local steps that the attacker assumes for the client of a row.
+
+    It is 1 if the update is damaged, or if the client reports more examples than a round can hold.
+    """
     try:
         return find_schedule(recording.read_observation(row))[1]
-    except (DamagedFile, ValueError):  # the update is damaged, or reports too many examples: the replay reports it
+    except (DamagedFile, ValueError):  # the replay reports it
         return 1
 
 

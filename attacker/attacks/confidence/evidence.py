@@ -106,10 +106,11 @@ def compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
 
 
 def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each example how uncertain its values are, how much another Gauss-Newton step would change them, and a share.
+    """Return three measures of how well the gradient determines each example, (N,) each.
 
-    They have the shape (N,): the mean posterior variance (`Posterior.estimate_error`), the mean squared change by that step
-    (`Posterior.estimate_next_step`), and the share of values without influence (`Posterior.estimate_unseen_share`).
+    They are the mean posterior variance of its values (`Posterior.estimate_error`), their mean squared change by another
+    Gauss-Newton step (`Posterior.estimate_next_step`), and the share of its values on which the gradient does not depend
+    (`Posterior.estimate_unseen_share`).
     Residuals are differences between simulated and observed gradients, relative to the norm of the observed ones.
     variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
     """

@@ -125,9 +125,8 @@ class MeasurementFile:
 
 
 def _hash_identity(identity: Mapping[str, Any], folder: Path) -> str:
-    return sha256(
-        json.dumps({**identity, "code": identify_version()}, sort_keys=True).replace(str(folder), "").encode()
-    ).hexdigest()[:16]
+    text = json.dumps({**identity, "code": identify_version()}, sort_keys=True).replace(str(folder), "")
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def _select_fields(rows: list[ScoreRow]) -> list[dict[str, Any]]:
