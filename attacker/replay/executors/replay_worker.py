@@ -24,6 +24,7 @@ def prepare_work(channel: WorkerChannel) -> Work:
         task, is_due = Task.from_json(line), Throttle(PROGRESS_SECONDS)
 
         def report_progress(done: int, most: int, words: str) -> None:
+            channel.interrupt.raise_again()
             if is_due():
                 channel.send_message(progress=[done, most, words])
 

@@ -22,11 +22,11 @@ class Interrupt:
     """Handler of SIGINT that raises KeyboardInterrupt only inside a `with` block, which a worker puts around each task.
 
     After the first SIGINT, every later block raises KeyboardInterrupt as soon as it is entered. Each block raises it at most
-    once, so that a second SIGINT cannot interrupt the writing of the best result.
+    once, so that a second SIGINT cannot interrupt the writing of the best result; `raise_again` raises it once more.
     """
 
     def __init__(self) -> None:
-        self._came = self._listening = False
+        self._came = self._listening = self._repeated = False
 
     def __call__(self, *_: Any) -> None:
         self._came = True
@@ -39,6 +39,15 @@ class Interrupt:
 
     def __exit__(self, *_: Any) -> None:
         self._listening = False
+
+    def raise_again(self) -> None:
+        """Raise KeyboardInterrupt, but only once, if SIGINT came earlier; a search calls this whenever it reports progress.
+
+        A search that still goes on did not get the first exception: Python drops one that is raised inside a destructor.
+        """
+        if self._came and not self._repeated:
+            self._repeated = True
+            raise KeyboardInterrupt
 
     def _raise(self) -> None:
         if self._listening:

@@ -32,6 +32,7 @@ def prepare_work(channel: WorkerChannel) -> Work:
         is_due = Throttle(PROGRESS_SECONDS)
 
         def watch(share: float, words: str) -> None:
+            channel.interrupt.raise_again()
             if is_due():
                 progress = JobProgress(share=min(1.0, max(0.0, share)), words=words[:MAX_WORDS])
                 channel.send_message(progress=progress.model_dump())

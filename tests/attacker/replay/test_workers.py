@@ -160,6 +160,22 @@ def test_interrupt_between_tasks_stops_the_next_task() -> None:
         raise AssertionError("the task began")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupt_that_a_destructor_drops_comes_again_with_the_next_progress() -> None:
+    interrupt = Interrupt()
+
+    class Dropping:
+        def __del__(self) -> None:
+            interrupt()
+
+    with interrupt:
+        interrupt.raise_again()  # nothing came yet
+        Dropping()
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.raise_again()
+        interrupt.raise_again()  # the best result is being written
+
+
 @pytest.mark.parametrize(
     ("seconds", "tasks", "device", "threads", "count"),
     [(5.0, 8, "cpu", 1, 1), (500.0, 1, "cpu", 1, 1), (500.0, 8, "cuda:0", 1, 1), (500.0, 8, "cpu", 10_000, 1)],
