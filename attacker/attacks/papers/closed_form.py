@@ -6,9 +6,8 @@ from typing import Annotated
 from attacker.attacks.arguments import OneOf
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.cocktail.attack import CocktailParty
-from attacker.attacks.closed_form.hybrid import Hybrid, get_criterion
+from attacker.attacks.closed_form.hybrid import CRITERIA, Hybrid, get_criterion
 from attacker.attacks.closed_form.imprint import ImprintReadout
-from attacker.attacks.closed_form.plausibility import CRITERIA
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.labels.rules import infer_labels

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import Laplace, Normal
 
 from attacker.attacks import Case, GradientMatching, cpl, exact, inverting_gradients, rog
+from attacker.attacks.closed_form.observations import ClosedFormAnswer
 from attacker.attacks.closed_form.observations import observe as observe_closed
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.priors import (

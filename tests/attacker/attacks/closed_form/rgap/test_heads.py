@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from torch import Tensor
 
-from attacker.attacks.closed_form.heads import (
+from attacker.attacks.closed_form.rgap.heads import (
     LOSS_EQUATION_MINIMISER,
     LOSS_EQUATION_MINIMUM,
     HeadReading,
