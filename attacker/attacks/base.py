@@ -20,6 +20,7 @@ __all__ = [
     "Effort",
     "IntermediateResult",
     "Look",
+    "Measurable",
     "Memory",
     "Need",
     "PlansRoutes",
@@ -83,8 +84,8 @@ class Attack(Protocol):
     """Protocol of an attack: it reconstructs the training examples of a batch of cases.
 
     All cases of a batch are from one recording, and have equally many observations with the same numbers of examples.
-    Any class with `needs`, `device`, `null` and `__call__` is an attack. The protocols `PlansRoutes` and `ReportsEffort` are
-    optional.
+    Any class with `needs`, `device`, `null` and `__call__` is an attack. The protocols `PlansRoutes`, `ReportsEffort` and
+    `Measurable` are optional.
     The registry maps a name to a factory (a function or the class itself) that takes the arguments and returns the attack.
 
     needs:  conditions that a case must meet. A case that does not meet them is refused with the reason, and not passed to the
@@ -184,6 +185,18 @@ class ReportsEffort(Protocol):
 
     @property
     def effort(self) -> Effort: ...
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """Protocol of an attack that can measure the time of one of the evaluations that `Effort` counts. It is optional."""
+
+    def time_evaluation(self, case: Case) -> float:
+        """Return the seconds of processor time, or on a GPU of wall-clock time, of one evaluation for `case` alone.
+
+        May raise any error if the attack cannot be used on the case.
+        """
+        ...
 
 
 def estimate_effort(attack: object) -> Effort:
