@@ -42,6 +42,14 @@ def test_the_readme_can_be_read_in_ten_minutes_and_its_links_lead_somewhere() ->
         assert (ROOT / target).exists(), target
 
 
+def test_modules_named_in_the_architecture_exist() -> None:
+    named = set(re.findall(r"`((?:attacker|fedsim|defenses)\.[a-z_.]+)`", (ROOT / "docs" / "architecture.md").read_text()))
+    assert len(named) > 20
+    for name in named:
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), name
+
+
 def test_every_page_is_in_the_navigation() -> None:
     named = set(re.findall(r": ([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
