@@ -35,8 +35,8 @@ RunReplay = Callable[[Replay], ReplayResult]
 class AttackRuns:
     """The attacks of an audit that ran, and what was left out.
 
-    recording, out, scorer, model, run_replay: as for `audit` and `PlannedAttack.replay`. Without a scorer, attacks are not compared
-    with the true examples.
+    recording, out, scorer, model, run_replay: as for `audit` and `PlannedAttack.replay`. Without a scorer, attacks are not
+    compared with the true examples.
     attacks:  results, in the order of the plan. left_out: why other attacks did not run, or were stopped.
     """
 
