@@ -12,8 +12,8 @@ from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.multi_round.agic import agic_of_one_round
 from attacker.attacks.needs import Need
+from attacker.attacks.papers.agic import agic_of_one_round
 from attacker.attacks.papers.matching import cpl, dlg, inverting_gradients
 
 SINGLE_EXAMPLE_NEEDS = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE})

@@ -21,8 +21,8 @@ from attacker.attacks.matching.priors import (
     convert_weight_to_cosine,
     total_variation,
 )
-from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.optimisers.descent import MIN_HOPELESS_LOSS
+from attacker.attacks.papers.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.masked_vectors import SUM_CLIENT
