@@ -1,7 +1,4 @@
-"""The protocol of an attack and of the callbacks that it is passed, and checks whether an attack can work on a case.
-
-This module also exports what the code of an attack uses besides, so that one import suffices.
-"""
+"""The protocol of an attack and of the callbacks that it is passed, and checks whether an attack can work on a case."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,32 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor
 
-from attacker.attacks.answers import build_reconstruction
-from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.cases import Case
 from attacker.attacks.needs import Need
 from attacker.reconstruction import Reconstruction, Slot
-
-__all__ = [
-    "Attack",
-    "Case",
-    "Effort",
-    "IntermediateResult",
-    "Look",
-    "Measurable",
-    "Memory",
-    "Need",
-    "PlansRoutes",
-    "Progress",
-    "ReportsEffort",
-    "RoutePlan",
-    "build_reconstruction",
-    "check_members",
-    "estimate_effort",
-    "explain_refusal",
-    "find_unmet",
-    "seed_generator",
-]
-
 
 Progress = Callable[[int, int, str], None]
 """Callback for progress, called with (iterations done, maximum number of iterations, a short status text)."""
