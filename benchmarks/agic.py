@@ -36,7 +36,7 @@ from attacker.attacks import Case, exact
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.layer_weights import weigh_by_depth
-from attacker.attacks.multi_round.agic import agic
+from attacker.attacks.papers.agic import agic
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import psnr
 

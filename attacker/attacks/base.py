@@ -1,7 +1,4 @@
-"""The protocol of an attack and of the callbacks that it is passed, and checks whether an attack can work on a case.
-
-This module also exports what the code of an attack uses besides, so that one import suffices.
-"""
+"""The protocol of an attack and of the callbacks that it is passed, and checks whether an attack can work on a case."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,31 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor
 
-from attacker.attacks.answers import build_reconstruction
-from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.cases import Case
 from attacker.attacks.needs import Need
 from attacker.reconstruction import Reconstruction, Slot
-
-__all__ = [
-    "Attack",
-    "Case",
-    "Effort",
-    "IntermediateResult",
-    "Look",
-    "Memory",
-    "Need",
-    "PlansRoutes",
-    "Progress",
-    "ReportsEffort",
-    "RoutePlan",
-    "build_reconstruction",
-    "check_members",
-    "estimate_effort",
-    "explain_refusal",
-    "find_unmet",
-    "seed_generator",
-]
-
 
 Progress = Callable[[int, int, str], None]
 """Callback for progress, called with (iterations done, maximum number of iterations, a short status text)."""
@@ -83,8 +58,8 @@ class Attack(Protocol):
     """Protocol of an attack: it reconstructs the training examples of a batch of cases.
 
     All cases of a batch are from one recording, and have equally many observations with the same numbers of examples.
-    Any class with `needs`, `device`, `null` and `__call__` is an attack. The protocols `PlansRoutes` and `ReportsEffort` are
-    optional.
+    Any class with `needs`, `device`, `null` and `__call__` is an attack. The protocols `PlansRoutes`, `ReportsEffort` and
+    `Measurable` are optional.
     The registry maps a name to a factory (a function or the class itself) that takes the arguments and returns the attack.
 
     needs:  conditions that a case must meet. A case that does not meet them is refused with the reason, and not passed to the
@@ -184,6 +159,18 @@ class ReportsEffort(Protocol):
 
     @property
     def effort(self) -> Effort: ...
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """Protocol of an attack that can measure the time of one of the evaluations that `Effort` counts. It is optional."""
+
+    def time_evaluation(self, case: Case) -> float:
+        """Return the seconds of processor time, or on a GPU of wall-clock time, of one evaluation for `case` alone.
+
+        May raise any error if the attack cannot be used on the case.
+        """
+        ...
 
 
 def estimate_effort(attack: object) -> Effort:

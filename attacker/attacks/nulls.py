@@ -7,12 +7,11 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.answers import build_reconstruction
-from attacker.attacks.base import Attack, Effort, Memory, Progress, estimate_effort
+from attacker.attacks.base import Attack, Effort, Measurable, Memory, Progress, estimate_effort
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.confidence import judge_prior
 from attacker.attacks.linking import Links
 from attacker.attacks.needs import Need
-from attacker.attacks.timing import Measurable
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.codec import encode
 from fedsim.recording.masked_vectors import SUM_CLIENT

@@ -9,11 +9,11 @@ from typing import Any
 from attacker.attacks.base import Attack, check_members
 from attacker.attacks.learned.inversion import learning_to_invert
 from attacker.attacks.membership.attack import membership
-from attacker.attacks.multi_round.accumulate import accumulate
-from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.nulls import BlindedNull
+from attacker.attacks.papers.accumulate import accumulate
+from attacker.attacks.papers.agic import agic
 from attacker.attacks.papers.closed_form import cocktail_party, exact, hgap, rgap, robbing_the_fed
 from attacker.attacks.papers.feature_reconstruction import feature_reconstruction
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients

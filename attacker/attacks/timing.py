@@ -2,28 +2,15 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import torch
 
-from attacker.attacks.base import Attack
+from attacker.attacks.base import Attack, Measurable
 from attacker.attacks.cases import Case
 
 MAX_WARM_UP_SECONDS = 0.5
 """Largest time in seconds of a first evaluation after which a second one is measured. The first one also fills caches, which
 matters only if it is short."""
-
-
-@runtime_checkable
-class Measurable(Protocol):
-    """Protocol of an attack that can measure the time of one of the evaluations that `Effort` counts. It is optional."""
-
-    def time_evaluation(self, case: Case) -> float:
-        """Return the seconds of processor time, or on a GPU of wall-clock time, of one evaluation for `case` alone.
-
-        May raise any error if the attack cannot be used on the case.
-        """
-        ...
 
 
 def time_evaluation(attack: Attack, case: Case) -> float | None:

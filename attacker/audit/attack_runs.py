@@ -28,15 +28,15 @@ MIN_NULL_SHARE = 0.1
 STOPPED, NOT_STARTED = "was stopped after", "was not started"
 """Words in the reasons why an attack has no verdict, or one on fewer updates, because its time was used up."""
 MAX_TIMER_SECONDS = 1e7
-Run = Callable[[Replay], ReplayResult]
+RunReplay = Callable[[Replay], ReplayResult]
 
 
 @dataclass(kw_only=True)
 class AttackRuns:
     """The attacks of an audit that ran, and what was left out.
 
-    recording, out, scorer, model, replayed: as for `audit` and `PlannedAttack.replay`. Without a scorer, attacks are not compared
-    with the true examples.
+    recording, out, scorer, model, run_replay: as for `audit` and `PlannedAttack.replay`. Without a scorer, attacks are not
+    compared with the true examples.
     attacks:  results, in the order of the plan. left_out: why other attacks did not run, or were stopped.
     """
 
@@ -44,7 +44,7 @@ class AttackRuns:
     out: Path
     scorer: Scorer | None
     model: str | None
-    replayed: Run
+    run_replay: RunReplay
     attacks: list[AuditedAttack] = field(default_factory=list)
     left_out: list[NotChecked] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ class AttackRuns:
         """Run a replay until it is finished or the time is `end`; return its result, None if stopped, and whether it was."""
         done = None
         with limit_time(end - monotonic()) as limit:
-            done = self.replayed(replay)
+            done = self.run_replay(replay)
         return done, limit.is_over
 
     def _build_result(self, planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path]) -> AuditedAttack:

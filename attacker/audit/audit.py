@@ -8,7 +8,7 @@ from typing import Any
 
 from attacker.attacks import ATTACKS
 from attacker.audit.attack_findings import AuditedAttack, find_strongest_attack, judge_results
-from attacker.audit.attack_runs import AttackRuns, Run
+from attacker.audit.attack_runs import AttackRuns, RunReplay
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.defense_checks import check_defense, check_support
 from attacker.audit.defense_outputs import measure_signature
@@ -124,7 +124,7 @@ def audit(
     seconds: float = 600,
     truth: Sequence[Path] = (),
     model: str | None = None,
-    replayed: Run = Replay.run,
+    run_replay: RunReplay = Replay.run,
     on_plan: Callable[[Sequence[PlannedAttack | NotChecked]], None] = lambda plan: None,
 ) -> Audit:
     """Check and attack a recorded run, and return the audit with graded findings.
@@ -138,7 +138,7 @@ def audit(
               and no nulls run, since their errors could not be compared.
     model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded
               network is not built in.
-    replayed: function that runs a `Replay`, an attack on the recording, and returns its result; for example one that also shows
+    run_replay: function that runs a `Replay`, an attack on the recording, and returns its result; for example one that also shows
               progress.
     on_plan:  callback that is called once, before the first attack, with the planned attacks, and a `NotChecked` with the reason
               for each attack left out.
@@ -155,7 +155,7 @@ def audit(
     on_plan(plan)
     scorer = Scorer(run, list(truth), bound_seconds=BOUND_SECONDS) if truth else None
     results += check_canaries(recording, scorer, read_metrics(run))
-    runs = AttackRuns(recording=recording, out=out, scorer=scorer, model=model, replayed=replayed)
+    runs = AttackRuns(recording=recording, out=out, scorer=scorer, model=model, run_replay=run_replay)
     runs.run(plan, seconds)
     results += runs.left_out
     results += judge_results(runs.attacks, scored=scorer is not None, defense=str(recording.manifest.defense))

@@ -86,7 +86,7 @@ def audit(
         if plan_only:
             _print_plan_only(Recording(folder), run, seconds, nulls=bool(known))
             return
-        found = make_audit(run, seconds=seconds, truth=known, model=model, replayed=_replay_shown, on_plan=_print_plan)
+        found = make_audit(run, seconds=seconds, truth=known, model=model, run_replay=_replay_shown, on_plan=_print_plan)
         if what_if is not None:
             found = _measure_change(found, run, what_if, seconds)
         files = [run / "audit.html", *(out_files or [])]
@@ -168,7 +168,7 @@ def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "
     err.print(f"what if: the same federation with {escape(change)}, in {escape(str(changed))}")
     federate(read(path, [("defense", change)]), changed, engine="local", resume=True)
     truth = [changed / "truth"] if found.scored else []  # two grades compare only if both follow from the same evidence
-    again = make_audit(changed, seconds=seconds, truth=truth, replayed=_replay_shown, on_plan=_print_plan)
+    again = make_audit(changed, seconds=seconds, truth=truth, run_replay=_replay_shown, on_plan=_print_plan)
     before, after = (describe_outcome(one.grade, one.attacks, folder) for one, folder in ((found, run), (again, changed)))
     return replace(found, what_if=MeasuredChange(change=change, before=before, after=after))
 

@@ -41,7 +41,7 @@ def rank(
     """Compare each layer's equations with its unknowns, to see whether a gradient of the network can determine the network's
     input (R-GAP)."""
     with report_errors():
-        from attacker.report import rank_report as ranks
+        from attacker.commands import rank_output as ranks
 
         size = ranks.parse_shape(shape)
         if out_file is not None:

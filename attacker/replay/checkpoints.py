@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from attacker.attacks.base import Look
+from attacker.replay.results import get_run_folder
 from fedsim.recording.files import remove, write_tensors
 from fedsim.recording.safe_files import open_tensors, parse_json
 
@@ -26,14 +27,6 @@ READABLE_FORMATS = (3, 4)
 """Format versions that can be resumed. Checkpoints of format 3 lack only the losses of the searches' starts."""
 MAX_BYTES = 16 * 2**30
 """Largest size in bytes of a checkpoint that is read; histories of L-BFGS are many times as large as the images."""
-
-
-def run_of(folder: Path) -> Path:
-    """Return the run that an attack's folder RUN/reconstructions/ATTACK belongs to, two levels above it.
-
-    Callers pass this run as `below` to the functions that write files, which follow no symbolic links below that folder.
-    """
-    return folder.parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +88,7 @@ class FileMemory:
 
     @property
     def _below(self) -> Path:
-        return run_of(self.folder)
+        return get_run_folder(self.folder)
 
     def begin(self) -> None:
         """Load the state that an earlier process saved for these cases, if `origin` allows to resume from it.
@@ -215,4 +208,4 @@ def remove_finished(folder: Path, done: Iterable[str]) -> None:
     for path in folder.glob(f"*{CHECKPOINT_SUFFIX}"):
         found = _read(path, tensors=False)
         if found is None or done.issuperset(found.cases):
-            remove(path, below=run_of(folder))
+            remove(path, below=get_run_folder(folder))

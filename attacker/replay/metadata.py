@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from attacker.replay.cases import Plan, make_case_entry, make_row_entry
-from attacker.replay.checkpoints import run_of
 from attacker.replay.code_version import EARLIER_CODE, identify_version
 from attacker.replay.identity import Identity
 from attacker.replay.metadata_reader import read_metadata
-from attacker.replay.results import is_done
+from attacker.replay.results import get_run_folder, is_done
 from fedsim import models
 from fedsim.recording import DamagedFile, Manifest, Recording
 from fedsim.recording.files import hold_lock, write_bytes
@@ -54,7 +53,7 @@ def write_metadata(
         "attack_code": identity.attack_code,
         "run": describe_run(recording.manifest),
     }
-    below = run_of(path.parent)
+    below = get_run_folder(path.parent)
     with hold_lock(path.with_name(".lock"), below=below, wait=True):  # another replay may attack other rounds at the same time
         before = _read_written(path)
         listed = {case["key"]: case for case in before.get("cases", [])}

@@ -16,16 +16,15 @@ from attacker.attacks.base import Look, RoutePlan, estimate_effort
 from attacker.attacks.needs import MAX_EXAMPLES, NEEDS_OF_FILES, Need, list_oracles, list_withheld
 from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, PlannedCase, plan_cases
-from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
+from attacker.replay.checkpoints import find_unfinished, remove_finished
 from attacker.replay.chosen_rows import ChosenRows
 from attacker.replay.code_version import explain_reuse
-from attacker.replay.evaluation_times import measure_slowdown
 from attacker.replay.executors import process_pool, ray_cluster
-from attacker.replay.forecast import Forecast, plan_routes
+from attacker.replay.forecast import Forecast, measure_slowdown, plan_routes
 from attacker.replay.identity import Identity
 from attacker.replay.metadata import write_metadata
 from attacker.replay.progress import Meter, Watch
-from attacker.replay.results import is_done, make_reconstruction_path, write_failure
+from attacker.replay.results import get_run_folder, is_done, make_reconstruction_path, write_failure
 from attacker.replay.task_runner import run_in_process
 from attacker.replay.tasks import ReplayJob, Task, TaskCase, TaskOutcome
 from fedsim.recording import DamagedFile, Recording, Row
@@ -220,7 +219,7 @@ class Replay:
         once the best results so far are written.
         """
         plan, pending = self.plan, self._list_pending()
-        make_private(self.folder, below=run_of(self.folder))
+        make_private(self.folder, below=get_run_folder(self.folder))
         oracles = (*list_oracles(self._attack.needs), *(() if self.spec.null else self._oracles))
         codes = write_metadata(
             self.folder / "attack.json",

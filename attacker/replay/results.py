@@ -1,11 +1,18 @@
-"""Files of the result of a case: its reconstruction, or the reason why there is none."""
+"""Paths of an attack's results, and the result of a case: its reconstruction, or the reason why there is none."""
 
 import os
 from pathlib import Path
 
 from attacker.reconstruction import Reconstruction
-from attacker.replay.checkpoints import run_of
 from fedsim.recording.files import write_json
+
+
+def get_run_folder(folder: Path) -> Path:
+    """Return the run that an attack's folder RUN/reconstructions/ATTACK belongs to, two levels above it.
+
+    Callers pass this run as `below` to the functions that write files, which follow no symbolic links below that folder.
+    """
+    return folder.parent.parent
 
 
 def make_reconstruction_path(folder: Path, key: str) -> Path:
@@ -31,4 +38,4 @@ def is_done(folder: Path, key: str) -> bool:
 
 def write_failure(folder: Path, key: str, reason: str) -> None:
     """Write the reason why a case has no reconstruction into KEY.failed.json in `folder`, which holds the reconstructions."""
-    write_json(make_failure_path(folder, key), {"case": key, "reason": reason}, below=run_of(folder))
+    write_json(make_failure_path(folder, key), {"case": key, "reason": reason}, below=get_run_folder(folder))

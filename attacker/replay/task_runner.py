@@ -14,9 +14,9 @@ from attacker.attacks.answers import find_problems
 from attacker.attacks.base import Look, explain_refusal
 from attacker.reconstruction import Reconstruction
 from attacker.replay.cases import find_bad_numbers, hide_client
-from attacker.replay.checkpoints import FileMemory, run_of
+from attacker.replay.checkpoints import FileMemory
 from attacker.replay.example_counts import add_estimate
-from attacker.replay.results import is_done, make_failure_path, make_reconstruction_path, write_failure
+from attacker.replay.results import get_run_folder, is_done, make_failure_path, make_reconstruction_path, write_failure
 from attacker.replay.tasks import ReplayJob, RoundAndClient, Task, TaskOutcome
 from fedsim import models
 from fedsim.recording import DamagedFile, Observation, Recording
@@ -160,8 +160,8 @@ class TaskRunner:
             return
         path = make_reconstruction_path(self.folder, key)
         if not (reconstruction.interrupted and path.exists() and _read_loss(path) <= float(reconstruction.loss[-1])):
-            reconstruction.write(path, below=run_of(self.folder), settle=False)
-        remove(make_failure_path(self.folder, key), below=run_of(self.folder))
+            reconstruction.write(path, below=get_run_folder(self.folder), settle=False)
+        remove(make_failure_path(self.folder, key), below=get_run_folder(self.folder))
         outcome.done[key] = reconstruction.route
 
     def _list_notes(self, case: Case) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.reconstruction import Reconstruction
+from attacker.replay.results import make_reconstruction_path
 from attacker.report.hints import Record
 from attacker.scoring.superseded_cases import SupersededCase, find_superseded
 from fedsim.recording.selection import Rounds
@@ -57,7 +58,7 @@ def _read_linked_case(folder: Path, case: Record, other: SupersededCase | None) 
         "left_out": tuple((int(round), str(reason)) for round, reason in case.get("left_out", ())),
     }
     try:
-        found = Reconstruction.read(folder / f"{case['key']}.safetensors")
+        found = Reconstruction.read(make_reconstruction_path(folder, case["key"]))
     except ValueError:
         return LinkedCase(**facts)
     several = sum(len(rounds) > 1 for rounds in list_rounds(found).values())

@@ -11,6 +11,7 @@ import torch
 
 from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
+from attacker.replay.results import make_failure_path, make_reconstruction_path
 from attacker.report.hints import Record
 from attacker.report.linked_cases import list_rounds
 from attacker.report.pairs import ExamplePair, show_alone
@@ -76,11 +77,11 @@ def collect_unscored(
     failures: Counter[str] = Counter()
     total, likely = 0, 0
     for case in metadata["cases"]:
-        path = folder / f"{case['key']}.safetensors"
+        path = make_reconstruction_path(folder, case["key"])
         if case["key"] in scored:
             continue
         if not path.is_file():
-            failure = folder / f"{case['key']}.failed.json"
+            failure = make_failure_path(folder, case["key"])
             failures.update([read_reason(failure)] if os.path.lexists(failure) else [])
             continue
         try:
@@ -102,7 +103,7 @@ def _read_null_examples(null: Path | None, case: Mapping[str, Any], data: DataSp
     null: folder of the null's reconstructions; None if the null was not run. case: entry of the case in attack.json.
     """
     try:
-        answer = _read(null / f"{case['key']}.safetensors", data) if null else None
+        answer = _read(make_reconstruction_path(null, case["key"]), data) if null else None
     except ValueError:
         return {}
     return {i: _make_example(answer, case, i, data) for i in range(len(answer.x))} if answer else {}

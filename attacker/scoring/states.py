@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from attacker.reconstruction import Reconstruction
+from attacker.replay.results import make_failure_path, make_reconstruction_path
 from fedsim.recording.safe_files import DamagedFile, read_json, to_printable
 
 CaseState = Literal["done", "failed", "interrupted", "waiting"]
@@ -53,7 +54,7 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState,
     failed in three situations: it has no reconstruction, but a recorded failure; its reconstruction cannot be read; or it was
     interrupted at first and failed when it was attacked again. key: key of the case.
     """
-    path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
+    path, failed = make_reconstruction_path(folder, key), make_failure_path(folder, key)
     if not os.path.lexists(path):
         return (None, "failed", read_reason(failed)) if os.path.lexists(failed) else (None, "waiting", REASON_WAITING)
     try:

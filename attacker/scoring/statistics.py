@@ -20,6 +20,7 @@ from scipy.special import betainc
 from scipy.stats import norm, rankdata, t
 
 Floats = NDArray[np.float64]
+CONFIDENCE_LEVEL = 0.95
 NUM_RESAMPLES = 2000
 CONFIDENCE_BINS = 10
 PSEUDO_CLUSTERS = 0.1
@@ -73,7 +74,7 @@ def find_clusters(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, 
     return {one: numbers.setdefault(components[node], len(numbers)) for (side, one), node in nodes.items() if side == 0}
 
 
-def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Estimate:
+def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate:
     """Estimate a share of examples in clusters, with the mid-p interval for the effective number of examples.
 
     values:   in [0, 1], one per example; between 0 and 1 for an example that was attacked several times with different success.
@@ -93,22 +94,22 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
         raise ValueError("values is empty: a proportion cannot be estimated from no examples; give at least one value")
     array, sizes, own = _group_values(values, clusters)
     value, count = float(array.mean()), len(array)
-    low, high = compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own, level), level=level)
+    low, high = compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own))
     return Estimate(value, low, high, count, len(sizes))
 
 
 @lru_cache(maxsize=4096)
-def compute_mid_p_interval(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
+def compute_mid_p_interval(value: float, count: float) -> tuple[float, float]:
     """Return the ends of the mid-p confidence interval of a share of `count` independent examples (Lancaster 1961).
 
     value: the observed share. `count` may be fractional. The interval contains every share p for which two probabilities are at
-    least (1 - level) / 2: that there are at least as many successes as observed, and that there are at most as many. In both, the
-    probability of exactly the observed number counts half.
+    least (1 - CONFIDENCE_LEVEL) / 2: that there are at least as many successes as observed, and that there are at most as many.
+    In both, the probability of exactly the observed number counts half.
     """
-    successes, tail = value * count, (1 - level) / 2
+    successes, tail = value * count, (1 - CONFIDENCE_LEVEL) / 2
 
     def find_limit(successes: float) -> float:
-        """Return the share for which `successes` or more (`successes` counting half) have the probability (1 - level) / 2."""
+        """Return the share for which `successes` or more (`successes` counting half) have the probability `tail`."""
 
         def compute_excess(p: float) -> float:
             more = betainc(successes + 1, count - successes, p) if count - successes > 1e-9 else 0.0
@@ -119,7 +120,7 @@ def compute_mid_p_interval(value: float, count: float, *, level: float = 0.95) -
     return find_limit(successes), 1 - find_limit(count - successes)
 
 
-def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Distribution:
+def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = CONFIDENCE_LEVEL) -> Distribution:
     """Estimate a mean of examples in clusters, with its interval, median and deciles.
 
     On each side, the interval is the wider of the t and the bootstrap-t interval over clusters; for more than
@@ -163,7 +164,7 @@ def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) 
     return array, np.bincount(index).astype(np.float64), index
 
 
-def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64], level: float) -> float:
+def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64]) -> float:
     """Return the effective number of examples that `estimate_share` describes.
 
     For a share p near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
@@ -172,8 +173,7 @@ def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int
     ratio of quantiles, which `estimate_share` describes, is taken for the t distribution with 2 (K - 1) degrees of freedom, where
     K is the number of clusters.
 
-    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. own: (N,), index of each value's cluster. level:
-    confidence level of the interval.
+    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. own: (N,), index of each value's cluster.
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())
@@ -186,7 +186,7 @@ def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int
     typical = (total - total / least) / (count - 1)
     whole = between + (typical - 1) * within
     correlation = min(max((between - within) / whole, 0.0), 1.0) if whole > 0 else 1.0
-    known = (norm.ppf(0.5 + level / 2) / t.ppf(0.5 + level / 2, 2 * (count - 1))) ** 2
+    known = (norm.ppf(0.5 + CONFIDENCE_LEVEL / 2) / t.ppf(0.5 + CONFIDENCE_LEVEL / 2, 2 * (count - 1))) ** 2
     return max(float(known) * min(total / (1 + (total / least - 1) * correlation), total), least)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.reconstruction import Reconstruction
+from attacker.replay.results import make_reconstruction_path
 
 CaseRecord = Mapping[str, Any]
 
@@ -68,6 +69,6 @@ def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Supe
 def _rank_status(folder: Path, key: str) -> int:
     """Return 0 for a case with a complete reconstruction, 1 with an interrupted one, 2 without a readable one."""
     try:
-        return int(Reconstruction.read(folder / f"{key}.safetensors").interrupted)
+        return int(Reconstruction.read(make_reconstruction_path(folder, key)).interrupted)
     except ValueError:
         return 2

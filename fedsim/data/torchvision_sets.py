@@ -41,11 +41,7 @@ def fashion_mnist(
 ) -> Dataset:
     """Load Fashion-MNIST: clothes, 28x28 grey, 60,000 for training, 10,000 held out (Xiao et al. 2017); downloaded once.
 
-    root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
-               ~/.cache/fedleak/datasets.
-    normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
-    mean, std: your own normalisation, (value - mean) / std with values in [0, 1]: one number for all channels or one per channel.
-               ValueError is raised if `normalise` is set too.
+    root, normalise, mean, std: as in `mnist`.
     """
     return _load("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
 
@@ -55,11 +51,7 @@ def cifar10(
 ) -> Dataset:
     """Load CIFAR-10: animals and vehicles, 32x32 colour, 50,000 for training, 10,000 held out (Krizhevsky 2009); downloaded once.
 
-    root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
-               ~/.cache/fedleak/datasets.
-    normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
-    mean, std: your own normalisation, (value - mean) / std with values in [0, 1]: one number for all channels or one per channel.
-               ValueError is raised if `normalise` is set too.
+    root, normalise, mean, std: as in `mnist`.
     """
     return _load("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
 
@@ -69,11 +61,7 @@ def cifar100(
 ) -> Dataset:
     """Load CIFAR-100: a hundred classes, 32x32 colour, 50,000 for training, 10,000 held out (Krizhevsky 2009); downloaded once.
 
-    root:      folder to which the data are downloaded; by default the environment variable FEDLEAK_CACHE, or
-               ~/.cache/fedleak/datasets.
-    normalise: whether the model's input is normalised by the published mean and standard deviation of the training images.
-    mean, std: your own normalisation, (value - mean) / std with values in [0, 1]: one number for all channels or one per channel.
-               ValueError is raised if `normalise` is set too.
+    root, normalise, mean, std: as in `mnist`.
     """
     return _load("cifar100", "CIFAR100", "cifar-100-python", root, normalise, mean, std)
 

@@ -118,11 +118,7 @@ def lenet_cpl(
 
     The paper is "A framework for evaluating gradient leakage attacks in federated learning". The convolutions are 5x5, with
     strides 2, 2, 1 and 1.
-    channels:   number of channels of every convolution.
-    activation: sigmoid, tanh, relu, or leaky_relu.
-    pooling:    none, max, or mean; max and mean replace the strides.
-    initial:    distribution of the initial weights and biases: uniform from (-0.5, 0.5), default (PyTorch's), or published, which
-                is uniform for sigmoid and default for other activations.
+    channels, activation, pooling, initial: as in `lenet_dlg`.
     """
     return LeNet(
         check_image(shape, "a LeNet"),

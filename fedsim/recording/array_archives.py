@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, shorten
 
+MAX_TEXT_BYTES = 2**24
 MAX_BYTES = 16 * 2**30
 """Default limit of the total size in bytes of the arrays that are read from one archive."""
 MAX_ARRAYS = 100_000
@@ -91,16 +92,16 @@ def open_regular(path: Path) -> FileIO:
     return FileIO(descriptor)
 
 
-def read_text(path: Path, *, limit: int = 2**24) -> str:
+def read_text(path: Path) -> str:
     """Return the content of a UTF-8 text file that the user named.
 
-    Raises ValueError if it has more than `limit` bytes, is not a regular file, or is not valid UTF-8, and OSError if it cannot be
-    opened.
+    Raises ValueError if it has more than `MAX_TEXT_BYTES` bytes, is not a regular file, or is not valid UTF-8, and OSError if it
+    cannot be opened.
     """
     with open_regular(path) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"{path} has more than {limit} bytes, the limit for such files; name another file")
+        content = file.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise ValueError(f"{path} has more than {MAX_TEXT_BYTES} bytes, the limit for such files; name another file")
     return content.decode()
 
 

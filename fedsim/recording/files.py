@@ -36,6 +36,7 @@ DTYPES = {
 """Tensor types that can be written, with their names in the safetensors format."""
 LARGE_BYTES = 1_000_000
 """Size in bytes above which a written file is dropped from the page cache, which makes writing many updates faster."""
+CHUNK_BYTES = 1 << 16
 MAX_LINES_BYTES = 2 * 2**30
 """Largest size in bytes of a file of JSON lines that is read."""
 MAX_LINE_BYTES = 2**24
@@ -164,14 +165,14 @@ def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> No
         os.fsync(descriptor)
 
 
-def _find_last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
+def _find_last_break(file: BinaryIO, size: int) -> int:
     """Return the position after the last line break in a file of `size` bytes; 0 if there is none.
 
-    The file is read from its end, `step` bytes at a time.
+    The file is read from its end, `CHUNK_BYTES` bytes at a time.
     """
-    for start in range(size - size % step, -1, -step):
+    for start in range(size - size % CHUNK_BYTES, -1, -CHUNK_BYTES):
         file.seek(start)
-        if (at := file.read(min(step, size - start)).rfind(b"\n")) >= 0:
+        if (at := file.read(min(CHUNK_BYTES, size - start)).rfind(b"\n")) >= 0:
             return start + at + 1
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_parties import list_parties, make_scorer_command
 
 from fedsim.commands.maintenance import verify
 from fedsim.config.experiment import read
@@ -19,7 +20,7 @@ from fedsim.deployment import commands
 from fedsim.deployment.certificates import make_client
 from fedsim.deployment.folders import Layout, prepare
 from fedsim.deployment.mounts import Mount, explain_missing_isolation, make_isolation_prefix
-from fedsim.deployment.native import NativeDeployment, list_parties
+from fedsim.deployment.native import NativeDeployment
 from fedsim.deployment.processes import RUNNER_NAME, find_free_port
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -169,17 +170,13 @@ def test_the_attacker_recovers_the_examples_without_truth_as_the_scorer_confirms
     layout = deployed.layout
     attacked = call(layout, "attacker", ["attacker", "replay", str(layout.attacked), "--attack", "exact", "--workers", "1"])
     assert attacked.returncode == 0, attacked.stderr
-    scored = call(
-        layout, "scorer", [*commands.make_scorer_command(run=str(layout.scored), truth=layout.list_truths(CLIENTS)), "--json"]
-    )
+    scored = call(layout, "scorer", [*make_scorer_command(layout, layout.scored, CLIENTS), "--json"])
     assert scored.returncode == 0, scored.stderr
     (summary,) = json.loads(scored.stdout)
     assert summary["examples"] == sum(row.status == "complete" for row in Recording(layout.run / "recording").read_rows())
     assert summary["success"]["value"] == 1
     assert not (layout.attacked / "scores.jsonl").exists()  # the attacker never gets scores
     if not explain_missing_isolation():
-        without_truth = call(
-            layout, "attacker", commands.make_scorer_command(run=str(layout.attacked), truth=layout.list_truths(CLIENTS))
-        )
+        without_truth = call(layout, "attacker", make_scorer_command(layout, layout.attacked, CLIENTS))
         assert without_truth.returncode == 2
         assert "holds no truth" in " ".join(without_truth.stderr.split())

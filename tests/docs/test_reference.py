@@ -1,6 +1,7 @@
 """Tests that generated pages are up to date, that the README is short, and that the site has all pages."""
 
 import importlib.util
+import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,15 @@ def test_the_readme_can_be_read_in_ten_minutes_and_its_links_lead_somewhere() ->
     assert len(text.splitlines()) <= 150
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (ROOT / target).exists(), target
+
+
+def test_modules_and_functions_named_in_the_pages_exist() -> None:
+    """Names of two parts are not checked, since groups of entry points and files, such as defenses.md, have them, too."""
+    pages = [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
+    named = set(re.findall(r"\b(?:attacker|fedsim|defenses)(?:\.[A-Za-z_]\w*){2,}", "\n".join(pages)))
+    assert len(named) > 30
+    for name in sorted(named):
+        pkgutil.resolve_name(name)
 
 
 def test_every_page_is_in_the_navigation() -> None:

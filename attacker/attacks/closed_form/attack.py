@@ -13,9 +13,8 @@ from torch import Generator, Tensor
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Effort, Memory, Progress, RoutePlan, estimate_effort, find_unmet
 from attacker.attacks.cases import Case
-from attacker.attacks.closed_form.linear_route import CHANGED_INPUTS
-from attacker.attacks.closed_form.observations import observe
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
+from attacker.attacks.closed_form.linear.route import CHANGED_INPUTS
+from attacker.attacks.closed_form.observations import ClosedFormAnswer, observe
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, WalkSettings
 from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_refusal
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE, RoutedCase, Routing

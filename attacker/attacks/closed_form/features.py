@@ -13,8 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.func import jacrev
 
 from attacker.attacks.cases import seed_generator
-from attacker.attacks.closed_form.observations import StackedObservations
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
+from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
 from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels

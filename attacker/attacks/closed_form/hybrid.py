@@ -7,16 +7,40 @@ see `get_criterion` for others.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Generator
+from torch import Generator, Tensor
+from torch.nn import functional
 
 from attacker.attacks.base import Effort, Memory, Progress, estimate_effort
 from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.observations import StackedObservations, observe
-from attacker.attacks.closed_form.plausibility import CRITERIA
+from attacker.attacks.confidence.evidence import measure_outside
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.needs import Need
 from attacker.reconstruction import Reconstruction
+
+
+def measure_roughness(x: Tensor) -> Tensor:
+    """Return the mean squared difference between each image (N, C, H, W) and its 3x3 mean filter; it is large for noise.
+
+    At borders, the mean is over the pixels inside. The attack `hgap` uses it by default to choose between the answers of a closed
+    form and of a search (Zhu and Blaschko 2021, R-GAP, section 5).
+    """
+    return (x - functional.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)).flatten(1).square().mean(dim=1)
+
+
+def total_variation(x: Tensor) -> Tensor:
+    """Return, for each image (N, C, H, W), the mean absolute difference of vertical plus that of horizontal neighbours."""
+    down, across = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
+    return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
+
+
+CRITERIA: dict[str, Callable[[Tensor], Tensor]] = {
+    "roughness": measure_roughness,
+    "total_variation": total_variation,
+    "outside": measure_outside,
+}
+"""Criteria for how implausible reconstructions x (N, *shape) are, (N,), without a reference: lower is better."""
 
 Judge = Callable[[Reconstruction, int, StackedObservations], float]
 """Maps (answer, index of its case, stacked observations) to a score; lower is better."""

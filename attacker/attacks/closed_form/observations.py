@@ -1,4 +1,4 @@
-"""Observations as stacked gradients, the input of closed forms, and the check of answers against them."""
+"""Observations as stacked gradients, the input of closed forms; their answers, and the check of answers against observations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -244,6 +244,39 @@ class StackedObservations:
             )
             for name, g in self.gradient.items()
         }
+
+
+@dataclass(frozen=True)
+class ClosedFormAnswer:
+    """The answer of a closed form to one case (the observations that are attacked together).
+
+    x, y:       the examples found, (B, *shape), whose values may lie outside [0, 1], and their labels (B,). B may be 0.
+    route:      name of the closed form.
+    notes:      remarks for the user.
+    doubts:     reasons why the answer may be wrong; not shown if its gradient is within `routing.EXACT_DISTANCE` of the observed
+                one.
+    stays:      (B,) in [0, 1], how certain each example is, from which its confidence is estimated; NaN for examples that may be
+                mixtures of several. None if the closed form does not measure it; `Routing` may then measure how little x changes
+                under other rounding errors of the gradient.
+    twin:       another x with the same gradient, if the closed form `layers` or `peeled` found one; else None.
+    determined: share of the input's values that the gradient determines, by count; below 1 the input is not unique. 1 also if it
+                was not counted.
+    likeliest:  whether x is a maximum a posteriori (MAP) estimate, whose prior keeps it from fitting noise.
+    final:      whether no search starts from x, since a search for the whole gradient would move away from a correct answer.
+    open_question: reason why the confidence is undecided instead of high; "" for none.
+    """
+
+    x: Tensor
+    y: Tensor
+    route: str
+    notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    stays: Tensor | None = None
+    twin: Tensor | None = None
+    determined: float = 1.0
+    likeliest: bool = False
+    final: bool = False
+    open_question: str = ""
 
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> StackedObservations:

@@ -11,12 +11,11 @@ from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
-from attacker.attacks.closed_form.linear_route import choose_first_layer, solve_linear
-from attacker.attacks.closed_form.observations import StackedObservations
+from attacker.attacks.closed_form.linear.route import choose_first_layer, solve_linear
+from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
 from attacker.attacks.closed_form.peeling.peeled import PeelingAnswers, peel
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.closed_form.rgap.inversion import (
-    ClosedFormAnswer,
     build_answers,
     choose_solutions,
     require_single,

@@ -8,8 +8,7 @@ from torch import Generator
 
 from attacker.attacks.base import Progress
 from attacker.attacks.cases import Case, seed_generator
-from attacker.attacks.closed_form.observations import StackedObservations, observe
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
+from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations, observe
 from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.closed_form.routes import ROUTES, explain_error
 from attacker.attacks.matching.warm_starts import WarmStart

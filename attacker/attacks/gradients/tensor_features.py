@@ -7,24 +7,19 @@ tensor He_p of order p, tends to c_p sum_i a_ik |z_i|^(1-p) z_i^(tensor power p)
 (Wang et al. 2023). The relative error falls with the root of neurons per feature.
 
 Order 1 gives the features of an example whose label is unique in the batch, and the mean of the features of examples with equal
-labels. Order 2 gives the span of these features. Order 3 separates them inside the span; as c_3 is 0 for ReLU, order 4 with one
-index contracted takes its place, and order 3 with one index contracted takes the place of order 2 for activations whose c_2 is 0.
+labels. Order 2 gives the span of these features. Order 3 would separate them inside the span; as c_3 is 0 for ReLU, order 4 with
+one index contracted takes its place.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-MIN_COEFFICIENT = 1e-3
-"""Absolute Hermite coefficient c_p below which an activation has no moment of order p."""
 SEPARATIONS = 8
 """Number of random pairs of contractions by which a tensor is decomposed; the best is kept."""
 MIN_AGREEMENT = 0.9
 """Smallest cosine between directions from both halves of the neurons at which examples with equal labels count as separated."""
-
-Elementwise = Callable[[Tensor], Tensor]
 
 
 class RecoveredFeatures(NamedTuple):
@@ -39,42 +34,28 @@ class RecoveredFeatures(NamedTuple):
     agreement: Tensor
 
 
-def compute_hermite_coefficient(activation: Elementwise, order: int) -> float:
-    """Return c_p = E[activation(u) He_p(u)] for a standard normal u, by quadrature; order: p from 0 to 4."""
-    u = torch.linspace(-12, 12, 24_001, dtype=torch.float64)
-    polynomial = (torch.ones_like(u), u, u**2 - 1, u**3 - 3 * u, u**4 - 6 * u**2 + 3)[order]
-    density = (-(u**2) / 2).exp() / (2 * torch.pi) ** 0.5
-    return float(torch.trapezoid(activation(u) * polynomial * density, u))
+def compute_first_moment(g: Tensor, v: Tensor) -> Tensor:
+    """Return the mean over neurons of g_j He_1(v_j) = g_j v_j, (R,). g: (neurons,). v: (neurons, R)."""
+    moment: Tensor = g @ v / len(g)
+    return moment
 
 
-def compute_moment(g: Tensor, v: Tensor, order: int, along: Tensor | None = None) -> Tensor:
-    """Return the mean over neurons of g_j He_p(v_j), a symmetric tensor with p axes of length R.
+def compute_second_moment(g: Tensor, v: Tensor) -> Tensor:
+    """Return the mean over neurons of g_j He_2(v_j), a symmetric matrix (R, R). Arguments as in `compute_first_moment`."""
+    moment: Tensor = torch.einsum("j,ja,jb->ab", g, v, v) / len(g)
+    return moment - g.mean() * torch.eye(v.shape[1]).to(v)
 
-    g: (neurons,). v: (neurons, R). order: p from 1 to 4. along: unit vector (R,) with which the last axis is contracted, so that
-    the result has one axis less; it is ignored for order 1, and needed for order 4 (ValueError without it).
+
+def compute_fourth_moment(g: Tensor, v: Tensor, along: Tensor) -> Tensor:
+    """Return the mean over neurons of g_j He_4(v_j), contracted with a unit vector `along` (R,): a symmetric tensor (R, R, R).
+
+    Other arguments as in `compute_first_moment`.
     """
-    eye, mean = torch.eye(v.shape[1]).to(v), g.mean()
-    first: Tensor = g @ v / len(g)
+    eye, h = torch.eye(v.shape[1]).to(v), v @ along
     second: Tensor = torch.einsum("j,ja,jb->ab", g, v, v) / len(g)
-    if order == 1:
-        return first
-    if order == 2:
-        moment: Tensor = second - mean * eye
-        return moment if along is None else torch.mv(moment, along)
-    if order == 3:
-        if along is not None:
-            h = v @ along
-            linear = torch.outer(first, along) + torch.outer(along, first) + (first @ along) * eye
-            contracted: Tensor = torch.einsum("j,ja,jb->ab", g * h, v, v) / len(g)
-            return contracted - linear
-        third: Tensor = torch.einsum("j,ja,jb,jc->abc", g, v, v, v) / len(g)
-        return third - _symmetrise(first, eye)
-    if along is None:
-        raise ValueError("compute_moment needs the argument along, a unit vector, for order=4; got none")
-    h = v @ along
     cubic: Tensor = torch.einsum("j,ja,jb,jc->abc", g * h, v, v, v) / len(g)
     quadratic = _symmetrise(along, second) + _symmetrise(second @ along, eye)
-    return cubic - quadratic + mean * _symmetrise(along, eye)
+    return cubic - quadratic + g.mean() * _symmetrise(along, eye)
 
 
 def _symmetrise(vector: Tensor, matrix: Tensor) -> Tensor:
@@ -83,35 +64,31 @@ def _symmetrise(vector: Tensor, matrix: Tensor) -> Tensor:
     return outer + outer.permute(1, 0, 2) + outer.permute(1, 2, 0)
 
 
-def find_span(g: Tensor, w: Tensor, count: int, *, activation: Elementwise = torch.relu) -> Tensor:
+def find_span(g: Tensor, w: Tensor, count: int) -> Tensor:
     """Return orthonormal columns (F, count) that span the features of the examples behind one logit's gradient g (neurons,).
 
     The first column is the direction of the first-order estimate. The others are the leading eigenvectors of the second moment in
-    the orthogonal complement of that direction or, if c_2 is 0, of the third moment contracted with that direction.
+    the orthogonal complement of that direction.
     w: weights of the wide layer, (neurons, F), of variance 1. count: number of examples.
     """
-    first = torch.nn.functional.normalize(compute_moment(g, w, 1), dim=0, eps=1e-300)
+    first = torch.nn.functional.normalize(compute_first_moment(g, w), dim=0, eps=1e-300)
     if count == 1:
         return first[:, None]
-    even = abs(compute_hermite_coefficient(activation, 2)) > MIN_COEFFICIENT
-    moment = compute_moment(g, w, 2) if even else compute_moment(g, w, 3, first)
     beside = torch.eye(len(first)).to(w) - torch.outer(first, first)
-    values, vectors = torch.linalg.eigh(beside @ moment @ beside)
+    values, vectors = torch.linalg.eigh(beside @ compute_second_moment(g, w) @ beside)
     chosen = vectors[:, values.abs().argsort(descending=True)[: count - 1]]
     span: Tensor = torch.linalg.qr(torch.cat([first[:, None], chosen], dim=1))[0]
     return span
 
 
-def separate_directions(g: Tensor, w: Tensor, span: Tensor, *, rng: Generator, activation: Elementwise = torch.relu) -> Tensor:
+def separate_directions(g: Tensor, w: Tensor, span: Tensor, *, rng: Generator) -> Tensor:
     """Return unit vectors (count, F) in a span, up to sign: the directions of the features of single examples.
 
-    g, w: as for `find_span`. span: orthonormal columns (F, count). The third moment in the coordinates of the span, or the fourth
-    along its first column, is a sum of one cube per example, which is decomposed by simultaneous diagonalisation (Jennrich).
+    g, w: as for `find_span`. span: orthonormal columns (F, count). The fourth moment in the coordinates of the span, along its
+    first column, is a sum of one cube per example, which is decomposed by simultaneous diagonalisation (Jennrich).
     """
     v = w @ span
-    odd = abs(compute_hermite_coefficient(activation, 3)) > MIN_COEFFICIENT
-    # along the mean of the features no example has weight 0
-    moment = compute_moment(g, v, 3) if odd else compute_moment(g, v, 4, torch.eye(v.shape[1]).to(v)[0])
+    moment = compute_fourth_moment(g, v, torch.eye(v.shape[1]).to(v)[0])  # along the mean of the features no example has weight 0
     best, least = torch.eye(v.shape[1]).to(v), float("inf")
     for _ in range(SEPARATIONS):
         a, b = (torch.einsum("abc,c->ab", moment, torch.randn(v.shape[1], generator=rng).to(v)) for _ in "ab")

@@ -1,1 +1,1 @@
-"""Image priors: enhancers, denoisers, autoencoders and generators with their training, untrained networks; the distance LPIPS."""
+"""Image priors and their training: enhancers, denoisers, autoencoders, generators; LPIPS; the attack `learning_to_invert`."""

@@ -8,11 +8,14 @@ from time import perf_counter
 import torch
 from torch import Generator
 
+from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.arguments import FilePath
-from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction
+from attacker.attacks.base import Memory, Progress
+from attacker.attacks.cases import Case
 from attacker.attacks.learned.inversion_network import InversionTraining, train_inversion
 from attacker.attacks.membership.pool import read_pool
 from attacker.attacks.membership.values import group_by_model
+from attacker.attacks.needs import Need
 from attacker.attacks.nulls import build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction

@@ -133,21 +133,19 @@ def match_greedily(cost: Tensor) -> Pairs:
     return sorted(pairs)
 
 
-def match_optimally(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
-    """Return one-to-one pairs (row, column) of a cost matrix (N, M) with the smallest total cost.
+def match_optimally(cost: Tensor) -> Pairs:
+    """Return one-to-one pairs (row, column) of a cost matrix (N, M), as many of finite cost as possible.
 
-    Pairs of infinite cost are left out.
-    most: cost of leaving a row and a column unpaired, so that only pairs of lower cost are chosen. If `most` is infinite, the
-          largest possible number of pairs of finite cost is chosen.
+    Of these, the pairs with the smallest total cost are chosen.
     """
     if not cost.numel() or not bool(cost.isfinite().any()):
         return []
     finite = cost[cost.isfinite()]
     beyond = float(finite.max()) + (float(finite.max() - finite.min()) + 1) * min(cost.shape)
-    ready = (cost - most).clamp(max=0) if most < IMPOSSIBLE_COST else cost.nan_to_num(nan=beyond, posinf=beyond)
+    ready = cost.nan_to_num(nan=beyond, posinf=beyond)
     rows, columns = linear_sum_assignment(ready.double().numpy())
     pairs = zip(rows.tolist(), columns.tolist(), strict=True)
-    return [(row, column) for row, column in pairs if bool(cost[row, column].isfinite()) and float(cost[row, column]) < most]
+    return [(row, column) for row, column in pairs if bool(cost[row, column].isfinite())]
 
 
 def compute_certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:

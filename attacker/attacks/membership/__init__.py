@@ -1,1 +1,1 @@
-"""Attack that names which images of a pool, known to the attacker, are among a client's training examples."""
+"""The attack `membership`: names which images of a pool, known to the attacker, are among a client's training examples."""

@@ -6,15 +6,14 @@ from typing import Annotated
 from attacker.attacks.arguments import OneOf
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.cocktail.attack import CocktailParty
-from attacker.attacks.closed_form.hybrid import Hybrid, get_criterion
+from attacker.attacks.closed_form.hybrid import CRITERIA, Hybrid, get_criterion
 from attacker.attacks.closed_form.imprint import ImprintReadout
-from attacker.attacks.closed_form.plausibility import CRITERIA
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.multi_round.agic import agic_of_one_round
 from attacker.attacks.needs import Need
+from attacker.attacks.papers.agic import agic_of_one_round
 from attacker.attacks.papers.matching import cpl, dlg, inverting_gradients
 
 SINGLE_EXAMPLE_NEEDS = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE})

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from attacker.attacks.arguments import FilePath, OneOf
-from attacker.attacks.base import Need
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER, find_enhancer
 from attacker.attacks.matching import decoders
@@ -15,6 +14,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
+from attacker.attacks.needs import Need
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
 

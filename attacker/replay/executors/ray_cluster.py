@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from attacker.replay.checkpoints import run_of
 from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES
+from attacker.replay.results import get_run_folder
 from attacker.replay.task_runner import TaskRunner, write_failures
 from attacker.replay.tasks import ReplayJob, Task, TaskOutcome
 from defenses._registry import references
@@ -182,7 +182,7 @@ class _Cluster:
             return
         outcome, files = result
         for name, content in files.items():
-            write_bytes(Path(self.job.folder) / Path(name).name, content, below=run_of(Path(self.job.folder)))
+            write_bytes(Path(self.job.folder) / Path(name).name, content, below=get_run_folder(Path(self.job.folder)))
         yield number, TaskOutcome(**outcome)
 
 

@@ -1,13 +1,9 @@
 """Means over the finished cases of an attack, in which each distinct example counts once, as in the report."""
 
 from collections.abc import Iterable, Sequence
-from math import log10
 
+from attacker.scoring.row_pairs import PSNR_OF_8_BITS
 from attacker.service.index.json_lines import ShownScore
-
-PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
-"""PSNR in dB of an image that was rounded to 8 bits, 58.9: the largest value that enters a mean, since originals are known to 8
-bits only. The same constant of `attacker.scoring.row_pairs` is not imported, because that module imports torch."""
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -131,15 +131,15 @@ def read_metadata(run: Path, name: str) -> dict[str, Any]:
         return _read_layout(file)[0]
 
 
-def thin_curve(losses: NDArray[np.float64], most: int = MAX_CURVE_POINTS) -> tuple[tuple[int, float], ...]:
-    """Return at most `most` points (iteration, loss) of a loss curve, about evenly spaced from its first value to its last.
+def thin_curve(losses: NDArray[np.float64]) -> tuple[tuple[int, float], ...]:
+    """Return at most `MAX_CURVE_POINTS` points (iteration, loss), about evenly spaced from a curve's first value to its last.
 
     losses: the loss after each iteration; iterations are counted from 1. Points with an infinite loss or NaN are left out, also
     the ends.
     """
     if not len(losses):
         return ()
-    chosen = np.unique(np.linspace(0, len(losses) - 1, min(most, len(losses))).round().astype(int))
+    chosen = np.unique(np.linspace(0, len(losses) - 1, min(MAX_CURVE_POINTS, len(losses))).round().astype(int))
     return tuple((int(at) + 1, float(losses[at])) for at in chosen if np.isfinite(losses[at]))
 
 

@@ -65,7 +65,7 @@ class AuditWork:
                 seconds=spec.seconds,
                 truth=[Path(folder) for folder in task.truth],
                 model=task.model,
-                replayed=self._replay,
+                run_replay=self._replay,
                 on_plan=self._receive_plan,
             )
         self.scored = found.scored

@@ -12,8 +12,9 @@ from attacker.attacks.linking import RoundDescription
 from attacker.attacks.linking.links import Matching
 from attacker.attacks.linking.matching import Filter, match_greedily, match_optimally
 from attacker.attacks.linking.pair_costs import compute_pair_costs
-from attacker.attacks.multi_round.agic import ComparedBy, agic
+from attacker.attacks.multi_round.agic import ComparedBy
 from attacker.attacks.multi_round.descriptions import Describer
+from attacker.attacks.papers.agic import agic
 
 PAPER_MATCHES = {1: {"no labels": 0.873, "labels": 0.981}, 4: {"no labels": 0.547, "labels": 0.705}}
 """Share of right pairs in table V by batch size, for reconstructed images that are average-pooled before they are compared.

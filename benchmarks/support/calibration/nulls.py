@@ -19,9 +19,9 @@ from support.single_cases import make_client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Attack, AttackSpec, Case
-from attacker.attacks.multi_round.accumulate import LINKS
-from attacker.attacks.multi_round.agic import COMPARISONS
 from attacker.attacks.needs import Need
+from attacker.attacks.papers.accumulate import LINKS
+from attacker.attacks.papers.agic import COMPARISONS
 from attacker.attacks.papers.closed_form import FALLBACKS
 from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec

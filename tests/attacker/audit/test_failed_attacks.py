@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fail_audit(run: Path, count: int) -> Audit:
-    return audit(run, seconds=1e9, replayed=fail_first(count))
+    return audit(run, seconds=1e9, run_replay=fail_first(count))
 
 
 def test_failures_are_counted_in_updates_with_a_short_reason(run: Path) -> None:

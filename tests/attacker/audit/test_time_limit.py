@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec
 from attacker.audit import Audit, attack_runs, audit
-from attacker.audit.attack_runs import AttackRuns, Run, limit_time
+from attacker.audit.attack_runs import AttackRuns, RunReplay, limit_time
 from attacker.audit.plan import PlannedAttack
 from attacker.cli import app
 from attacker.replay import replay as replays
@@ -52,7 +52,7 @@ def test_attacks_end_with_the_budget_although_the_forecast_is_wrong(run: Path, s
         finally:
             started["last"] = time.monotonic()
 
-    found = audit(run, seconds=SECONDS, truth=[run / "truth"] if scored else [], replayed=replay)
+    found = audit(run, seconds=SECONDS, truth=[run / "truth"] if scored else [], run_replay=replay)
     assert started["last"] - started["first"] < 3 * SECONDS  # also the time for scores and for writing results
     stopped = [reason for reason in list_reasons(found) if "was stopped after" in reason]
     assert stopped
@@ -74,10 +74,10 @@ def plan(recording: Recording, *expected: float) -> list[PlannedAttack]:
     return [PlannedAttack(spec=one, rows=rows, core_seconds=seconds) for one, seconds in zip(specs, expected, strict=True)]
 
 
-def prepare(run: Path, replayed: Run) -> AttackRuns:
+def prepare(run: Path, run_replay: RunReplay) -> AttackRuns:
     scorer = Scorer(run, [run / "truth"])
     recording = Recording(run / "recording")
-    return AttackRuns(recording=recording, out=run / "reconstructions", scorer=scorer, model=None, replayed=replayed)
+    return AttackRuns(recording=recording, out=run / "reconstructions", scorer=scorer, model=None, run_replay=run_replay)
 
 
 def test_an_attack_is_judged_on_the_cases_that_it_finished(run: Path) -> None:

@@ -85,7 +85,7 @@ def test_an_average_is_weighted_and_keeps_the_type() -> None:
 
 BATCH_NORM = {
     "model": "resnet20_4",
-    "data": {"name": "photos"},
+    "data": "digits",
     "clients": {"count": 2},
     "rounds": 2,
     "training": {"learning_rate": 0.01, "batch_size": 4, "steps": 2, "mode": "train", "buffers": "shared"},

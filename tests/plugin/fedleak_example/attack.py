@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks import Case, Memory, Need, Progress
-from attacker.attacks.base import seed_generator
+from attacker.attacks import Case, Memory, Need, Progress, seed_generator
 from attacker.reconstruction import Reconstruction, list_slots
 
 

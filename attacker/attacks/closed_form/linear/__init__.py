@@ -1,1 +1,1 @@
-"""Closed forms for networks that begin with a linear layer: they compute its inputs, of one example or a batch, and labels."""
+"""The closed form `linear`, for networks that begin with a linear layer: its inputs, of one example or a batch, and labels."""

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
-from attacker.attacks.closed_form.linear.isolated_examples import recover_isolated
+from attacker.attacks.closed_form.linear.isolation import recover_isolated
 from attacker.attacks.closed_form.linear.layer_gradient import LayerGradient, LinearAnswer, augment, build_empty_answer
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise
 from attacker.attacks.closed_form.linear.single_example import recover_alone, recover_single

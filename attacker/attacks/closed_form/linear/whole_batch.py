@@ -6,8 +6,13 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.constant_modulus import find_directions
-from attacker.attacks.closed_form.linear.isolated_examples import mark_mixtures, recover_groups
-from attacker.attacks.closed_form.linear.isolation import Groups, group_parallel_rows, select_independent
+from attacker.attacks.closed_form.linear.isolation import (
+    Groups,
+    group_parallel_rows,
+    mark_mixtures,
+    recover_groups,
+    select_independent,
+)
 from attacker.attacks.closed_form.linear.known_examples import find_beside
 from attacker.attacks.closed_form.linear.layer_gradient import (
     UNSCALED,

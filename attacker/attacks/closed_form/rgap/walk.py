@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.heads import HeadReading, read_heads
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
+from attacker.attacks.closed_form.rgap.heads import HeadReading, read_heads
 from attacker.attacks.closed_form.rgap.preconditioning import Inverse, build_preconditioner, estimate_bytes
 from attacker.attacks.closed_form.rgap.signs import compute_root_mean_square, find_doubtful_signs, flip_outputs
 from attacker.attacks.closed_form.rgap.system import (

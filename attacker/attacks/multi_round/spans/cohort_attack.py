@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress, explain_refusal
 from attacker.attacks.cases import Case, seed_generator
-from attacker.attacks.multi_round.solved_sums import attack_solved_sums
+from attacker.attacks.multi_round.disaggregation import attack_solved_sums
 from attacker.attacks.multi_round.spans.attack import CERTAIN, judge_certainty
 from attacker.attacks.multi_round.spans.cohorts import (
     ClientPart,

@@ -21,7 +21,7 @@ from attacker.attacks.closed_form.rgap.footprint import find_used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, LayerSystem, apply_maps
 from attacker.attacks.closed_form.rgap.walk import WalkSettings, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
-from attacker.report.rank_report import make_table, write_headline, write_verdict
+from attacker.commands.rank_output import make_table, write_headline, write_verdict
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 

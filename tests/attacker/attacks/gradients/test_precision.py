@@ -7,7 +7,7 @@ from attacker.attacks.cases import Case
 from attacker.attacks.gradients import hardware as precision
 from attacker.attacks.gradients.vectorised import build_per_problem, split_problems
 from attacker.attacks.matching import case_batch
-from attacker.attacks.multi_round.agic import agic, agic_of_one_round
+from attacker.attacks.papers.agic import agic, agic_of_one_round
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 

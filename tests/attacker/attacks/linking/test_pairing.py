@@ -44,13 +44,6 @@ def test_optimal_matching_makes_as_many_pairs_as_possible() -> None:
     assert match_optimally(torch.tensor([[0.0, 5.0], [5.0, IMPOSSIBLE_COST]])) == [(0, 1), (1, 0)]
 
 
-def test_optimal_matching_leaves_out_pairs_above_the_limit() -> None:
-    cost = torch.tensor([[0.1, 0.8, 0.9], [0.7, 0.6, 0.9]])
-    assert match_optimally(cost) == [(0, 0), (1, 1)]
-    assert match_optimally(cost, most=0.5) == [(0, 0)]
-    assert match_optimally(cost, most=0.05) == []
-
-
 def test_certainty_is_the_margin_to_the_next_best_pair() -> None:
     cost = torch.tensor([[0.2, 0.8, IMPOSSIBLE_COST], [0.4, 0.3, IMPOSSIBLE_COST], [IMPOSSIBLE_COST, IMPOSSIBLE_COST, 0.5]])
     assert compute_certainty(cost, [(0, 0), (1, 1), (2, 2)], usual=1.0).tolist() == pytest.approx([0.5, 0.25, 0.5])

@@ -15,8 +15,8 @@ from attacker.attacks.matching.objectives import Objective, absolute, cosine, eu
 from attacker.attacks.matching.priors import Prior, total_variation
 from attacker.attacks.matching.settings import COMPONENT_NAMES, Labels, MatchingSettings, Search
 from attacker.attacks.matching.simulation import Simulation
-from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.papers.agic import agic
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import Laplace, Normal
 
 from attacker.attacks import Case, GradientMatching, cpl, exact, inverting_gradients, rog
+from attacker.attacks.closed_form.observations import ClosedFormAnswer
 from attacker.attacks.closed_form.observations import observe as observe_closed
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.priors import (
@@ -21,8 +21,8 @@ from attacker.attacks.matching.priors import (
     convert_weight_to_cosine,
     total_variation,
 )
-from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.optimisers.descent import MIN_HOPELESS_LOSS
+from attacker.attacks.papers.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.masked_vectors import SUM_CLIENT

@@ -12,8 +12,8 @@ from attacker.attacks import AttackSpec, Case, find_unmet
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.names import OPTIMISERS
-from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.descriptions import Describer
+from attacker.attacks.papers.agic import agic
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import encode
 

@@ -14,9 +14,10 @@ from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.warm_starts import HeldExamples
-from attacker.attacks.multi_round.agic import Agic, agic
+from attacker.attacks.multi_round.agic import Agic
 from attacker.attacks.multi_round.certified_examples import MAX_FAILURES, certify_rounds
 from attacker.attacks.multi_round.merging import merge
+from attacker.attacks.papers.agic import agic
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording import DataSpec, ModelSpec
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case
-from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.merging import MAX_CANDIDATES, group_candidates, merge
+from attacker.attacks.papers.agic import agic
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording import DataSpec, ModelSpec, Observation
 

@@ -63,7 +63,7 @@ def test_thinned_curve_keeps_its_ends_and_drops_nan() -> None:
     import numpy as np
 
     losses = np.arange(10_000, dtype=float)
-    points = thin_curve(losses, 200)
+    points = thin_curve(losses)
     assert (len(points), points[0], points[-1]) == (200, (1, 0.0), (10_000, 9_999.0))
     assert thin_curve(np.array([np.nan, 1.0, np.inf])) == ((2, 1.0),)
     assert thin_curve(np.array([])) == ()

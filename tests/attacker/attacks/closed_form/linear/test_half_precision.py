@@ -6,7 +6,7 @@ from observations import make_observation
 from torch.nn import functional
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.closed_form import linear_route
+from attacker.attacks.closed_form.linear import route
 from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -47,7 +47,7 @@ def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> N
 
 
 def test_the_threshold_for_half_precision_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_route, "MAX_HALF_TURNED", linear_route.MAX_TURNED)
+    monkeypatch.setattr(route, "MAX_HALF_TURNED", route.MAX_TURNED)
     x = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
     assert not bool((attack(torch.bfloat16, x, size=4, seed=0).confidence >= MIN_LIKELY).any())
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedleak
-from attacker.attacks.closed_form import linear_route
+from attacker.attacks.closed_form.linear import route
 from attacker.reconstruction import Reconstruction
 from fedsim.recording import Observation
 
@@ -51,7 +51,7 @@ def test_examples_whose_part_of_the_gradient_no_label_explains_are_undecided(see
     found = solve(observation)
     assert count_wrong(found, x) == 0
     assert any("may be mixtures of several" in note for note in found.notes)
-    monkeypatch.setattr(linear_route, "MAX_TURNED", float("inf"))
+    monkeypatch.setattr(route, "MAX_TURNED", float("inf"))
     assert count_wrong(solve(observation), x) > 0  # what the zeros of the first layer alone would tell
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.closed_form import routes
 from attacker.attacks.closed_form.attack import ClosedForm
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
+from attacker.attacks.closed_form.observations import ClosedFormAnswer
 from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
 from fedsim import models

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.closed_form.direct_layer import find_direct_layer
+from attacker.attacks.closed_form.linear.direct_layer import find_direct_layer
 from attacker.attacks.closed_form.observations import observe as stack
 from attacker.reconstruction import Reconstruction
 from fedsim import models

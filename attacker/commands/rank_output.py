@@ -76,7 +76,7 @@ def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
 
     title: text above the picture.
     """
-    from attacker.report.chain_figure import write_chain_picture
+    from attacker.commands.rank_figure import write_chain_picture
 
     write_chain_picture(
         report, [describe_layer(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report)

@@ -10,15 +10,14 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.cases import seed_generator
-from attacker.attacks.closed_form.direct_layer import DirectLayer, divide, find_direct_layer
 from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain
+from attacker.attacks.closed_form.linear.direct_layer import DirectLayer, divide, find_direct_layer
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
-from attacker.attacks.closed_form.observations import StackedObservations
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
+from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
 from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain

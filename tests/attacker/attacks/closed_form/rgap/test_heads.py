@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from torch import Tensor
 
-from attacker.attacks.closed_form.heads import (
+from attacker.attacks.closed_form.rgap.heads import (
     LOSS_EQUATION_MINIMISER,
     LOSS_EQUATION_MINIMUM,
     HeadReading,
@@ -353,7 +353,6 @@ def test_one_weight_is_shared_by_all_heads(outputs: int) -> None:
 
 def test_gradient_that_no_example_has_is_clamped_to_the_nearest() -> None:
     p = make_single_logit(LOSS_EQUATION_MINIMISER, 1)
-    assert not read(p)[0].clamped.any() or p.gradient.isfinite().all()
     far = read_heads("logistic", p.weight, None, 3 * p.gradient, None)
     assert far[0].clamped.all()
     assert [bool(h.valid) for h in far] == [True, True, False, False]
