@@ -28,6 +28,7 @@ from attacker.attacks.simulation.gradients import Gradients, build_gradient
 from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import Channel, transparent
 from fedsim import models
+from fedsim.recording.contradictions import EVEN_MAGNITUDES, has_even_magnitudes
 from fedsim.recording.observation import DataSpec
 from fedsim.recording.training import Training
 
@@ -247,8 +248,10 @@ class StackedObservations:
 
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> StackedObservations:
-    """Stack the first observation of each case. Raises ValueError if a gradient is zero, or has NaN or infinite values.
+    """Stack the first observation of each case.
 
+    Raises ValueError if a gradient is zero, or has NaN or infinite values, or if it has the magnitudes of another optimiser than
+    the stated SGD (`has_even_magnitudes`).
     The cases must agree in model, data, training settings, defense and number of examples, which are read from the first case.
     knows_defense: whether `simulated`, `channel` and `omitted` follow the clients' defense; if False, no defense is assumed.
     """
@@ -264,6 +267,8 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
         update = {name: observation.update[name].to(device).double() for name in order}
         gradients.append(convert_to_gradient(update, weights[0 if same else i], observation.training, steps))
         _check_gradient(gradients[-1], observation.key)
+        if first.training.optimiser == "sgd" and not first.is_defended and has_even_magnitudes(update):
+            raise ValueError(f"the update of {observation.key} cannot be inverted by closed forms: {EVEN_MAGNITUDES}")
     buffers, same_buffers = get_buffers(model, observations)
     return StackedObservations(
         cases=cases,
