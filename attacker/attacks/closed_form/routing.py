@@ -22,8 +22,8 @@ clients compute in half precision, right answers are not exact."""
 MAX_REST = 1e-6
 """Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if it is read off."""
 OTHER_LOSS = (
-    "the answer explains the gradient up to a factor, as with another loss or learning rate, such as the squared error of a "
-    "regression; the label says nothing then"
+    "the examples explain the gradient, but with another loss or learning rate than stated, such as label smoothing or the "
+    "squared error of a regression; labels may be wrong then"
 )
 
 
@@ -142,10 +142,10 @@ class Routing:
         answers = list(ROUTES[route](observed, self.rng, self.walk))
         for row, (i, answer) in enumerate(zip(pending, tuple(answers), strict=True)):
             found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
-            if missed > EXACT_DISTANCE and observed.shows_other_losses and len(answer.x):
-                turned = observed.measure_misfit(row, answer.x, answer.y, any_scale=True)
-                if turned <= EXACT_DISTANCE:
-                    answer, missed = replace(answer, notes=(*answer.notes, *answer.doubts, OTHER_LOSS)), turned
+            if missed > EXACT_DISTANCE and observed.shows_other_losses and _has_all_examples(answer, observed.examples):
+                nearest = observed.measure_any_loss(row, answer.x)
+                if nearest <= EXACT_DISTANCE:
+                    answer, missed = replace(answer, notes=(*answer.notes, *answer.doubts, OTHER_LOSS)), nearest
                     answers[row] = answer
             found.tried += 1
             found.open_question = found.open_question or answer.open_question
@@ -184,3 +184,9 @@ class Routing:
             moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
             stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
             found.answer = replace(answer, stays=stays * answer.determined)
+
+
+def _has_all_examples(answer: ClosedFormAnswer, examples: int) -> bool:
+    """Return whether the answer has all examples of the batch, each of them once, with finite values."""
+    x = answer.x.flatten(1)
+    return len(x) == examples and bool(torch.isfinite(x).all()) and len(torch.unique(x, dim=0)) == examples
