@@ -144,6 +144,13 @@ class StackedObservations:
             and is_input_random(first.model, first.data, chain.layers[0].name)
         )
 
+    def explain_other_optimiser(self, i: int) -> str:
+        """Return why the update of case i is not of SGD, which is stated, so that no closed form applies; "" if it may be."""
+        first = self.cases[i].observations[0]
+        if first.training.optimiser != "sgd" or first.is_defended or not has_even_magnitudes(first.update):
+            return ""
+        return f"closed forms cannot invert the update of {first.key}: {EVEN_MAGNITUDES}"
+
     def select(self, rows: Sequence[int]) -> "StackedObservations":
         """Return only the observations of the cases with indices `rows`."""
         at = torch.tensor(list(rows), device=self.device)
@@ -285,10 +292,8 @@ class StackedObservations:
 
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> StackedObservations:
-    """Stack the first observation of each case.
+    """Stack the first observation of each case. Raises ValueError if a gradient is zero, or has NaN or infinite values.
 
-    Raises ValueError if a gradient is zero, or has NaN or infinite values, or if it has the magnitudes of another optimiser than
-    the stated SGD (`has_even_magnitudes`).
     The cases must agree in model, data, training settings, defense and number of examples, which are read from the first case.
     knows_defense: whether `simulated`, `channel` and `omitted` follow the clients' defense; if False, no defense is assumed.
     """
@@ -304,8 +309,6 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
         update = {name: observation.update[name].to(device).double() for name in order}
         gradients.append(convert_to_gradient(update, weights[0 if same else i], observation.training, steps))
         _check_gradient(gradients[-1], observation.key)
-        if first.training.optimiser == "sgd" and not first.is_defended and has_even_magnitudes(update):
-            raise ValueError(f"the update of {observation.key} cannot be inverted by closed forms: {EVEN_MAGNITUDES}")
     buffers, same_buffers = get_buffers(model, observations)
     return StackedObservations(
         cases=cases,

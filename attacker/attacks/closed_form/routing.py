@@ -98,14 +98,19 @@ class Routing:
         self.routes, self.walk, self.stability = routes, walk, stability
         self.observed = observe(cases, knows_defense=knows_defense, device=device)
         self.found = [RoutedCase() for _ in cases]
+        self._refused = {i: reason for i in range(len(cases)) if (reason := self.observed.explain_other_optimiser(i))}
 
     def answer(self) -> None:
         """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
 
         Each is tried only on the cases whose best answer so far is not final, and is not exact or not unique (`RoutedCase.open`).
+        None is tried on updates of another optimiser than stated.
         """
+        for row, reason in self._refused.items():
+            self.found[row].reasons["optimiser"] = reason
+        able = [(row, found) for row, found in enumerate(self.found) if row not in self._refused]
         for i, route in enumerate(self.routes):
-            pending = [row for row, found in enumerate(self.found) if not found.final and (not found.exact or found.open)]
+            pending = [row for row, found in able if not found.final and (not found.exact or found.open)]
             if pending:
                 if self.progress is not None:
                     self.progress(i, len(self.routes), f"{route}: {len(pending)} of {len(self.cases)} left")
