@@ -33,9 +33,10 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the estimate for
     the first label follows from the others and is not tested. An update is left out if its rounded estimates do not sum to this
-    number, or if one is negative. A wrong sum arises, for example, if each of many labels gets a small share of an example: such
-    estimates are near 0 but show nothing. A negative estimate shows that clients do not train as stated, but for example with the
-    sum of the losses.
+    number, if one is negative, or if most of those that are not near 0 are not near a whole number either (`_are_numbers`). A
+    wrong sum arises, for example, if each of many labels gets a small share of an example: such estimates are near 0 but show
+    nothing. Negative estimates, and shares of an example, show that clients do not train as stated, but for example with the sum
+    of the losses, or on more examples than they report.
     """
     tested, reason, unread = [], "", 0
     for one in observations[:MAX_UPDATES]:
@@ -44,14 +45,14 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         except ValueError as error:
             reason = str(error)
             continue
-        if int(counts.round().sum()) == one.num_examples and int(counts.round().min()) >= 0:
+        if _are_numbers(counts, one.num_examples):
             tested.append(counts)
         else:
             unread += 1
     if unread and not tested:
         evidence = (
-            "the estimated numbers of examples per label are negative or do not sum to the number of examples, in any of "
-            f"{unread} updates"
+            "the estimated numbers of examples per label are negative, not whole, or do not sum to the number of examples, in "
+            f"any of {unread} updates"
         )
         yield PassedCheck(rule=READABLE, evidence=evidence)
         return
@@ -79,6 +80,13 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         advice="Add noise to the update of the last layer (clip and gaussian), or sum the updates of many clients by secure "
         "aggregation. If labels are no secret, accept this finding.",
     )
+
+
+def _are_numbers(counts: Tensor, examples: int | None) -> bool:
+    """Return whether estimates (K,) may be the numbers of examples of each label of an update of so many examples."""
+    whole, held = counts.round(), counts > INTEGER_TOLERANCE
+    near = (counts - whole).abs() <= INTEGER_TOLERANCE
+    return int(whole.sum()) == examples and int(whole.min()) >= 0 and 2 * int(near[held].sum()) >= int(held.sum())
 
 
 def format_counts(counts: Sequence[int]) -> str:

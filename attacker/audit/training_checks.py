@@ -70,7 +70,9 @@ def _list_contradictions(observation: Observation, unused: Container[str]) -> li
     """Return sentences on what the stated training cannot explain. unused: names of parameters that the network does not use."""
     before = {name: t for name, t in {**observation.weights, **observation.buffers}.items() if name not in unused}
     after = {**observation.payload.tensors, **observation.buffers_after}
-    found = find_contradictions(observation.training, observation.num_examples, before, after)
+    found = find_contradictions(
+        observation.training, observation.num_examples, before, after, is_defended=observation.is_defended
+    )
     return found or _judge_head(observation)
 
 

@@ -189,12 +189,29 @@ def split(examples: Examples, clients: int, *, seed: int, name: str, **arguments
 
     seed: seed of all random choices.
     name: a key of `PARTITIONS`; `arguments` are the arguments of the partition's function besides examples, clients and rng.
-    With the built-in partitions, no example has two clients, and every client gets at least one example.
-    Raises ValueError if there are more clients than examples, or for invalid arguments of the partition.
+    No example has two clients, and every client gets at least one example.
+    Raises ValueError if there are more clients than examples, for invalid arguments of the partition, or if the partition, which
+    may be the user's own, returns something else.
     """
     if clients > len(examples):
         raise ValueError(f"clients.count is {clients}, but there are only {len(examples)} training examples; use fewer clients")
     factory = PARTITIONS[name]
     rng = np.random.default_rng([seed, 0x5917])
     bound = bind_arguments(f"partition {name}", factory, examples, clients, rng, given=arguments, hidden=3)
-    return factory(**bound)
+    parts = [np.asarray(part) for part in factory(**bound)]
+    _check_parts(name, parts, len(examples), clients)
+    return parts
+
+
+def _check_parts(name: str, parts: list[Indices], examples: int, clients: int) -> None:
+    """Raise ValueError if the parts are not one array of indices for each client, without empty ones and common examples."""
+    advice = f"partition {name} must return one array of indices for each client"
+    if len(parts) != clients:
+        raise ValueError(f"{advice}, got {len(parts)} for {clients} clients")
+    for client, part in enumerate(parts):
+        if part.ndim != 1 or not len(part) or part.dtype.kind not in "iu":
+            raise ValueError(f"{advice}, got {part.dtype} of shape {part.shape} for client {client}")
+        if part.min() < 0 or part.max() >= examples:
+            raise ValueError(f"{advice}, from 0 to {examples - 1}, got {part.min()} to {part.max()} for client {client}")
+    if len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
+        raise ValueError(f"{advice}, without common examples, but some index occurs twice")

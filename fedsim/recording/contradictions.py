@@ -19,19 +19,36 @@ MIN_MOVE = 0.05
 """Smallest possible value of a round's largest weight change by Adam, relative to the first step's learning rate.
 Adam's first step changes every weight by about this rate.
 """
+MIN_EVEN = 0.5
+"""Smallest ratio of the median to the largest magnitude of a tensor's nonzero entries at which they count as about equal. It was
+at least 0.5 in all tensors of five networks after one to five steps of Adam, and below 0.3 in some tensor after SGD."""
+MIN_ROWS = 3
+"""Smallest number of rows of a tensor that `has_even_magnitudes` judges. The errors at two outputs have one magnitude, and so has
+the gradient of their layer if its inputs are 0 or 1."""
+EVEN_MAGNITUDES = (
+    "the weights of each layer changed by about one magnitude, as by Adam, RMSprop or signs of gradients, and not by SGD: state "
+    "the optimiser, or the defense, that clients use"
+)
 
 
 def find_contradictions(
-    training: Training, reported: int | None, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+    training: Training,
+    reported: int | None,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    *,
+    is_defended: bool = False,
 ) -> list[str]:
     """Return sentences on what a client returned and `training` cannot explain; empty if nothing was found.
 
-    Five things are checked. (1) Batch norm's statistics must not change in mode "eval". (2) The returned tensors must be weights,
+    Six things are checked. (1) Batch norm's statistics must not change in mode "eval". (2) The returned tensors must be weights,
     not changes of weights. If (1) or (2) fails, the checks after it are left out. (3) If one of the matrices and kernels that
     `training.frozen` does not name changes, all of them must. (4) In mode "train", batch norm must have counted as many batches
-    as the settings give. (5) With adam and adamw, the largest change of a weight must be possible.
+    as the settings give. (5) With adam and adamw, the largest change of a weight must be possible. (6) With sgd and no defense,
+    the changes of some layer must differ in magnitude (`has_even_magnitudes`).
     reported: number of examples that the client reported, if any.
     before, after: weights and buffers by name, as the client got and returned them. Names in only one of them are left out.
+    is_defended: whether a defense is stated, which may change the magnitudes.
     """
     counts = [int(after[name] - before[name]) for name in before.keys() & after.keys() if name.endswith(COUNTER)]
     tracked = [name for name in before.keys() & after.keys() if name.endswith((COUNTER, *STATISTICS))]
@@ -52,7 +69,21 @@ def find_contradictions(
         )
     if training.optimiser != "sgd" and passes:
         found += _judge_moves(training, ceil(passes / training.accumulation), before, after)
+    if training.optimiser == "sgd" and not is_defended:
+        changes = {name: after[name].double() - before[name].double() for name in _list_weights(before, after)}
+        found += [EVEN_MAGNITUDES] * has_even_magnitudes(changes)
     return found
+
+
+def has_even_magnitudes(changes: Mapping[str, Tensor]) -> bool:
+    """Return whether the nonzero entries of each of at least two tensors have about one magnitude (`MIN_EVEN`).
+
+    The first steps of Adam and RMSprop, and signs of gradients, change weights so. From such an update no closed form can compute
+    an example, although it may have the rank that the update of a single example has.
+    changes: of the weights, by name. Tensors with fewer than two dimensions or `MIN_ROWS` rows, or without changes, are left out.
+    """
+    judged = [t[t != 0].abs() for t in changes.values() if t.ndim > 1 and len(t) >= MIN_ROWS and bool(t.any())]
+    return len(judged) > 1 and all(float(t.median()) >= MIN_EVEN * float(t.max()) for t in judged)
 
 
 def _list_weights(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:

@@ -114,7 +114,16 @@ def record(
         log(INFO, "fedleak records this federation in %s", folder)
         types = models.find_client_types(network)
         buffers = frozenset(state) - weights
-        return RecordingStrategy(own, recorder, wanted=wanted, foreign=True, buffers=buffers, types=types, stated=training)
+        return RecordingStrategy(
+            own,
+            recorder,
+            wanted=wanted,
+            foreign=True,
+            buffers=buffers,
+            types=types,
+            stated=training,
+            is_defended=bool(chosen.steps) or gradient != "plain",
+        )
 
     watched = _Watched(own, network, str(spec), start)
     # methods are replaced on the instance: a wrapper would be bypassed by a strategy's own `start`, and apps read its attributes

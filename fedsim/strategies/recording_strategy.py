@@ -36,7 +36,7 @@ class RecordingStrategy(Wrapper):
     types:    dtypes of the clients' network by parameter name, in which the sent weights are recorded. Some of Flower's
               strategies send float64, which clients round to their own dtype. None: as sent.
     stated:   training settings of the clients, with which the first reply with whole weights is compared, see
-              `find_contradictions`. None: no comparison.
+              `find_contradictions`. None: no comparison. is_defended: whether a defense of updates is stated as well.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class RecordingStrategy(Wrapper):
         foreign: bool = False,
         types: Mapping[str, torch.dtype] | None = None,
         stated: Training | None = None,
+        is_defended: bool = False,
     ) -> None:
         super().__init__(inner)
         self._recorder, self._wanted, self._buffers, self._foreign = recorder, wanted or RecordSelection(), buffers, foreign
@@ -61,7 +62,7 @@ class RecordingStrategy(Wrapper):
             types=types or {},
         )
         self._types = types or {}
-        self._stated = stated
+        self._stated, self._is_defended = stated, is_defended
         self._told: set[str] = set()
         self._attempt = 1
         self._asked: dict[int, int] = {}  # number of bytes sent to each node
@@ -151,7 +152,8 @@ class RecordingStrategy(Wrapper):
             return
         training, self._stated = self._stated.fix_round(server_round), None
         before = records.to_tensors(self._replies.start)
-        for sentence in find_contradictions(training, reply.num_examples, before, {**reply.payload.tensors, **reply.buffers}):
+        after = {**reply.payload.tensors, **reply.buffers}
+        for sentence in find_contradictions(training, reply.num_examples, before, after, is_defended=self._is_defended):
             log(WARNING, "fedleak: client %s does not seem to train as record() was told: %s", reply.client, sentence)
 
     def _is_written(self, server_round: int) -> bool:

@@ -1,6 +1,6 @@
 """Observations as stacked gradients, the input of closed forms; their answers, and the check of answers against observations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
@@ -28,9 +28,14 @@ from attacker.attacks.simulation.gradients import Gradients, build_gradient
 from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import Channel, transparent
 from fedsim import models
+from fedsim.recording.contradictions import EVEN_MAGNITUDES, has_even_magnitudes
 from fedsim.recording.observation import DataSpec
 from fedsim.recording.training import Training
 
+MAX_ERROR_SUM = 1e-2
+"""Largest sum of an example's errors at the outputs, relative to the sum of their magnitudes, that counts as zero."""
+MIN_SECOND_LABEL = 0.1
+"""Smallest ratio of the second lowest to the lowest error of an example that shows a second label."""
 FLOAT32_ROUNDING = 2.0**-24
 """Largest relative error of rounding to float32, the dtype of updates."""
 
@@ -122,11 +127,9 @@ class StackedObservations:
 
     @property
     def shows_other_losses(self) -> bool:
-        """Whether any loss gives the same gradient up to a factor: one example, one step, two classes, and no known defense.
-
-        The errors at two logits, whose sum is zero, are parallel as well, also with label smoothing.
-        """
-        return self.examples == 1 and self.steps == 1 and self.data.num_classes == 2 and self.channel is transparent
+        """Whether `measure_any_loss` applies: clients take one step of SGD, and no defense is known."""
+        plain = self.cases[0].observations[0].gradient.step is None and self.channel is transparent
+        return self.steps == 1 and self.training.optimiser == "sgd" and plain
 
     @cached_property
     def has_random_inputs(self) -> bool:
@@ -140,6 +143,13 @@ class StackedObservations:
             and isinstance(chain, Chain)
             and is_input_random(first.model, first.data, chain.layers[0].name)
         )
+
+    def explain_other_optimiser(self, i: int) -> str:
+        """Return why the update of case i is not of SGD, which is stated, so that no closed form applies; "" if it may be."""
+        first = self.cases[i].observations[0]
+        if first.training.optimiser != "sgd" or first.is_defended or not has_even_magnitudes(first.update):
+            return ""
+        return f"closed forms cannot invert the update of {first.key}: {EVEN_MAGNITUDES}"
 
     def select(self, rows: Sequence[int]) -> "StackedObservations":
         """Return only the observations of the cases with indices `rows`."""
@@ -155,7 +165,7 @@ class StackedObservations:
     def get_weights(self, i: int) -> dict[str, Tensor]:
         return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
 
-    def measure_misfit(self, i: int, x: Tensor, y: Tensor, *, any_scale: bool = False) -> float:
+    def measure_misfit(self, i: int, x: Tensor, y: Tensor) -> float:
         """Return the distance of an answer's gradient from the observed one of case i, relative to the observed one's norm.
 
         The answer's gradient first passes through the clients' optimiser, which may clip or normalise it, and through `channel`,
@@ -164,7 +174,6 @@ class StackedObservations:
         distance is returned as 1e30. If the answer has fewer examples than the client, the missing examples are taken to
         contribute nothing to the mean gradient.
         x: (B, *shape) in [0, 1]. y: (B,).
-        any_scale: whether the answer's gradient is first multiplied by the number, of any sign, that makes the distance smallest.
         """
         if not len(x):
             return 1.0
@@ -178,13 +187,49 @@ class StackedObservations:
         if self.channel is not transparent:
             known = self.channel.learn(self._decode_update(i))
             simulated = simulate_channel(self.channel, known, simulated, weights, self.training, self.steps)
-        pairs = [(simulated[name], observed[name]) for name in observed if name not in self.omitted]
-        factor = 1.0
-        if any_scale:
-            power = torch.stack([a.square().sum() for a, _ in pairs]).sum()
-            factor = float(torch.stack([(a * b).sum() for a, b in pairs]).sum() / power.clamp(min=1e-300))
-        off = torch.stack([(factor * a - b).square().sum() for a, b in pairs]).sum()
-        whole = torch.stack([b.square().sum() for _, b in pairs]).sum()
+        return self._compare(simulated, observed)
+
+    def measure_any_loss(self, i: int, x: Tensor) -> float:
+        """Return the distance of the observed gradient of case i from the nearest gradient of the examples with any loss.
+
+        The loss decides only the errors, that is the gradient of each example's loss at the outputs of the last linear layer.
+        They are computed from the gradient of this layer's weight and bias by least squares. The distance is relative to the norm
+        of the observed gradient; parameters in `omitted` are left out. It is 1e30 if the network has no last linear layer that
+        clients train and whose inputs are vectors, or if the errors of an example are those of two labels (`_are_mixed`).
+        x: (B, *shape) in [0, 1].
+        """
+        try:
+            weight, bias = models.find_head(self.model, self.data)
+        except ValueError:
+            return 1e30
+        kept: list[tuple[Tensor, Tensor]] = []
+        handle = self.model.get_submodule(weight.rpartition(".")[0]).register_forward_hook(
+            lambda _module, given, output: kept.append((given[0], output))
+        )
+        buffers = {name: b if self.same_buffers else b[i] for name, b in self.buffers.items()}
+        weights = {name: w.clone().requires_grad_() for name, w in self.get_weights(i).items()}
+        try:
+            run_forward_pass(self.model, {**weights, **buffers}, self.data.normalise(x.to(self.device, self.dtype)))
+        finally:
+            handle.remove()
+        if weight in self.omitted or len(kept) != 1 or kept[0][0].ndim != 2:
+            return 1e30
+        inputs, outputs = kept[0][0].detach(), kept[0][1]
+        seen = self.gradient[weight][i]
+        if bias is not None and bias not in self.omitted:
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+            seen = torch.cat([seen, self.gradient[bias][i][:, None]], dim=1)
+        errors = torch.linalg.pinv(inputs.T) @ seen.T
+        if _are_mixed(errors):
+            return 1e30
+        gradient = torch.autograd.grad((errors * outputs).sum(), list(weights.values()), materialize_grads=True)
+        return self._compare(dict(zip(weights, gradient, strict=True)), {name: g[i] for name, g in self.gradient.items()})
+
+    def _compare(self, simulated: Mapping[str, Tensor], observed: Mapping[str, Tensor]) -> float:
+        """Return the distance of two gradients, relative to the norm of `observed`; parameters in `omitted` are left out."""
+        names = [name for name in observed if name not in self.omitted]
+        off = torch.stack([(simulated[name] - observed[name]).square().sum() for name in names]).sum()
+        whole = torch.stack([observed[name].square().sum() for name in names]).sum()
         return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
 
     def differentiate_outputs(self, module: str, x: Tensor) -> Tensor:
@@ -310,6 +355,17 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
         omitted=find_omitted(first, model) if knows_defense else frozenset(),
         steps=steps,
     )
+
+
+def _are_mixed(errors: Tensor) -> bool:
+    """Return whether some errors (B, K) are those of two labels, as of inputs that MixUp or CutMix made of two examples.
+
+    Errors of softmax cross-entropy sum to zero, also with weights of classes or label smoothing, and only that of the label is
+    far below zero. Errors of other losses, whose sum is not zero, are not judged.
+    """
+    sums_to_zero = errors.sum(dim=1).abs() <= MAX_ERROR_SUM * errors.abs().sum(dim=1)
+    lowest = errors.sort(dim=1).values.clamp(max=0)
+    return bool((sums_to_zero[:, None] & (lowest[:, 1:2] < MIN_SECOND_LABEL * lowest[:, :1])).any())
 
 
 def _check_gradient(gradient: dict[str, Tensor], round_and_client: str) -> None:

@@ -103,6 +103,8 @@ gradient descent. The evaluations of the other routes are not counted."""
 
 def explain_refusal(route: str, observed: StackedObservations) -> str:
     """Return why a route cannot apply to the observations, as far as is known before it runs; "" if it may apply."""
+    if reason := observed.explain_other_optimiser(0):
+        return reason
     try:
         _REQUIREMENTS[route](observed)
     except Exception as error:  # a user's network may fail in any way

@@ -21,8 +21,8 @@ clients compute in half precision, right answers are not exact."""
 MAX_REST = 1e-6
 """Largest share of the squared norm of the first layer's gradient that a single example leaves unexplained if it is read off."""
 OTHER_LOSS = (
-    "the answer explains the gradient up to a factor, as with another loss or learning rate, such as the squared error of a "
-    "regression; the label says nothing then"
+    "the examples explain the gradient, but with another loss or learning rate than stated, such as label smoothing or the "
+    "squared error of a regression; labels may be wrong then"
 )
 
 
@@ -97,14 +97,19 @@ class Routing:
         self.routes, self.walk, self.stability = routes, walk, stability
         self.observed = observe(cases, knows_defense=knows_defense, device=device)
         self.found = [RoutedCase() for _ in cases]
+        self._refused = {i: reason for i in range(len(cases)) if (reason := self.observed.explain_other_optimiser(i))}
 
     def answer(self) -> None:
         """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
 
         Each is tried only on the cases whose best answer so far is not final, and is not exact or not unique (`RoutedCase.open`).
+        None is tried on updates of another optimiser than stated.
         """
+        for row, reason in self._refused.items():
+            self.found[row].reasons["optimiser"] = reason
+        able = [(row, found) for row, found in enumerate(self.found) if row not in self._refused]
         for i, route in enumerate(self.routes):
-            pending = [row for row, found in enumerate(self.found) if not found.final and (not found.exact or found.open)]
+            pending = [row for row, found in able if not found.final and (not found.exact or found.open)]
             if pending:
                 if self.progress is not None:
                     self.progress(i, len(self.routes), f"{route}: {len(pending)} of {len(self.cases)} left")
@@ -141,10 +146,10 @@ class Routing:
         answers = list(ROUTES[route](observed, self.rng, self.walk))
         for row, (i, answer) in enumerate(zip(pending, tuple(answers), strict=True)):
             found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
-            if missed > EXACT_DISTANCE and observed.shows_other_losses and len(answer.x):
-                turned = observed.measure_misfit(row, answer.x, answer.y, any_scale=True)
-                if turned <= EXACT_DISTANCE:
-                    answer, missed = replace(answer, notes=(*answer.notes, *answer.doubts, OTHER_LOSS)), turned
+            if missed > EXACT_DISTANCE and observed.shows_other_losses and _has_all_examples(answer, observed.examples):
+                nearest = observed.measure_any_loss(row, answer.x)
+                if nearest <= EXACT_DISTANCE:
+                    answer, missed = replace(answer, notes=(*answer.notes, *answer.doubts, OTHER_LOSS)), nearest
                     answers[row] = answer
             found.tried += 1
             found.open_question = found.open_question or answer.open_question
@@ -183,3 +188,9 @@ class Routing:
             moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
             stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
             found.answer = replace(answer, stays=stays * answer.determined)
+
+
+def _has_all_examples(answer: ClosedFormAnswer, examples: int) -> bool:
+    """Return whether the answer has all examples of the batch, each of them once, with finite values."""
+    x = answer.x.flatten(1)
+    return len(x) == examples and bool(torch.isfinite(x).all()) and len(torch.unique(x, dim=0)) == examples

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from time import monotonic
 from typing import Any
 
@@ -89,7 +90,7 @@ class Trainer:
         """Train to the last step, from the checkpoint if there is one, and return the network, which is still in training mode.
 
         After Ctrl-C, KeyboardInterrupt is raised, and the state is saved first if `checkpoint` names a file. Raises ValueError if
-        the checkpoint is of a training with other images or settings.
+        the checkpoint is of a training with other images or settings, or is damaged.
         """
         self._load()
         saved = monotonic()
@@ -174,7 +175,12 @@ class Trainer:
     def _load(self) -> None:
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        try:
+            state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        except (RuntimeError, EOFError, UnpicklingError) as error:
+            raise ValueError(
+                f"{self.checkpoint} is cut off or damaged, so that the training cannot be continued; remove it to begin anew"
+            ) from error
         if state["identity"] != self._identity:
             raise ValueError(
                 f"{self.checkpoint} is of a training with other images or settings; repeat the command of that training, "

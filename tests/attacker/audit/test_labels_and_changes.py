@@ -78,6 +78,18 @@ def test_negative_label_counts_are_no_finding() -> None:
     assert "negative" in found.evidence
 
 
+@pytest.mark.parametrize(("reported", "named"), [(4, True), (1, False)])
+def test_shares_of_an_example_are_no_label_counts(reported: int, named: bool) -> None:
+    """A client that reports one of its four examples has estimates of quarters, most of them near 0."""
+    data, spec = DataSpec(shape=(16,), num_classes=10), ModelSpec(name="mlp", arguments={"hidden": [8]})
+    model = models.build(spec, data, seed=0)
+    x = torch.rand(4, 16, generator=torch.Generator().manual_seed(0))
+    loss = torch.nn.functional.cross_entropy(model(x), torch.tensor([3, 3, 3, 7]))
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    one = observe(model, "cross_entropy", gradient, shape=(16,), num_examples=reported)
+    assert isinstance(next(iter(check_labels([one, one]))), Finding) is named
+
+
 def test_label_counts_of_an_undefended_update_are_read(run: Path) -> None:
     (found,) = [one for one in check_recording(Recording(run / "recording")) if one.rule == READABLE]
     assert isinstance(found, Finding)

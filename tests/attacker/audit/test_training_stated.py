@@ -195,7 +195,7 @@ class SpareHead(nn.Module):
 @pytest.mark.parametrize(("kept", "named"), [(("spare.weight",), False), (("spare.weight", "hidden.weight"), True)])
 def test_only_layers_that_the_network_uses_must_change(kept: tuple[str, ...], named: bool) -> None:
     before = {name: p.detach().clone() for name, p in SpareHead().named_parameters()}
-    after = {name: w if name in kept else w + 0.001 for name, w in before.items()}
+    after = {name: w if name in kept else w + 1e-4 * torch.arange(float(w.shape[-1])) ** 2 for name, w in before.items()}
     found = check_training([replace(observe(after, before), model=ModuleSpec.of(SpareHead()))])
     assert isinstance(found, Finding) is named
     if isinstance(found, Finding):

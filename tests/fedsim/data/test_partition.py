@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.data import Examples
+from fedsim.data import Examples, partition
 from fedsim.data.partition import PARTITIONS, split
 
 # Partitions that can split any data among any number of clients.
@@ -228,3 +228,19 @@ def test_groups_are_dealt_the_largest_first() -> None:
     ward = np.repeat([1, 2, 3, 4, 5], [7, 6, 5, 4, 2])
     parts = split(make_examples(np.zeros(24, int), ward=ward), 2, seed=0, name="by_group", column="ward")
     assert sorted(sorted(set(ward[part].tolist())) for part in parts) == [[1, 4, 5], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([[0, 1]], "got 1 for 2 clients"),
+        ([[0, 1], [1, 2]], "some index occurs twice"),
+        ([[0], []], "got float64 of shape \\(0,\\) for client 1"),
+        ([[0], [7]], "from 0 to 5, got 7 to 7 for client 1"),
+    ],
+)
+def test_wrong_parts_of_an_own_partition_are_refused(parts: list[list[int]], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "PARTITIONS", {"own": lambda examples, clients, rng: parts})
+    examples = Examples(values=np.zeros((6, 1, 2, 2), np.uint8), labels=np.zeros(6, np.int64))
+    with pytest.raises(ValueError, match=words):
+        split(examples, 2, seed=0, name="own")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.recording import Training
-from fedsim.recording.contradictions import find_contradictions
+from fedsim.recording.contradictions import EVEN_MAGNITUDES, find_contradictions, has_even_magnitudes
 
 EXAMPLES = 20
 
@@ -85,8 +85,27 @@ def test_layer_that_is_not_trained_is_named_unless_stated() -> None:
 def test_layer_behind_a_matrix_of_zeros_may_stay_unchanged() -> None:
     """LoRA starts with a second matrix of zeros, so that the first one gets no gradient in the first round."""
     start = {"a": torch.ones(2, 3), "b": torch.zeros(3, 2), "head": torch.ones(3, 3)}
-    after = {**start, "b": torch.ones(3, 2), "head": torch.full((3, 3), 1.1)}
+    after = {**start, "b": torch.arange(6.0).square().reshape(3, 2), "head": torch.full((3, 3), 1.1)}
     settings = Training(learning_rate=0.1, batch_size=4, steps=1, mode="eval")
     assert find_contradictions(settings, 4, start, after) == []
     later = {**after, "head": torch.ones(3, 3)}
     assert "a, b did not change" in find_contradictions(settings, 4, after, later)[0]
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_an_unstated_optimiser_is_named(optimiser: type[torch.optim.Optimizer]) -> None:
+    states = train_client(optimiser=optimiser, batch=EXAMPLES, epochs=1)
+    stated = {"optimiser": "sgd", "batch_size": EXAMPLES, "epochs": 1}
+    assert judge(states, **stated) == [EVEN_MAGNITUDES]
+    assert judge(train_client(optimiser=torch.optim.SGD, batch=EXAMPLES, epochs=1), **stated) == []
+    settings = Training(learning_rate=1e-3, batch_size=EXAMPLES, epochs=1)
+    assert find_contradictions(settings, EXAMPLES, *states, is_defended=True) == []
+
+
+def test_inputs_of_zeros_and_ones_make_no_even_magnitudes() -> None:
+    torch.manual_seed(0)
+    x, y = (torch.rand(1, 30) < 0.5).float(), torch.tensor([1])
+    for network in (nn.Linear(30, 2), nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2))):
+        loss = nn.functional.cross_entropy(network(x), y)
+        names, parameters = zip(*network.named_parameters(), strict=True)
+        assert not has_even_magnitudes(dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)))

@@ -48,8 +48,8 @@ class LabelledExamples:
             explain, relative to the norm of this gradient.
     turned: (found,) sine of the angle between this gradient and that for the best label, or the misfit if that is less. Unlike
             the misfit, it is small for a right example whose gradient has been scaled, as by clipping or another learning rate.
-    beside: (found,) the smallest norm of a difference of this gradient and a combination of those for all labels, relative to its
-            norm. It is small also for soft labels, as in label smoothing.
+    beside: (found,) the smallest norm of a difference of this gradient and one for any errors at the outputs, relative to its
+            norm. It is small also for other losses, such as label smoothing or the squared error.
     twins:  (found,) whether the example scaled to another norm would explain this gradient about equally well; False if the norm
             is known.
     mixed:  (found,) whether this gradient combines the gradients for two labels with different weights, as for inputs that MixUp
@@ -114,7 +114,7 @@ def explain(
         source += [i] * len(labels)
         misfit.append(missed)
         turned.append(min(missed, _measure_angle(each, part)))
-        beside.append(_measure_distance(each, part))
+        beside.append(_measure_distance(torch.cat([each, simulate.simulate_equal_errors(one[None])]), part))
         twins.append(twin)
         mixed.append(missed > MIN_SINGLE_MISFIT and bool(find_mixed_labels(each[:, None], part[None])))
     return LabelledExamples(
@@ -135,13 +135,23 @@ class _Simulation:
 
         L is the loss, and z the output of the first linear layer, which has `width` neurons, before its activation.
         """
+        return self._differentiate(x, lambda logits: self.measure(logits, y) * len(x))
+
+    def simulate_equal_errors(self, x: Tensor) -> Tensor:
+        """Return the gradient of the sum of the outputs at the pre-activations z, (N, width), for examples x (N, F).
+
+        With the gradients for all labels, whose errors at the outputs sum to zero, it spans those for any errors.
+        """
+        return self._differentiate(x, torch.sum)
+
+    def _differentiate(self, x: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
         offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
         hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
         try:
             logits = run_forward_pass(self.model, self.weights, self.feed(x.reshape(-1, *self.layer.inputs)))
         finally:
             hook.remove()
-        return torch.autograd.grad(self.measure(logits, y) * len(x), offset)[0]
+        return torch.autograd.grad(measure(logits), offset)[0]
 
     def simulate_all_labels(self, x: Tensor) -> Tensor:
         """Return dL/dz (see `simulate`) of each of the examples x (N, F) with each of the K labels, (N, K, width)."""

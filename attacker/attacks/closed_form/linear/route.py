@@ -211,9 +211,8 @@ def _divide_case(observed: StackedObservations, i: int, rng: Generator) -> Close
     elif not stored and float(1 - found.certainty) > _estimate_residual(observed, i, layer.parameters):
         unsure = SECOND_EXAMPLE
     elif not stored and misfit > MAX_AMBIGUOUS_MISFIT:
-        turned = observed.measure_misfit(i, found.x, found.y, any_scale=True)
         inputs = (layer.scale * found.x.flatten() + layer.shift)[None]
-        other = observed.shows_other_losses and turned <= MAX_AMBIGUOUS_MISFIT
+        other = observed.shows_other_losses and observed.measure_any_loss(i, found.x) <= MAX_AMBIGUOUS_MISFIT
         ends = layer.shift, layer.scale + layer.shift
         unsure = "" if other and not _shares_neurons(observed, i, layer.parameters, inputs, ends) else MIXED_OR_MISSTATED
     settled = observed.estimate_noise(i) == 0 and float(found.certainty) >= 1 - MAX_SETTLED_RESIDUAL
@@ -228,10 +227,12 @@ def _is_misstated(observed: StackedObservations, i: int, layer: Layer, whole: La
 
     With one output, the loss decides only a factor of the gradient, for example the squared error of a regression. If this factor
     is not that of the stated loss, it cannot show that there is a single example; the neurons that the example turns on do.
+    The errors at two logits, whose sum is zero, are parallel as well, also with label smoothing.
     """
     if float(whole.misfit.max()) <= MAX_AMBIGUOUS_MISFIT:
         return False
-    if not observed.shows_other_losses or float(whole.turned.max()) > MAX_AMBIGUOUS_MISFIT:
+    narrow = observed.shows_other_losses and observed.data.num_classes == 2
+    if not narrow or float(whole.turned.max()) > MAX_AMBIGUOUS_MISFIT:
         return True
     low, high = observed.get_input_range()
     return _shares_neurons(observed, i, (layer.weight, layer.bias), whole.x, (low.flatten(), high.flatten()))
@@ -258,7 +259,8 @@ def _shares_neurons(
 def _find_unexplained(observed: StackedObservations, i: int, found: LinearAnswer, whole: LabelledExamples) -> Tensor:
     """Return a mask (found,) of the examples of a batch that may be mixtures, since no label explains their part of the gradient.
 
-    If all labels fail for all examples, clients may have another loss, and combinations of labels with any weights count as well.
+    If all labels fail for all examples, clients may have another loss, and any errors at the outputs count as well. Such errors
+    explain mixtures of examples that turn on the same neurons, too, so that examples are marked that share theirs with another.
     After several steps or behind a defense, the gradient of a right example may differ in other ways. Only examples with an
     agreement below STOP_AGREEMENT are marked then, and, after one step, those that differ far more than others of the batch.
     """
@@ -269,7 +271,17 @@ def _find_unexplained(observed: StackedObservations, i: int, found: LinearAnswer
     if observed.cases[i].observations[0].is_defended or observed.steps != 1:
         far = (whole.turned > MIN_MIXED_TURN).to(found.certainty.device) & (observed.steps == 1) & (not bool(off.all()))
         return off & (found.certainty < STOP_AGREEMENT) | far
-    return off if not bool(off.all()) else (whole.beside > limit).to(found.certainty.device)
+    if not bool(off.all()):
+        return off
+    return (whole.beside > limit).to(found.certainty.device) | _share_neurons_with_another(observed, i, found.x)
+
+
+def _share_neurons_with_another(observed: StackedObservations, i: int, inputs: Tensor) -> Tensor:
+    """Return a mask (N,) of the inputs (N, F) of the first layer that turn on exactly the neurons that another one turns on."""
+    assert isinstance(observed.chain, Chain)
+    layer, weights = observed.chain.layers[0], observed.get_weights(i)
+    on = inputs.double() @ weights[layer.weight].double().T + (0.0 if layer.bias is None else weights[layer.bias]) > 0
+    return (on[:, None] == on[None]).all(dim=2).sum(dim=1) > 1
 
 
 def _estimate_residual(observed: StackedObservations, i: int, names: Sequence[str | None]) -> float:

@@ -90,6 +90,11 @@ def test_training_lowers_the_loss_and_resumes_to_the_same_weights(facts: PriorFa
         assert torch.equal(value, found.state_dict()[name]), name
     with pytest.raises(ValueError, match="other images or settings"):
         Trainer(stripes, replace(facts, seed=1), SHORT, checkpoint=checkpoint).run()
+    whole = checkpoint.read_bytes()
+    for left in (0, 3, len(whole) // 2):
+        checkpoint.write_bytes(whole[:left])
+        with pytest.raises(ValueError, match="is cut off or damaged"):
+            Trainer(stripes, facts, SHORT, checkpoint=checkpoint).run()
     resumed.clean_up()
     assert not checkpoint.exists()
 

@@ -74,7 +74,7 @@ def test_clipping_of_the_gradient_is_simulated_by_the_check(examples: int) -> No
     assert float(measure_errors(found, x).max()) < 1e-8
     assert found.explained is not None
     assert float(found.explained.min()) > 1 - 1e-6
-    assert float(attack(seen).explained.max()) < 0.1, "without the setting, the update is a hundredth of what examples give"
+    assert any("another loss or learning rate" in note for note in attack(seen).notes)  # the update is a hundredth of the stated
 
 
 def test_paler_copies_have_the_given_distance_and_the_same_signs() -> None:

@@ -1,0 +1,70 @@
+"""Tests of batches of table rows whose clients use another loss than stated, which changes only the errors at the outputs."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from observations import make_observation
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.confidence import MIN_LIKELY
+from attacker.reconstruction import Reconstruction
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Training
+
+FEATURES, CLASSES, ROWS = 13, 3, 4
+DATA = DataSpec(shape=(FEATURES,), num_classes=CLASSES)
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def smooth(logits: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(logits, y, label_smoothing=0.1)
+
+
+def weigh(logits: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(logits, y, weight=torch.tensor([0.2, 1.0, 4.0]))
+
+
+def square(logits: Tensor, y: Tensor) -> Tensor:
+    return mse_loss(logits, 3 * torch.rand(len(y), CLASSES, generator=torch.Generator().manual_seed(int(y.sum()))))
+
+
+def mix(logits: Tensor, y: Tensor) -> Tensor:
+    """MixUp with label smoothing, of inputs that are mixed already."""
+    return 0.6 * smooth(logits, y) + 0.4 * smooth(logits, (y + 1) % CLASSES)
+
+
+def attack(loss: Loss, x: Tensor, *, seed: int) -> Reconstruction:
+    spec = ModelSpec(name="mlp", arguments={"hidden": [64, 32]})
+    model = models.build(spec, DATA, seed=seed)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    y = torch.randint(CLASSES, (len(x),), generator=torch.Generator().manual_seed(seed))
+    loss(model(x), y).backward()
+    update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    training = Training(learning_rate=0.1, batch_size=len(x), steps=1)
+    observation = make_observation(update, weights, model=spec, data=DATA, training=training)
+    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    return found
+
+
+@pytest.mark.parametrize("loss", [smooth, weigh, square])
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_rows_of_another_loss_are_certain_and_right(loss: Loss, rows: int) -> None:
+    certain = 0
+    for seed in range(6):
+        x = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(seed))
+        found = attack(loss, x, seed=seed)
+        nearest = torch.cdist(found.x, x).amin(dim=1)
+        sure = found.confidence >= MIN_LIKELY
+        assert float(nearest[sure].max() if bool(sure.any()) else 0.0) < 1e-3
+        certain += int(sure.sum())
+    assert certain >= 0.7 * 6 * rows
+
+
+def test_inputs_that_clients_mixed_are_not_certain() -> None:
+    for seed in range(6):
+        x = torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(seed))
+        assert not bool((attack(mix, x, seed=seed).confidence >= MIN_LIKELY).any())

@@ -1,0 +1,31 @@
+"""Tests of updates by Adam or RMSprop that are stated as SGD: they may have rank one, but hold no values of the example."""
+
+import pytest
+import torch
+from observations import make_observation
+from torch import nn
+
+from attacker.attacks import AttackSpec, Case
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Training
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.SGD])
+@pytest.mark.parametrize("examples", [1, 4])
+def test_signs_of_gradients_are_not_taken_for_examples(optimiser: type[torch.optim.Optimizer], examples: int) -> None:
+    data, spec = DataSpec(shape=(1, 8, 8), num_classes=10), ModelSpec(name="mlp", arguments={"hidden": [32]})
+    model = models.build(spec, data, seed=0)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    x = torch.rand(examples, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    nn.functional.cross_entropy(model(x), torch.arange(examples)).backward()
+    optimiser(model.parameters(), lr=0.01).step()  # type: ignore[call-arg]
+    update = {name: p.detach() - weights[name] for name, p in model.named_parameters()}
+    training = Training(learning_rate=0.01, batch_size=examples, steps=1)
+    observation = make_observation(update, weights, model=spec, data=data, training=training)
+    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    if optimiser is torch.optim.SGD:
+        (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
+        assert len(found.x) == examples
+        return
+    with pytest.raises(ValueError, match="about one magnitude"):
+        exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
