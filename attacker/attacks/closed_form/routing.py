@@ -11,6 +11,7 @@ from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations, observe
 from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.closed_form.routes import ROUTES, explain_error
+from attacker.attacks.confidence import MIN_CERTIFIED_STAYS
 from attacker.attacks.matching.warm_starts import WarmStart
 
 EXACT_DISTANCE = 1e-3
@@ -149,7 +150,7 @@ class Routing:
             if missed > EXACT_DISTANCE and observed.shows_other_losses and _has_all_examples(answer, observed.examples):
                 nearest = observed.measure_any_loss(row, answer.x)
                 if nearest <= EXACT_DISTANCE:
-                    answer, missed = replace(answer, notes=(*answer.notes, *answer.doubts, OTHER_LOSS)), nearest
+                    answer, missed = _allow_any_loss(answer), nearest
                     answers[row] = answer
             found.tried += 1
             found.open_question = found.open_question or answer.open_question
@@ -194,3 +195,15 @@ def _has_all_examples(answer: ClosedFormAnswer, examples: int) -> bool:
     """Return whether the answer has all examples of the batch, each of them once, with finite values."""
     x = answer.x.flatten(1)
     return len(x) == examples and bool(torch.isfinite(x).all()) and len(torch.unique(x, dim=0)) == examples
+
+
+def _allow_any_loss(answer: ClosedFormAnswer) -> ClosedFormAnswer:
+    """Return an answer that explains the gradient with another loss than stated, with the doubts that follow from this.
+
+    Of several examples, those that the first layer does not determine may be mixtures, which explain the gradient of the other
+    layers with some loss as well.
+    """
+    stays = answer.stays
+    if stays is not None and len(answer.x) > 1:
+        stays = stays.masked_fill(stays < MIN_CERTIFIED_STAYS, torch.nan)
+    return replace(answer, stays=stays, notes=(*answer.notes, *answer.doubts, OTHER_LOSS))

@@ -10,12 +10,11 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.confidence import MIN_LIKELY
-from attacker.reconstruction import Reconstruction
+from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
 
 FEATURES, CLASSES, ROWS = 13, 3, 4
-DATA = DataSpec(shape=(FEATURES,), num_classes=CLASSES)
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -36,15 +35,16 @@ def mix(logits: Tensor, y: Tensor) -> Tensor:
     return 0.6 * smooth(logits, y) + 0.4 * smooth(logits, (y + 1) % CLASSES)
 
 
-def attack(loss: Loss, x: Tensor, *, seed: int) -> Reconstruction:
-    spec = ModelSpec(name="mlp", arguments={"hidden": [64, 32]})
-    model = models.build(spec, DATA, seed=seed)
+def attack(loss: Loss, x: Tensor, *, seed: int, hidden: tuple[int, ...] = (64, 32)) -> Reconstruction:
+    data = DataSpec(shape=tuple(x.shape[1:]), num_classes=CLASSES)
+    spec = ModelSpec(name="mlp", arguments={"hidden": list(hidden)})
+    model = models.build(spec, data, seed=seed)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     y = torch.randint(CLASSES, (len(x),), generator=torch.Generator().manual_seed(seed))
     loss(model(x), y).backward()
     update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = Training(learning_rate=0.1, batch_size=len(x), steps=1)
-    observation = make_observation(update, weights, model=spec, data=DATA, training=training)
+    observation = make_observation(update, weights, model=spec, data=data, training=training)
     exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
     (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
     return found
@@ -68,3 +68,13 @@ def test_inputs_that_clients_mixed_are_not_certain() -> None:
     for seed in range(6):
         x = torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(seed))
         assert not bool((attack(mix, x, seed=seed).confidence >= MIN_LIKELY).any())
+
+
+@pytest.mark.parametrize("loss", [smooth, weigh])
+def test_mixtures_that_the_first_layer_does_not_determine_are_not_certain(loss: Loss) -> None:
+    """With some errors at the outputs, mixtures of the two images explain the gradients of both layers of this narrow network."""
+    for seed in range(4):
+        x = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+        found = attack(loss, x, seed=seed, hidden=(16,))
+        error = (found.x[:, None] - x).flatten(2).square().mean(dim=2).amin(dim=1)
+        assert not bool((error[found.confidence >= MIN_LIKELY] > MAX_RECOVERED_MSE).any())
