@@ -15,7 +15,7 @@ from attacker.attacks.matching.initialisation import STARTS, get_start, normal, 
 from attacker.attacks.matching.layer_weights import keep_largest
 from attacker.attacks.matching.objectives import FeatureTerm, Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import COSINE_MAP_TV, Consistency, Prior
+from attacker.attacks.matching.priors import COSINE_MAP_TV, Consistency, Prior, colour_variation, total_variation
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.needs import Need
@@ -171,6 +171,7 @@ def inverting_gradients(
     steps: int = 4800,
     restarts: int = 1,
     tv: float = 3e-3,
+    colour: bool = False,
     decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "pixels",
     learning_rate: float = INVERTING_RATE,
     signed: bool = False,
@@ -200,6 +201,8 @@ def inverting_gradients(
     learning_rate: learning rate of the first steps, for pixels in [0, 1]; it is divided by 10 after 3/8, 5/8 and 7/8 of the
     steps. The paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
+    colour: measure total variation along brightness and two colour differences, of which the latter count more
+            (`colour_variation`), instead of along the channels, as the paper does.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
              first loss, and above 0.1 (the cosine distance of a gradient of zeros is 1). It also stops if its best loss is above
              0.1 and above the share of its first loss that `EARLY_LIMITS` states for 6, 15 and 30 steps, or if it is stalled near
@@ -258,6 +261,7 @@ def inverting_gradients(
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(
             tv=tv,
+            variation=colour_variation if colour else total_variation,
             map_tv=COSINE_MAP_TV if denoised else 0.0,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),

@@ -11,7 +11,7 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import STARTS, get_start
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior, colour_variation, total_variation
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.needs import Need
@@ -34,7 +34,8 @@ def rog(
     enhancer: Annotated[str, OneOf((NO_ENHANCER, *BUILT_IN_ENHANCERS))] = NO_ENHANCER,
     lpips_weights: FilePath = "",
     learning_rate: float = 0.05,
-    tv: float = 3e-2,
+    tv: float = 1e-2,
+    colour: bool = True,
     boxed: bool = False,
     denoised: bool = True,
     latent: float = 0.0,
@@ -69,8 +70,9 @@ def rog(
     are none, the distance has no LPIPS.
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
     the paper does not.
-    tv: as in `cpl`; the paper uses no total variation.
-    denoised: if a defense adds noise of known variance to images' gradients, also add total variation, as in `cpl`.
+    tv: as in `cpl`; the paper uses no total variation. colour: measure it along brightness and two colour differences, of which
+    the latter count more (`colour_variation`), instead of along the channels.
+    denoised: if a defense adds noise of known variance to images' gradients, also add total variation, as in `inverting_gradients`.
     latent, denoiser, denoiser_weight, denoiser_noise: as in `inverting_gradients`; the paper has none of them.
     draws: as in `inverting_gradients`.
     knows_defense: as in `dlg`; simulated updates pass through the model of each defense (its channel) before they are compared.
@@ -88,7 +90,8 @@ def rog(
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init), boxed=boxed),
         prior=Prior(
             tv=tv,
-            map_tv=float(denoised),
+            variation=colour_variation if colour else total_variation,
+            map_tv=COSINE_MAP_TV if denoised else 0.0,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),
         ),

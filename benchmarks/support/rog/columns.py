@@ -27,6 +27,7 @@ class DefendedColumn:
     changes the update before it is sent, a `rule` the computation of gradients, `network` the network.
     paper: LPIPS (a distance, lower is better) that the paper gives for its attack ROG; None for a defense that is not in it.
     is_equalized: whether images are also measured after `enhancer.equalize`, as the paper treats them in this column.
+    tv: weight of the total variation in all attacks.
     cost: approximate CPU-seconds of all attacks on this column, by which columns are ordered.
     """
 
@@ -35,6 +36,7 @@ class DefendedColumn:
     rule: str = ""
     network: str = ""
     paper: float | None = None
+    tv: float = 1e-2
     cost: float = 0.0
     is_equalized: bool = False
 
@@ -49,7 +51,7 @@ COLUMNS = (
     DefendedColumn("uniform, 3 bits", defense="rog_uniform(3)", paper=0.213, cost=190),
     DefendedColumn("QSGD, 3 bits", defense="rog_qsgd(3)", paper=0.215, cost=95),
     DefendedColumn("top-k, 5 % sent", defense="rog_top_k(0.95)", paper=0.237, cost=115),
-    DefendedColumn("sign", defense="sign()", paper=0.347, cost=170, is_equalized=True),
+    DefendedColumn("sign", defense="sign()", paper=0.347, tv=2e-2, cost=170, is_equalized=True),
     DefendedColumn("Soteria, 80 %", rule="soteria(0.8)", paper=0.180, cost=100),
     DefendedColumn("PRECODE", network="precode()", paper=0.307, cost=120),
     DefendedColumn("Fed-CDP, 0 dB", rule="fed_cdp(4, snr_db=0)", paper=0.376, cost=140),

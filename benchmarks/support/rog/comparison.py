@@ -234,7 +234,7 @@ def measure_column(options: Options, column: DefendedColumn) -> ColumnResult:
     scale = choose_scale(options)
     batches = [load_tools(options, batch) for batch in range(scale.batches)]
     cases = [make_case(tools, column) for tools in batches]
-    attacks = make_attacks(scale)
+    attacks = make_attacks(scale, column)
     if not (scale.all_attacks or options.table):
         attacks = {"ROG": attacks["ROG"]}
     attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients") if name in attacks}
@@ -306,16 +306,16 @@ def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
     return replace(case, known_labels=tools.y)
 
 
-def make_attacks(scale: Scale) -> dict[str, GradientMatching]:
+def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatching]:
     """Return a dict of the attacks: ROG, the same search in pixels from the paper's start, Inverting Gradients.
 
-    The total variation that Inverting Gradients adds for known noise has the weight of a MAP estimate, as ROG's. With half of it,
-    its default, its LPIPS behind QSGD was higher on tuning and validation images.
+    Inverting Gradients has the total variation of ROG (`colour`), which its paper does not have. What it adds for known noise has
+    the weight of a MAP estimate: with half of it, its default, its LPIPS behind QSGD was higher on tuning images.
     """
-    baseline = inverting_gradients(steps=scale.steps_of_ig, tv=1e-2, give_up=0.0, surrogate=True)
+    baseline = inverting_gradients(steps=scale.steps_of_ig, tv=column.tv, colour=True, give_up=0.0, surrogate=True)
     return {
-        "ROG": rog(steps=scale.steps),
-        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
+        "ROG": rog(steps=scale.steps, tv=column.tv),
+        "pixels": rog(steps=scale.steps, tv=column.tv, decoder="pixels", init="uniform"),
         "Inverting Gradients": replace(baseline, prior=replace(baseline.prior, map_tv=1.0)),
     }
 
@@ -329,7 +329,7 @@ def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
     LPIPS (a higher PSNR where there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: for a lower LPIPS
     likewise, both followed by the enhancer.
     """
-    own = make_attacks(tools.scale)["Inverting Gradients"]
+    own = make_attacks(tools.scale, COLUMNS[0])["Inverting Gradients"]
     aim = tools.folder.attack(own, case, tools.x, tools.options).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
     for steps in (*(() if tools.options.quick else RATIO_STEPS), tools.scale.steps):

@@ -9,7 +9,7 @@ from attacker.attacks.matching.feature_matching import measure_feature_mismatch,
 from attacker.attacks.matching.loss.problems import Decode, ProblemRow
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.parametrisation import LatentSpace
-from attacker.attacks.matching.priors import measure_noise, total_variation
+from attacker.attacks.matching.priors import measure_noise
 from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.gradients import predict
@@ -50,7 +50,7 @@ class LossTerms:
         belief = self.attack.prior.belief
         value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else problem["gain"] * belief(x)
         if "smoothing" in problem:
-            value = value + problem["gain"] * problem["smoothing"] * total_variation(x)
+            value = value + problem["gain"] * problem["smoothing"] * self.attack.prior.variation(x)
         if "unit" in problem:
             value = value + problem["gain"] * problem["unit"] * self._measure_prior(z, x, problem, share)
         if "statistics" in problem:

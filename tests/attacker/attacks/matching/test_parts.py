@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from attacker.attacks.matching.initialisation import STARTS, get_start
 from attacker.attacks.matching.objectives import cosine_distance, squared_distance
-from attacker.attacks.matching.priors import total_variation
+from attacker.attacks.matching.priors import colour_variation, total_variation
 from attacker.attacks.simulation.client import compute_total_step, convert_to_gradient, simulate_channel
 from attacker.attacks.simulation.gradients import build_gradient
 from defenses import DefenseSpec, clip
@@ -44,6 +44,23 @@ def test_total_variation_is_the_mean_of_absolute_differences() -> None:
     x = torch.tensor([[[[0.0, 1.0], [0.0, 3.0]]]])
     assert total_variation(x).item() == pytest.approx((0 + 2) / 2 + (1 + 3) / 2)
     assert total_variation(torch.full((2, 3, 5, 5), 0.7)).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("colour", "expected"),
+    [((1, 1, 1), 3.0), ((1, 0, -1), 2.5 * 6**0.5), ((1, -2, 1), 4 * 18**0.5), ((0, 1, 0), 1.0 + 4 * 2**0.5)],
+)
+def test_colour_variation_counts_differences_of_colour_more(colour: tuple[int, ...], expected: float) -> None:
+    """Two pixels differ by `colour`; the expected value times 1/3 is computed by hand from lengths along the three axes."""
+    x = torch.tensor([[0.0, 0.0, 0.0], colour]).T.reshape(1, 3, 1, 2)
+    assert colour_variation(x).item() == pytest.approx(expected / 3)
+    assert colour_variation(x.mT).item() == pytest.approx(expected / 3)
+
+
+def test_colour_variation_of_grey_images_is_total_variation() -> None:
+    x = torch.rand(2, 1, 5, 6, generator=torch.Generator().manual_seed(0))
+    for images in (x, x.expand(-1, 2, -1, -1), x.expand(-1, 3, -1, -1), torch.rand_like(x.expand(-1, 4, -1, -1))):
+        assert colour_variation(images).item() == pytest.approx(total_variation(images).item())
 
 
 @pytest.mark.parametrize("name", sorted(STARTS))

@@ -9,7 +9,7 @@ from generators import seeded
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from attacker.attacks import Case, GradientMatching, rog
+from attacker.attacks import Case, GradientMatching, inverting_gradients, rog
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.initialisation import get_start
 from attacker.attacks.matching.names import get_decoder
@@ -129,3 +129,19 @@ def test_later_phases_start_at_the_best_image_so_far_and_find_finer_details(obse
     assert found.loss.min() < 0.3 * coarse.loss.min()
     truth = draw_images(side=8)
     assert psnr(found.x, truth).mean() > psnr(coarse.x, truth).mean() + 3
+
+
+@pytest.mark.parametrize("make", [rog, inverting_gradients])
+def test_colours_that_vary_count_more_if_asked(
+    make: Callable[..., GradientMatching], observe: Callable[..., Observation]
+) -> None:
+    """Two images with equal total variation of their channels: one varies in brightness, the other in colour."""
+    steps = torch.rand(2, 1, 16, 16, generator=seeded()) / 2
+    images = {"grey": steps.expand(-1, 3, -1, -1), "coloured": torch.cat([steps, steps, 1 - steps], dim=1)}
+    case, found = observe_once(observe), {}
+    for colour in (False, True):
+        attack = make(decoder="pixels", colour=colour).null()
+        found[colour] = {name: measure_loss(attack, case, x) for name, x in images.items()}
+    assert found[False]["coloured"] == pytest.approx(found[False]["grey"])
+    assert found[True]["grey"] == pytest.approx(found[False]["grey"])
+    assert found[True]["coloured"] > 1.5 * found[True]["grey"]
