@@ -54,6 +54,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "hgap by its gradient": {"name": "hgap", "criterion": "gradient"},
     "inverting_gradients from a closed form": {"name": "inverting_gradients", "closed_form_start": True},
+    "inverting_gradients of colours": {"name": "inverting_gradients", "colour": True},
     "inverting_gradients with draws": {"name": "inverting_gradients", "draws": True},
     "inverting_gradients of three starts": {
         "name": "inverting_gradients",
@@ -62,6 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "registered": True,
     },
     "rog in pixels": {"name": "rog", "decoder": "pixels", "init": "uniform", "tv": 1e-3, "distance": "cosine"},
+    "rog without colours": {"name": "rog", "colour": False},
     "rog from coarse to fine": {"name": "rog", "decoder": "coarse_to_fine"},
     "rog with draws": {"name": "rog", "draws": True},
     "rog enhanced": {"name": "rog", "enhancer": "small"},
