@@ -163,3 +163,19 @@ class NativeDeployment:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.processes.end_all()
+
+
+def list_parties(layout: Layout, count: int, *, seed: int | None = None) -> list[Party]:
+    """Return the first `count` clients of a prepared deployment, each with its own folder.
+
+    seed: number from which each client derives its secrets, for reproducible runs; None for random secrets.
+    """
+    return [
+        Party(
+            number=number,
+            key=layout.make_key_path(number),
+            config=layout.make_client_config(number, count, seed=seed),
+            home=layout.make_client_path(number),
+        )
+        for number in range(count)
+    ]

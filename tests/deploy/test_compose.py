@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from native_parties import make_scorer_command
+from scorer_command import make_scorer_command
 
 from fedsim.deployment import commands
 from fedsim.deployment.folders import Layout

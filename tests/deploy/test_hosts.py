@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_parties import list_parties
 
 from fedsim.commands.maintenance import verify
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.native import NativeDeployment
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 

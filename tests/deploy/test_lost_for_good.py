@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from native_parties import list_parties
 
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.native import NativeDeployment
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.deployment.processes import RUNNER_NAME
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from native_parties import list_parties, make_scorer_command
+from scorer_command import make_scorer_command
 
 from fedsim.commands.maintenance import verify
 from fedsim.config.experiment import read
@@ -20,7 +20,7 @@ from fedsim.deployment import commands
 from fedsim.deployment.certificates import make_client
 from fedsim.deployment.folders import Layout, prepare
 from fedsim.deployment.mounts import Mount, explain_missing_isolation, make_isolation_prefix
-from fedsim.deployment.native import NativeDeployment
+from fedsim.deployment.native import NativeDeployment, list_parties
 from fedsim.deployment.processes import RUNNER_NAME, find_free_port
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
