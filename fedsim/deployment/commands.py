@@ -130,3 +130,12 @@ def make_runner_command(link: Link, *, experiment: str, out: str, public: str) -
     """
     words = ["fedsim", "run", experiment, "--engine", "deployment", "--superlink", link.address, *link.list_options()]
     return [*words, "--out", out, "--public", public, "--resume"]
+
+
+def make_scorer_command(*, run: str, truth: list[str]) -> list[str]:
+    """Return the command that compares reconstructions with the examples that the clients used.
+
+    run:   folder of the run with the reconstructions.
+    truth: the folders, one of each client and in any order, that tell which examples the client used.
+    """
+    return ["attacker", "score", run, *(word for folder in truth for word in ("--truth", folder))]

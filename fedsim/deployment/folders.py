@@ -81,6 +81,10 @@ class Layout:
         """
         return make_client_config(number, count, str(self.make_client_path(number)), experiment=str(self.experiment), seed=seed)
 
+    def list_truths(self, count: int) -> list[str]:
+        """Return the paths of the folders `clients/N/truth`, N from 0 to `count` - 1."""
+        return [str(self.make_client_path(number) / "truth") for number in range(count)]
+
     def list_links(self) -> list[Path]:
         """Return the links to folders of `attacked`: the server's to the recording, and the scorer's to the reconstructions."""
         return [self.run / "recording", self.scored / "reconstructions"]

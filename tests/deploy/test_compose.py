@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from scorer_command import make_scorer_command
 
 from fedsim.deployment import commands
 from fedsim.deployment.folders import Layout
@@ -61,7 +60,7 @@ def expected(name: str) -> list[str]:
             link, experiment=str(LAYOUT.experiment), out=str(LAYOUT.run), public=str(LAYOUT.public)
         )
     if party == "scorer":
-        return make_scorer_command(LAYOUT, LAYOUT.scored, CLIENTS)
+        return commands.make_scorer_command(run=str(LAYOUT.scored), truth=LAYOUT.list_truths(CLIENTS))
     if party in ("page", "page-gpu"):
         return ["python", "-m", "fedsim.deployment.forward", "8600", f"{party.replace('page', 'attacker')}:8600"]
     return ["attacker", "serve", str(LAYOUT.attacked.parent), "--host", "0.0.0.0", "--port", "8600"]

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from scorer_command import make_scorer_command
 
 from fedsim.commands.maintenance import verify
 from fedsim.config.experiment import read
@@ -170,13 +169,17 @@ def test_the_attacker_recovers_the_examples_without_truth_as_the_scorer_confirms
     layout = deployed.layout
     attacked = call(layout, "attacker", ["attacker", "replay", str(layout.attacked), "--attack", "exact", "--workers", "1"])
     assert attacked.returncode == 0, attacked.stderr
-    scored = call(layout, "scorer", [*make_scorer_command(layout, layout.scored, CLIENTS), "--json"])
+    scored = call(
+        layout, "scorer", [*commands.make_scorer_command(run=str(layout.scored), truth=layout.list_truths(CLIENTS)), "--json"]
+    )
     assert scored.returncode == 0, scored.stderr
     (summary,) = json.loads(scored.stdout)
     assert summary["examples"] == sum(row.status == "complete" for row in Recording(layout.run / "recording").read_rows())
     assert summary["success"]["value"] == 1
     assert not (layout.attacked / "scores.jsonl").exists()  # the attacker never gets scores
     if not explain_missing_isolation():
-        without_truth = call(layout, "attacker", make_scorer_command(layout, layout.attacked, CLIENTS))
+        without_truth = call(
+            layout, "attacker", commands.make_scorer_command(run=str(layout.attacked), truth=layout.list_truths(CLIENTS))
+        )
         assert without_truth.returncode == 2
         assert "holds no truth" in " ".join(without_truth.stderr.split())
