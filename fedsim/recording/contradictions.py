@@ -82,8 +82,13 @@ def has_even_magnitudes(changes: Mapping[str, Tensor]) -> bool:
     an example, although it may have the rank that the update of a single example has.
     changes: of the weights, by name. Tensors with fewer than two dimensions or `MIN_ROWS` rows, or without changes, are left out.
     """
-    judged = [t[t != 0].abs() for t in changes.values() if t.ndim > 1 and len(t) >= MIN_ROWS and bool(t.any())]
-    return len(judged) > 1 and all(float(t.median()) >= MIN_EVEN * float(t.max()) for t in judged)
+    judged = [t for t in changes.values() if t.ndim > 1 and len(t) >= MIN_ROWS and bool(t.any())]
+    return len(judged) > 1 and all(map(_is_even, judged))
+
+
+def _is_even(change: Tensor) -> bool:
+    sizes = change[change != 0].abs()
+    return float(sizes.median()) >= MIN_EVEN * float(sizes.max())
 
 
 def _list_weights(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
