@@ -59,7 +59,8 @@ class CaseBatch:
 
     def __init__(self, attack: MatchingSettings, cases: Sequence[Case]) -> None:
         first = cases[0].observations[0]
-        attack = replace(attack, simulation=attack.simulation.adapt_to(first))
+        prior = attack.prior.adapt_to(first) if attack.simulation.knows_defense else attack.prior
+        attack = replace(attack, simulation=attack.simulation.adapt_to(first), prior=prior)
         self.attack, self.cases = attack, cases
         self.data = first.data
         self.compares_logits = bool(attack.labels.agreement and attack.sees_gradient) and all(

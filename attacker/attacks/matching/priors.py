@@ -5,10 +5,13 @@ via GradInversion", section 3.4, eq. 11). The paper registers images by RANSAC-f
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from attacker.attacks.simulation.client import sends_signs
+from fedsim.recording.observation import Observation
 
 Belief = Callable[[Tensor], Tensor]
 """Maps examples x (N, *shape) in [0, 1] to a 0-d tensor that is added to the loss."""
@@ -80,6 +83,7 @@ class Prior:
 
     tv:       weight of the total variation of pixels in [0, 1] (`variation`), relative to the distance between the observed
               gradient and a zero gradient (weighted mean over observations; 1 for the cosine). No effect for table rows.
+    sign_factor: `tv` is multiplied by this if clients send only the signs of an update, see `adapt_to`.
     variation: how total variation is measured: `total_variation`, or `colour_variation`.
     map_tv:   for images, if the noise variance is known and the distance is squared or a cosine, add a total variation with
               `map_tv` times the weight of a MAP estimate, which follows from that variance, see `compute_map_tv_weight`.
@@ -91,11 +95,16 @@ class Prior:
     """
 
     tv: float = 0.0
+    sign_factor: float = 1.0
     variation: Callable[[Tensor], Tensor] = total_variation
     map_tv: float = 0.0
     belief: Belief | None = None
     latent: float = 0.0
     denoiser: DenoiserTerm | None = None
+
+    def adapt_to(self, observation: Observation) -> "Prior":
+        """Return this prior with `tv` times `sign_factor` if the client declares that it sends signs, and else unchanged."""
+        return replace(self, tv=self.sign_factor * self.tv) if sends_signs(observation) else self
 
     @property
     def in_units_of_loss(self) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from attacker.attacks.simulation import local_epochs
-from attacker.attacks.simulation.client import find_schedule
+from attacker.attacks.simulation.client import find_schedule, sends_signs
 from attacker.attacks.simulation.gradients import Gradients
 from attacker.attacks.simulation.local_steps import build_stepped_gradient
 from fedsim.recording.observation import Observation
@@ -55,8 +55,7 @@ class Simulation:
     def adapt_to(self, observation: Observation) -> "Simulation":
         """Return these settings without `surrogate` if the client took one step or sends signs, and else unchanged."""
         _, steps = find_schedule(observation)
-        signs = any(step.name == "sign" for step in observation.defenses.steps)
-        return replace(self, surrogate=False) if self.surrogate and (steps == 1 or signs) else self
+        return replace(self, surrogate=False) if self.surrogate and (steps == 1 or sends_signs(observation)) else self
 
     def build_gradient(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
         """Return the function that computes a client's gradient: `gradient` itself for "one_batch", or one that simulates steps.

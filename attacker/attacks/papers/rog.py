@@ -20,6 +20,8 @@ from attacker.attacks.optimisers.first_order import Adam
 
 LAST_RATE = 0.1
 """Learning rate at the end of the cosine schedule, relative to the learning rate at the start."""
+SIGN_FACTOR = 2.0
+"""`Prior.sign_factor` of ROG. Twice `tv` was better for signs on tuning and validation images (benchmarks/results/rog-cpu.md)."""
 
 
 def rog(
@@ -70,8 +72,9 @@ def rog(
     are none, the distance has no LPIPS.
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
     the paper does not.
-    tv: as in `cpl`; the paper uses no total variation. colour: measure it along brightness and two colour differences, of which
-    the latter count more (`colour_variation`), instead of along the channels.
+    tv: as in `cpl`, and twice as much if clients send signs; the paper uses no total variation.
+    colour: measure total variation along brightness and two colour differences, of which the latter count more
+    (`colour_variation`), instead of along the channels.
     denoised: if a defense adds noise of known variance to images' gradients, also add total variation, as in
     `inverting_gradients`.
     latent, denoiser, denoiser_weight, denoiser_noise: as in `inverting_gradients`; the paper has none of them.
@@ -91,6 +94,7 @@ def rog(
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init), boxed=boxed),
         prior=Prior(
             tv=tv,
+            sign_factor=SIGN_FACTOR,
             variation=colour_variation if colour else total_variation,
             map_tv=COSINE_MAP_TV if denoised else 0.0,
             latent=latent,

@@ -102,6 +102,11 @@ def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
     return find_hidden(model) | frozen | observation.gradient.build().omitted(build_facts(observation, model))
 
 
+def sends_signs(observation: Observation) -> bool:
+    """Return whether a declared defense leaves only the signs of an update, whose magnitudes then say nothing."""
+    return any(step.name == "sign" for step in observation.defenses.steps)
+
+
 def draws_at_random(observation: Observation, model: nn.Module) -> bool:
     """Return whether clients draw random numbers while they train that a simulation leaves out.
 

@@ -27,7 +27,7 @@ class DefendedColumn:
     changes the update before it is sent, a `rule` the computation of gradients, `network` the network.
     paper: LPIPS (a distance, lower is better) that the paper gives for its attack ROG; None for a defense that is not in it.
     is_equalized: whether images are also measured after `enhancer.equalize`, as the paper treats them in this column.
-    tv: weight of the total variation in all attacks.
+    tv: weight of the total variation in Inverting Gradients, which is that of ROG, see `rog.SIGN_FACTOR`.
     cost: approximate CPU-seconds of all attacks on this column, by which columns are ordered.
     """
 

@@ -314,8 +314,8 @@ def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatc
     """
     baseline = inverting_gradients(steps=scale.steps_of_ig, tv=column.tv, colour=True, give_up=0.0, surrogate=True)
     return {
-        "ROG": rog(steps=scale.steps, tv=column.tv),
-        "pixels": rog(steps=scale.steps, tv=column.tv, decoder="pixels", init="uniform"),
+        "ROG": rog(steps=scale.steps),
+        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
         "Inverting Gradients": replace(baseline, prior=replace(baseline.prior, map_tv=1.0)),
     }
 

@@ -145,3 +145,11 @@ def test_colours_that_vary_count_more_if_asked(
     assert found[False]["coloured"] == pytest.approx(found[False]["grey"])
     assert found[True]["grey"] == pytest.approx(found[False]["grey"])
     assert found[True]["coloured"] > 1.5 * found[True]["grey"]
+
+
+def test_total_variation_counts_twice_for_clients_that_are_known_to_send_signs(observe: Callable[..., Observation]) -> None:
+    plain, signs = observe_once(observe), observe_once(observe, "sign()")
+    for knows, factor in ((True, 2.0), (False, 1.0)):
+        weights = [float(CaseBatch(rog(knows_defense=knows), [case]).scales.smoothing) for case in (plain, signs)]
+        assert weights == pytest.approx([1e-2, factor * 1e-2])
+    assert float(CaseBatch(inverting_gradients(tv=1e-2), [signs]).scales.smoothing) == pytest.approx(1e-2)
