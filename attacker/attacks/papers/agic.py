@@ -11,7 +11,7 @@ from attacker.attacks.matching.initialisation import get_start, normal_after_nor
 from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, weigh_by_depth
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior
+from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior, colour_variation, total_variation
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.agic import Agic, ComparedBy
@@ -30,6 +30,8 @@ def agic(
     shape: Annotated[str, OneOf(tuple(DEPTH_SHAPES))] = "linear",
     relu_modifier: bool = True,
     tv: float = 1e-4,
+    colour: bool = False,
+    continuation: float = 1.0,
     distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "cosine",
     optimiser: Annotated[str, OneOf(tuple(named.OPTIMISERS))] = "adam",
     learning_rate: float = 0.0,
@@ -57,6 +59,7 @@ def agic(
     beta, shape, relu_modifier: layer weights, see `weigh_by_depth`. beta is 50 for an untrained network, 2 for a trained one.
     tv: weight of the total variation, as in `cpl`. If the variance of a defense's noise is known, a second total
     variation is added: with the weight of a MAP estimate if distance is euclidean, and with half of it if it is cosine.
+    colour, continuation: as in `inverting_gradients`.
     distance, optimiser: by name, as in `cpl`; lbfgs or wolfe with euclidean suit small sigmoid networks. With adam, the start is
     random noise, pixels stay in [0, 1], and the search takes all steps. With any other optimiser, the start is the pattern of
     `cpl`, pixels are not bounded, and the search stops once its best loss has decreased by at most 5 % over the last 200 gradient
@@ -106,7 +109,12 @@ def agic(
             knows_defense=knows_defense,
         ),
         parametrisation=Parametrisation(init=normal_after_normalisation if adam else get_start("patterned"), boxed=adam),
-        prior=Prior(tv=tv, map_tv=COSINE_MAP_TV if distance == "cosine" else 1.0),
+        prior=Prior(
+            tv=tv,
+            variation=colour_variation if colour else total_variation,
+            continuation=continuation,
+            map_tv=COSINE_MAP_TV if distance == "cosine" else 1.0,
+        ),
         labels=Labels(rule=rule),
         search=Search(
             optimiser=chosen,

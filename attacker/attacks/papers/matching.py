@@ -28,6 +28,9 @@ from attacker.attacks.optimisers.stalls import INVERTING_STALL
 INVERTING_RATE = 0.1
 """Default learning rate of Inverting Gradients, for which the limits of giving up early were chosen."""
 
+CONTINUATION = 10.0
+"""Default of `continuation` in Inverting Gradients. Chosen on tuning images, with `tv` and `colour` (benchmarks, tuning)."""
+
 PENALTY_DISTANCE = 0.01
 """Root mean square change of the pixels to the point from which the norm of the loss's gradient is estimated."""
 
@@ -170,8 +173,9 @@ def inverting_gradients(
     *,
     steps: int = 4800,
     restarts: int = 1,
-    tv: float = 3e-3,
-    colour: bool = False,
+    tv: float = 1e-3,
+    colour: bool = True,
+    continuation: float = CONTINUATION,
     decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "pixels",
     learning_rate: float = INVERTING_RATE,
     signed: bool = False,
@@ -195,6 +199,9 @@ def inverting_gradients(
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
 
+    The total variation is that of colours, and its weight falls during the search, unless `colour` and `continuation` are set to
+    the paper's values.
+
     steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
     signed: give Adam only the sign of the derivative of the loss by the pixels. The paper does this, with tv=1e-4 for normalised
     inputs, which --preset published converts to pixels.
@@ -202,7 +209,9 @@ def inverting_gradients(
     steps. The paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     colour: measure total variation along brightness and two colour differences, of which the latter count more
-            (`colour_variation`), instead of along the channels, as the paper does.
+            (`colour_variation`); false, as in the paper, measures it along the channels.
+    continuation: ratio of the weight of the total variation at the first step to `tv`, to which it falls in the first two fifths
+                  of the steps (`Prior.continuation`); 1, as in the paper, for a constant weight.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
              first loss, and above 0.1 (the cosine distance of a gradient of zeros is 1). It also stops if its best loss is above
              0.1 and above the share of its first loss that `EARLY_LIMITS` states for 6, 15 and 30 steps, or if it is stalled near
@@ -262,6 +271,7 @@ def inverting_gradients(
         prior=Prior(
             tv=tv,
             variation=colour_variation if colour else total_variation,
+            continuation=continuation,
             map_tv=COSINE_MAP_TV if denoised else 0.0,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),

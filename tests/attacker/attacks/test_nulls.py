@@ -54,7 +54,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "hgap by its gradient": {"name": "hgap", "criterion": "gradient"},
     "inverting_gradients from a closed form": {"name": "inverting_gradients", "closed_form_start": True},
-    "inverting_gradients of colours": {"name": "inverting_gradients", "colour": True},
+    "inverting_gradients with a constant weight of channels": {
+        "name": "inverting_gradients",
+        "colour": False,
+        "continuation": 1.0,
+    },
     "inverting_gradients with draws": {"name": "inverting_gradients", "draws": True},
     "inverting_gradients of three starts": {
         "name": "inverting_gradients",

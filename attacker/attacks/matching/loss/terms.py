@@ -50,7 +50,8 @@ class LossTerms:
         belief = self.attack.prior.belief
         value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else problem["gain"] * belief(x)
         if "smoothing" in problem:
-            value = value + problem["gain"] * problem["smoothing"] * self.attack.prior.variation(x)
+            weight = problem["smoothing"] * self.attack.prior.compute_tv_factor(share)
+            value = value + problem["gain"] * weight * self.attack.prior.variation(x)
         if "unit" in problem:
             value = value + problem["gain"] * problem["unit"] * self._measure_prior(z, x, problem, share)
         if "statistics" in problem:

@@ -17,6 +17,7 @@ from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.priors import (
     NEIGHBOUR_CONTRAST,
+    Prior,
     compute_map_tv_weight,
     convert_weight_to_cosine,
     total_variation,
@@ -196,3 +197,20 @@ def test_known_noise_adds_total_variation_to_cosines(
     assert 0 < 3 * weights[0.001] < weights[0.002]  # four times the power, as far as the signal is estimated well
     largest = share * 10 * 64 / NEIGHBOUR_CONTRAST / search.views[0].coordinates
     assert weights[10.0] == pytest.approx(largest, rel=0.1)
+
+
+@pytest.mark.parametrize(("share", "factor"), [(0.0, 100.0), (0.2, 10.0), (0.4, 1.0), (0.75, 1.0)])
+def test_continuation_lets_the_weight_of_total_variation_fall_in_the_first_two_fifths(
+    image_case: Make, share: float, factor: float
+) -> None:
+    case, x, y = image_case()
+    batch = CaseBatch(inverting_gradients(tv=0.2, continuation=100.0), [case])
+    z = torch.rand_like(x).reshape(1, -1)
+    problem = batch.build_problem([0], z, y[None])
+    more = batch.evaluate(z, problem, share)[1] - batch.evaluate(z, problem)[1]
+    assert more.item() == pytest.approx((factor - 1) * 0.2 * total_variation(z.view_as(x)).item(), rel=1e-4, abs=1e-6)
+
+
+def test_continuation_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0.5"):
+        Prior(continuation=0.5)
