@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from support.attacked import match_examples, run_attack
+from support.attacked import CONSTANT_CHANNEL_TV, match_examples, run_attack
 from support.calibration.curves import fit_confidence
 from support.calibration.give_up import measure_early_losses
 from support.contract import Options, TableAndSummary, parse_options, print_results
@@ -40,10 +40,10 @@ NETWORK_EFFORT: dict[str, tuple[int, int]] = {
 }
 """Dict from a network to the number of images of each data set, and the number of steps, that take a few CPU-minutes."""
 SIGN_SETTINGS: tuple[dict[str, Any], ...] = (
-    {"signed": True, "tv": 1e-4},
-    {"signed": False, "tv": 1e-4},
-    {"signed": False, "tv": 1e-3},
-    {"signed": False, "tv": 1e-2},
+    {"signed": True, "tv": 1e-4, **CONSTANT_CHANNEL_TV},
+    *({"signed": False, "tv": tv, **CONSTANT_CHANNEL_TV} for tv in (1e-4, 1e-3, 1e-2)),
+    *({"signed": False, "tv": tv, "colour": True, "continuation": 1.0} for tv in (1e-3, 3e-3)),
+    *({"signed": False, "tv": tv, "colour": True, "continuation": 10.0} for tv in (1e-3, 3e-3)),
 )
 
 SMOOTH_SEARCH: dict[str, Any] = {"decoder": "smooth", "init": "smooth", "relative": True}
@@ -63,8 +63,8 @@ def main() -> None:
 def measure_signs(options: Options) -> TableAndSummary:
     """Measure Inverting Gradients on updates of one example, for each network, data set and setting of `SIGN_SETTINGS`.
 
-    A setting says whether the search steps along the sign of the gradient, and the weight of total variation. Returns one row for
-    each, and an empty summary.
+    A setting says whether the search steps along the sign of the gradient, and the kind and weight of total variation. Returns
+    one row for each, and an empty summary.
     """
     rows = []
     for name, (count, steps) in NETWORK_EFFORT.items():

@@ -12,6 +12,7 @@ from attacker.attacks import Case, GradientMatching
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 from attacker.attacks.matching.names import DISTANCES
+from attacker.attacks.matching.priors import colour_variation
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.metrics import is_recovered, mse, ssim
@@ -19,6 +20,9 @@ from attacker.scoring.statistics import estimate_share
 from fedsim.recording import DataSpec
 from support.contract import Options, measure_cpu
 
+CONSTANT_CHANNEL_TV: dict[str, Any] = {"colour": False, "continuation": 1.0}
+"""Arguments with which Inverting Gradients has a total variation of constant weight along channels, as in its paper. Tables that
+were measured before its defaults changed have them."""
 PAPER_TOLERANCE = 1e-4
 """Squared distance between gradients at which a search has converged, according to CPL."""
 
@@ -49,10 +53,10 @@ def describe_settings(attack: GradientMatching | ClosedForm) -> str:
     layers = " in units of each tensor" * bool(attack.objective.unit)
     made = attack.parametrisation.decoder
     decoder = next((f", {name} decoder" for name, one in BUILT_IN_DECODERS.items() if one is made and name != "pixels"), "")
-    return (
-        f"{optimiser}, {distance}{layers}, tv {attack.prior.tv:g}{decoder}, {search.steps} iterations, "
-        f"{search.restarts} starts{start}"
-    )
+    variation = attack.prior.variation
+    falls = f", from {variation.continuation:g} times it" * (variation.continuation > 1)
+    tv = f"tv {attack.prior.tv:g}" + " of colours" * (variation.measure is colour_variation) + falls
+    return f"{optimiser}, {distance}{layers}, {tv}{decoder}, {search.steps} iterations, {search.restarts} starts{start}"
 
 
 def match_examples(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:

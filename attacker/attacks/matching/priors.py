@@ -35,7 +35,7 @@ ImageNet sample), neighbouring pixels differ 4.6 and 10 times less along the sec
 CIFAR-10 12 and 20 times. On tuning and validation images, weaker weights reconstructed images better (benchmarks, rog)."""
 
 CONTINUATION_SHARE = 0.4
-"""Share of a search's steps over which the weight of the total variation falls, see `Prior.continuation`. With it, the weight has
+"""Share of a search's steps over which the weight of the total variation falls, see `VariationTerm`. With it, the weight has
 fallen when the schedule of Inverting Gradients first lowers the learning rate."""
 
 MAX_NOISE_RATIO = 100.0
@@ -82,17 +82,37 @@ class DenoiserTerm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VariationTerm:
+    """How the total variation of a `Prior` is measured, and how its weight changes.
+
+    measure:      function of images (N, C, H, W): `total_variation` or `colour_variation`.
+    continuation: ratio, at least 1, of the weight at the first step to the weight after the share `CONTINUATION_SHARE` of the
+                  steps. In between, it falls geometrically. A large weight at first keeps a search from details that fit only a
+                  part of the gradient, and the small one at last leaves details in the images (continuation, as in Hale et al.
+                  2008, "Fixed-point continuation for l1-minimization"). 1 for a constant weight.
+    sign_factor:  factor of the weight if clients send only the signs of an update, see `Prior.adapt_to`.
+    """
+
+    measure: Callable[[Tensor], Tensor] = total_variation
+    continuation: float = 1.0
+    sign_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.continuation >= 1:
+            raise ValueError(f"the continuation of total variation must be at least 1, got {self.continuation}")
+
+    def compute_factor(self, share: float) -> float:
+        """Return the factor of the weight after a share, in [0, 1], of the search's steps (`continuation`)."""
+        return self.continuation ** max(0.0, 1 - share / CONTINUATION_SHARE)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prior:
     """The prior of a search.
 
-    tv:       weight of the total variation of pixels in [0, 1] (`variation`), relative to the distance between the observed
+    tv:       weight of the total variation of pixels in [0, 1], relative to the distance between the observed
               gradient and a zero gradient (weighted mean over observations; 1 for the cosine). No effect for table rows.
-    sign_factor: `tv` is multiplied by this if clients send only the signs of an update, see `adapt_to`.
-    variation: how total variation is measured: `total_variation`, or `colour_variation`.
-    continuation: ratio, at least 1, of the weight of the total variation at the first step to its weight after the share
-              `CONTINUATION_SHARE` of the steps. In between, it falls geometrically. A large weight at first keeps a search from details that fit only a
-              part of the gradient, and the small one at last leaves details in the images (continuation, as in Hale et al. 2008,
-              "Fixed-point continuation for l1-minimization"). 1 for a constant weight.
+    variation: how total variation is measured, and how its weight changes during a search.
     map_tv:   for images, if the noise variance is known and the distance is squared or a cosine, add a total variation with
               `map_tv` times the weight of a MAP estimate, which follows from that variance, see `compute_map_tv_weight`.
     belief:   a further term of the loss, a function of the examples with the weight 1, times the factor by which all terms are
@@ -103,25 +123,15 @@ class Prior:
     """
 
     tv: float = 0.0
-    sign_factor: float = 1.0
-    variation: Callable[[Tensor], Tensor] = total_variation
-    continuation: float = 1.0
+    variation: VariationTerm = VariationTerm()
     map_tv: float = 0.0
     belief: Belief | None = None
     latent: float = 0.0
     denoiser: DenoiserTerm | None = None
 
-    def __post_init__(self) -> None:
-        if not self.continuation >= 1:
-            raise ValueError(f"the continuation of total variation must be at least 1, got {self.continuation}")
-
-    def compute_tv_factor(self, share: float) -> float:
-        """Return the factor of the weight of total variation after a share, in [0, 1], of the search's steps (`continuation`)."""
-        return self.continuation ** max(0.0, 1 - share / CONTINUATION_SHARE)
-
     def adapt_to(self, observation: Observation) -> "Prior":
-        """Return this prior with `tv` times `sign_factor` if the client declares that it sends signs, and else unchanged."""
-        return replace(self, tv=self.sign_factor * self.tv) if sends_signs(observation) else self
+        """Return this prior with `tv` times the `sign_factor` if the client declares that it sends signs, and else unchanged."""
+        return replace(self, tv=self.variation.sign_factor * self.tv) if sends_signs(observation) else self
 
     @property
     def in_units_of_loss(self) -> bool:

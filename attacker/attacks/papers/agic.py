@@ -11,7 +11,7 @@ from attacker.attacks.matching.initialisation import get_start, normal_after_nor
 from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, weigh_by_depth
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior, colour_variation, total_variation
+from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior, VariationTerm, colour_variation, total_variation
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.agic import Agic, ComparedBy
@@ -111,8 +111,7 @@ def agic(
         parametrisation=Parametrisation(init=normal_after_normalisation if adam else get_start("patterned"), boxed=adam),
         prior=Prior(
             tv=tv,
-            variation=colour_variation if colour else total_variation,
-            continuation=continuation,
+            variation=VariationTerm(measure=colour_variation if colour else total_variation, continuation=continuation),
             map_tv=COSINE_MAP_TV if distance == "cosine" else 1.0,
         ),
         labels=Labels(rule=rule),

@@ -15,7 +15,7 @@ from attacker.attacks.matching.initialisation import STARTS, get_start, normal, 
 from attacker.attacks.matching.layer_weights import keep_largest
 from attacker.attacks.matching.objectives import FeatureTerm, Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import COSINE_MAP_TV, Consistency, Prior, colour_variation, total_variation
+from attacker.attacks.matching.priors import COSINE_MAP_TV, Consistency, Prior, VariationTerm, colour_variation, total_variation
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.needs import Need
@@ -211,7 +211,7 @@ def inverting_gradients(
     colour: measure total variation along brightness and two colour differences, of which the latter count more
             (`colour_variation`); false, as in the paper, measures it along the channels.
     continuation: ratio of the weight of the total variation at the first step to `tv`, to which it falls in the first two fifths
-                  of the steps (`Prior.continuation`); 1, as in the paper, for a constant weight.
+                  of the steps (`VariationTerm`); 1, as in the paper, for a constant weight.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above 15 % of its
              first loss, and above 0.1 (the cosine distance of a gradient of zeros is 1). It also stops if its best loss is above
              0.1 and above the share of its first loss that `EARLY_LIMITS` states for 6, 15 and 30 steps, or if it is stalled near
@@ -270,8 +270,7 @@ def inverting_gradients(
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(
             tv=tv,
-            variation=colour_variation if colour else total_variation,
-            continuation=continuation,
+            variation=VariationTerm(measure=colour_variation if colour else total_variation, continuation=continuation),
             map_tv=COSINE_MAP_TV if denoised else 0.0,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),

@@ -11,7 +11,7 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import STARTS, get_start
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior, colour_variation, total_variation
+from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior, VariationTerm, colour_variation, total_variation
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.needs import Need
@@ -21,7 +21,8 @@ from attacker.attacks.optimisers.first_order import Adam
 LAST_RATE = 0.1
 """Learning rate at the end of the cosine schedule, relative to the learning rate at the start."""
 SIGN_FACTOR = 2.0
-"""`Prior.sign_factor` of ROG. Twice `tv` was better for signs on tuning and validation images (benchmarks/results/rog-cpu.md)."""
+"""`VariationTerm.sign_factor` of ROG. Twice `tv` was better for signs on tuning and validation images
+(benchmarks/results/rog-cpu.md)."""
 
 
 def rog(
@@ -94,8 +95,7 @@ def rog(
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=get_start(init), boxed=boxed),
         prior=Prior(
             tv=tv,
-            sign_factor=SIGN_FACTOR,
-            variation=colour_variation if colour else total_variation,
+            variation=VariationTerm(measure=colour_variation if colour else total_variation, sign_factor=SIGN_FACTOR),
             map_tv=COSINE_MAP_TV if denoised else 0.0,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),

@@ -309,10 +309,11 @@ def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
 def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatching]:
     """Return a dict of the attacks: ROG, the same search in pixels from the paper's start, Inverting Gradients.
 
-    Inverting Gradients has the total variation of ROG (`colour`), which its paper does not have. What it adds for known noise has
-    the weight of a MAP estimate: with half of it, its default, its LPIPS behind QSGD was higher on tuning images.
+    Inverting Gradients has the total variation of ROG (`colour`, with a constant weight), which its paper does not have. What it
+    adds for known noise has the weight of a MAP estimate: with half of it, its default, its LPIPS behind QSGD was higher on
+    tuning images.
     """
-    baseline = inverting_gradients(steps=scale.steps_of_ig, tv=column.tv, colour=True, give_up=0.0, surrogate=True)
+    baseline = inverting_gradients(steps=scale.steps_of_ig, tv=column.tv, continuation=1.0, give_up=0.0, surrogate=True)
     return {
         "ROG": rog(steps=scale.steps),
         "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 from scipy.spatial import ConvexHull
+from support.attacked import CONSTANT_CHANNEL_TV
 from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
 from support.rog.outcomes import LPIPS_FILE
 from support.splits import Images, load_images
@@ -143,7 +144,13 @@ def write_grid(options: Options, folder: Path, private: Images, held_out: Images
         "defenses": {"top-k": DEFENSES["top-k"]} if options.quick else DEFENSES,
         "attacks": {
             "ROG": {"attack": "rog", "steps": steps[0], "enhancer": "small"},
-            "Inverting Gradients": {"attack": "inverting_gradients", "steps": steps[1], "tv": 1e-2, "give_up": 0.0},
+            "Inverting Gradients": {
+                "attack": "inverting_gradients",
+                "steps": steps[1],
+                "tv": 1e-2,
+                "give_up": 0.0,
+                **CONSTANT_CHANNEL_TV,
+            },
         },
     }
     for name, content in (("experiment", experiment), ("grid", grid)):

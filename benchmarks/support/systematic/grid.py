@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from support.attacked import CONSTANT_CHANNEL_TV
 from support.contract import Options, ResultRow, measure_cpu
 from support.rog.outcomes import load_perceptual
 from support.single_cases import make_client
@@ -89,11 +90,12 @@ class Attacker:
 def list_attackers(scale: GridScale) -> tuple[Attacker, ...]:
     """Return the attacks: first the four of the paper, then others."""
     wolfe = {"optimiser": "wolfe", "decoder": "smooth", "init": "smooth", "relative": True, "tv": 1e-6, "steps": scale.wolfe}
+    search = {"steps": scale.adam, "tv": 3e-3, **CONSTANT_CHANNEL_TV}
     names = ("feature_reconstruction", "inverting_gradients", "cocktail_party", "robbing_the_fed")
     ours, inverting, party, robbing = names
     return (
         Attacker(name=ours, title=ours, **WIDE, arguments={"steps": scale.network}, papers=True),
-        Attacker(name=inverting, title=inverting, **CONVOLUTIONS, arguments={"steps": scale.adam}, papers=True),
+        Attacker(name=inverting, title=inverting, **CONVOLUTIONS, arguments=search, papers=True),
         Attacker(name=party, title=party, **LINEAR, papers=True),
         Attacker(name=robbing, title=robbing, network="imprint", network_arguments={"bins": 512}, papers=True),
         Attacker(name=ours, title="untrained_prior", **CONVOLUTIONS, arguments={"steps": scale.network, "matched": "head"}),

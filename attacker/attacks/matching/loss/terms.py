@@ -50,8 +50,8 @@ class LossTerms:
         belief = self.attack.prior.belief
         value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else problem["gain"] * belief(x)
         if "smoothing" in problem:
-            weight = problem["smoothing"] * self.attack.prior.compute_tv_factor(share)
-            value = value + problem["gain"] * weight * self.attack.prior.variation(x)
+            variation = self.attack.prior.variation
+            value = value + problem["gain"] * problem["smoothing"] * variation.compute_factor(share) * variation.measure(x)
         if "unit" in problem:
             value = value + problem["gain"] * problem["unit"] * self._measure_prior(z, x, problem, share)
         if "statistics" in problem:

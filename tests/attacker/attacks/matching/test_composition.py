@@ -149,7 +149,7 @@ def loss_at(attack: MatchingSettings, case: Case, x: Tensor, y: Tensor) -> Tenso
     [
         lambda tv: cpl(tv=tv, distance="cosine"),
         lambda tv: cpl(tv=tv),
-        lambda tv: inverting_gradients(tv=tv),
+        lambda tv: inverting_gradients(tv=tv, colour=False),
         lambda tv: agic(tv=tv).matching,
         lambda tv: agic(tv=tv, distance="euclidean", optimiser="wolfe").matching,
     ],
@@ -186,12 +186,14 @@ def test_presets_for_normalised_inputs_keep_their_loss(attack: str, std: tuple[f
         arguments: dict[str, Any] = presets.get_arguments(attack, preset, model, large)
         made = inverting_gradients(**arguments) if attack == "inverting_gradients" else agic(**arguments).matching
         added = loss_at(made, case, guess, y) - loss_at(made.copy_with(tv=0.0), case, guess, y)
-        before = own["tv"] * float(total_variation(data.normalise(guess)))
+        measure = made.prior.variation.measure
+        assert (measure is total_variation) == (preset == "published")
+        before = own["tv"] * float(measure(data.normalise(guess)))
         assert float(added) == pytest.approx(before, rel=1e-3, abs=2e-7)
 
 
 def test_presets_and_defaults_of_tv_for_pixels(observe: Observe) -> None:
-    assert (inverting_gradients().prior.tv, agic().matching.prior.tv, cpl().prior.tv) == (3e-3, 1e-4, 0.0)
+    assert (inverting_gradients().prior.tv, agic().matching.prior.tv, cpl().prior.tv) == (1e-3, 1e-4, 0.0)
     images = DataSpec(shape=(3, 32, 32), num_classes=10)
     for attack in ("cpl", "inverting_gradients", "agic"):
         raw = presets.get_settings(attack)["tuned"]["relu"]

@@ -17,7 +17,7 @@ from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.priors import (
     NEIGHBOUR_CONTRAST,
-    Prior,
+    VariationTerm,
     compute_map_tv_weight,
     convert_weight_to_cosine,
     total_variation,
@@ -212,5 +212,5 @@ def test_continuation_lets_the_weight_of_total_variation_fall_in_the_first_two_f
 
 
 def test_continuation_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0.5"):
-        Prior(continuation=0.5)
+    with pytest.raises(ValueError, match=r"at least 1, got 0\.5"):
+        VariationTerm(continuation=0.5)
