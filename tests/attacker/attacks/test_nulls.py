@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "accumulate by features": {"name": "accumulate", "compare": "features"},
     "accumulate by inverting_gradients": {"name": "accumulate", "search": "inverting_gradients"},
     "agic by images": {"name": "agic", "compare": "images", "pre_steps": 2},
+    "agic of colours": {"name": "agic", "colour": True, "continuation": 10.0},
     "agic as published": {"name": "agic", "compare": "published", "pre_steps": 2},
     "agic without links": {"name": "agic", "compare": "none"},
     "agic by squared distances": {"name": "agic", "distance": "euclidean", "optimiser": "lbfgs"},
