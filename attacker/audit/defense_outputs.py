@@ -40,7 +40,7 @@ class Signature:
 
 def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
     """Return the signature of a defense, measured on random updates with the shapes and sizes of `like`, see `draw_like`."""
-    idempotent, additive, zeros, last = True, True, 1.0, take_last_step(spec)
+    idempotent, additive, zeros, last = True, True, 1.0, _take_last_step(spec)
     levels, sizes = dict[str, int](), dict[str, int]()
     for draw in range(NUM_RANDOM_UPDATES):
         before = draw_like(like, draw)
@@ -55,12 +55,12 @@ def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
     return Signature(idempotent, zeros, few, additive and zeros == 0 and not few)
 
 
-def take_last_step(spec: DefenseSpec) -> DefenseSpec:
+def _take_last_step(spec: DefenseSpec) -> DefenseSpec:
     """Return the last step of a defense alone; a defense that is an argument of this step is reduced to its last step, too."""
     if not spec.steps:
         return spec
     last = spec.steps[-1]
-    inner = tuple((key, take_last_step(value) if isinstance(value, DefenseSpec) else value) for key, value in last.arguments)
+    inner = tuple((key, _take_last_step(value) if isinstance(value, DefenseSpec) else value) for key, value in last.arguments)
     return DefenseSpec((replace(last, arguments=inner),))
 
 
@@ -82,7 +82,7 @@ def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[st
     differ only by their noise.
     seed: seed of these two draws. With different seeds for different updates, the errors of measurement are independent.
     """
-    last = take_last_step(spec)
+    last = _take_last_step(spec)
     first, second = apply(last, update, 2 * seed), apply(last, update, 2 * seed + 1)
     power = {name: float((first[name] - second[name]).double().square().sum()) / 2 for name in update}
     total = sum(power.values())

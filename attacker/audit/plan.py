@@ -72,7 +72,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
     recorded = recording.read_rows(on_damage=lambda error: None)
     rows = [row for row in recorded if row.status == "complete"]
     if not rows:
-        yield NotChecked(rule=ATTACK_RULE, reason=explain_no_update(recorded), kind="needs information")
+        yield NotChecked(rule=ATTACK_RULE, reason=_explain_no_update(recorded), kind="needs information")
         return
     fitting: list[list[PlannedAttack]] = []
     for name, arguments in CANDIDATE_ATTACKS:
@@ -86,7 +86,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
     yield from _share_budget(fitting, seconds)
 
 
-def explain_no_update(rows: Sequence[Row]) -> str:
+def _explain_no_update(rows: Sequence[Row]) -> str:
     """Return that none of the recorded replies `rows` holds a complete update, with the reason of the first that failed."""
     failed = [row for row in rows if row.status == "failed"]
     why = f": {len(failed)} of {len(rows)} replies failed, the first because of: {failed[0].reason}" if failed else ""

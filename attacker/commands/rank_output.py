@@ -79,7 +79,7 @@ def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
     from attacker.commands.rank_figure import write_chain_picture
 
     write_chain_picture(
-        report, [describe_layer(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report)
+        report, [_describe_layer(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report)
     )
 
 
@@ -120,7 +120,7 @@ def make_table(report: RankReport, chain: Chain) -> Table:
         numbers = (one.unknowns, one.gradients, one.weights, one.virtual, one.index)
         made.add_row(
             escape(one.name),
-            escape(describe_layer(layer)),
+            escape(_describe_layer(layer)),
             *(f"{number:,}" for number in numbers),
             f"{'' if one.proved else '≤' if one.counted else '~'}{one.rank:,}",
             Text(f"{one.missing:,}" if one.missing else "", style="bold red"),
@@ -129,7 +129,7 @@ def make_table(report: RankReport, chain: Chain) -> Table:
     return made
 
 
-def describe_layer(layer: Layer) -> str:
+def _describe_layer(layer: Layer) -> str:
     """Return a layer's type and sizes as short text, such as "conv 16 3x3 /2 pad 1" or "linear 10".
 
     In these examples, the convolution has 16 output channels, a kernel of 3x3, stride 2 and padding 1, and the linear layer has

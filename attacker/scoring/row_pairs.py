@@ -21,7 +21,7 @@ FILLED_SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_erro
 """Fields of score rows that `fill_failures` fills in for failures."""
 
 
-def get_score(row: ScoreRow, score: str) -> float | None:
+def _get_score(row: ScoreRow, score: str) -> float | None:
     """Return the field `score` of a row as a number for means: PSNR capped at `PSNR_OF_8_BITS`, True and False as 1 and 0.
 
     The result is None if the row does not have this score.
@@ -64,7 +64,7 @@ def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]
     """
     values: dict[int, list[float]] = {}
     for row in rows:
-        if (value := get_score(row, score)) is not None:
+        if (value := _get_score(row, score)) is not None:
             values.setdefault(row.index, []).append(value)
     return {index: sum(own) / len(own) for index, own in values.items()}
 
@@ -94,7 +94,7 @@ class RowPairs:
         """
         values: dict[int, list[float]] = {}
         for one, other in zip(self.attack, self.null, strict=True):
-            attack_score, null_score = get_score(one, score), get_score(other, score)
+            attack_score, null_score = _get_score(one, score), _get_score(other, score)
             if attack_score is not None and null_score is not None:
                 values.setdefault(one.index, []).append(attack_score - null_score)
         return {index: sum(own) / len(own) for index, own in values.items()}

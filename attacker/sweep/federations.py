@@ -149,7 +149,7 @@ def _measure_attack(
     whose scores are not reported. The setting with the smallest mean RMSE there is then used on the reported clients.
     """
     recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
-    reported, tuning = choose_clients(recording, grid)
+    reported, tuning = _choose_clients(recording, grid)
 
     def score(spec: AttackSpec, clients: Sequence[str], out: str) -> list[ScoreRow]:
         rows: list[ScoreRow] = []
@@ -175,7 +175,7 @@ def _measure_attack(
     return AttackScores(spec=str(spec), knows=knows, outcome=outcome, examples=tuple(_list_examples(rows)))
 
 
-def choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], list[str]]:
+def _choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], list[str]]:
     """Return the names of the clients whose updates are attacked and reported, and of the clients that tune the attacks.
 
     No client is in both lists. Raises ValueError if no client is left to be reported; if there are only fewer than the grid asks

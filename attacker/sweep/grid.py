@@ -112,7 +112,7 @@ class GridFederation:
     def training(self) -> tuple[int, str, int]:
         """Return batch size, local work as text, and number of rounds; federations with the same three are compared."""
         training = self.experiment.training
-        return training.batch_size, describe_local_work(self.experiment), self.experiment.rounds
+        return training.batch_size, _describe_local_work(self.experiment), self.experiment.rounds
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class SweepGrid:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def describe_local_work(experiment: Experiment) -> str:
+def _describe_local_work(experiment: Experiment) -> str:
     """Return the local work of a client in one round as text, such as "2 steps" or "1 epoch"."""
     training = experiment.training
     count, unit = (training.steps, "step") if training.steps is not None else (training.epochs or 1, "epoch")

@@ -119,8 +119,8 @@ def list_cells(one: SettingResult) -> list[str]:
         "" if one.bytes_up is None else f"{one.bytes_up / 1e6:.3g}",
         _format_epsilon(one),
         shown,
-        format_estimate(leak.rmse) if leak else "",
-        format_estimate(leak.recovered) if leak else "",
+        _format_estimate(leak.rmse) if leak else "",
+        _format_estimate(leak.recovered) if leak else "",
     ]
 
 
@@ -130,7 +130,7 @@ def _format_epsilon(one: SettingResult) -> str:
     return "infinite" if one.epsilon is None else f"{one.epsilon:.3g}"
 
 
-def format_estimate(one: Estimate | None) -> str:
+def _format_estimate(one: Estimate | None) -> str:
     """Return a value with its interval as text, such as "0.120 (0.100 to 0.140)"; "" for None.
 
     If there are too few independent examples for an interval, the range of the values is given, with the word "range".

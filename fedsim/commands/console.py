@@ -96,7 +96,7 @@ def show_progress_bar() -> Iterator[Progress]:
         while not ended.wait(PROGRESS_SECONDS):
             for task in bar.tasks:
                 if not task.finished:
-                    err.print(describe_progress(task))  # the description is Rich markup already, as in the bar
+                    err.print(_describe_progress(task))  # the description is Rich markup already, as in the bar
 
     with bar:
         if not err.is_terminal:
@@ -107,7 +107,7 @@ def show_progress_bar() -> Iterator[Progress]:
             ended.set()
 
 
-def describe_progress(task: Task) -> str:
+def _describe_progress(task: Task) -> str:
     """Return the progress of a task as one line: the amount done of the total, the task's field `words`, and the time."""
     done = "under way" if task.total is None else f"{task.completed:.4g} of {task.total:g}"
     words = task.fields.get("words", "")
@@ -137,7 +137,7 @@ def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -
         if verbose:
             raise
         # names may contain terminal escape sequences
-        message = "".join(c if c.isprintable() or c == "\n" else "?" for c in describe_error(error))
+        message = "".join(c if c.isprintable() or c == "\n" else "?" for c in _describe_error(error))
         err.print(f"[bold red]error[/] {escape(message)}")
         usage = isinstance(error, (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError))
         raise typer.Exit(2 if usage else 1) from None
@@ -157,7 +157,7 @@ ADVICE_BY_ERRNO = {  # what to do about an error of the operating system
 }
 
 
-def describe_error(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the message for an error, with advice for some kinds of errors.
 
     For an error of the operating system, the message contains the path, if known.

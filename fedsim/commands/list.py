@@ -27,7 +27,7 @@ def list_(
 ) -> None:
     """List the names that an experiment can use, with their arguments."""
     with report_errors():
-        found = describe_names(kind)
+        found = _describe_names(kind)
         if as_json:
             print_json(found)
             return
@@ -38,7 +38,7 @@ def list_(
                     out.print(f"    {key:<10} {escape(entry[key])}", style="dim")
 
 
-def describe_names(kind: str) -> dict[str, dict[str, Any]]:
+def _describe_names(kind: str) -> dict[str, dict[str, Any]]:
     """Return a dict from each name of a `kind` to a dict of texts: "summary", "arguments" (with defaults) and "reference".
 
     The reference is the cited publication. kind: one of `REGISTRY_KINDS`, such as "models" or "defenses". Raises ValueError for

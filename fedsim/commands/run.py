@@ -112,7 +112,7 @@ def run(
         )  # fmt: skip
         if not (folder / "recording").exists():
             err.print(f"done; {escape(str(folder))} is on the server")
-            exit_if_failed(reported, allow_failures=allow_failures)
+            _exit_if_failed(reported, allow_failures=allow_failures)
             return
         result = describe_run(folder)
         if as_json:
@@ -124,10 +124,10 @@ def run(
             )
         from fedsim.server.outcome import find_failures
 
-        exit_if_failed(find_failures(folder), allow_failures=allow_failures)
+        _exit_if_failed(find_failures(folder), allow_failures=allow_failures)
 
 
-def exit_if_failed(words: str, *, allow_failures: bool) -> None:
+def _exit_if_failed(words: str, *, allow_failures: bool) -> None:
     """Print `words`, which say what failed in a finished run, and exit with `EXIT_FAILURES`.
 
     Do nothing if `words` is empty or failures are allowed.

@@ -85,7 +85,7 @@ class RecordingStrategy(Wrapper):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        by_node = key_by_client(replies, self._sent)
+        by_node = _key_by_client(replies, self._sent)
         self.pseudonyms |= {node: name for node, message in by_node.items() if (name := read_pseudonym(message)) is not None}
         packed = {node for node, message in by_node.items() if message.has_content() and is_packed(message.content)}
         named = make_distinct(sorted((self._name_client(node), node) for node in {*by_node, *self._asked}))
@@ -172,7 +172,7 @@ class RecordingStrategy(Wrapper):
         return self.pseudonyms.get(node, str(node))
 
 
-def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
+def _key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
     """Return the replies as a dict from the node id of the client that was asked; clients without a reply are left out.
 
     A SuperLink answers in place of a missing client, under another node id. Such a reply is assigned to the client by the id of

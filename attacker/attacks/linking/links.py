@@ -116,7 +116,7 @@ def link(
     places = tuple(example.split([len(one.labels) for one in rounds]))
     labels = _vote_labels(torch.cat([one.labels for one in rounds]), example)
     epochs = tuple(sum(start <= number for start in found.starts) for number in range(len(rounds)))
-    return Links(places, confidence.float(), labels, epochs, write_notes(rounds, found, batch_size, places, doubtful))
+    return Links(places, confidence.float(), labels, epochs, _write_notes(rounds, found, batch_size, places, doubtful))
 
 
 def _number_examples(costs: PairCosts, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
@@ -172,7 +172,7 @@ def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
     return votes.index_put_((example, labels), torch.ones_like(labels), accumulate=True).argmax(dim=1)
 
 
-def write_notes(
+def _write_notes(
     rounds: Sequence[RoundDescription], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
 ) -> tuple[str, ...]:
     """Return remarks on the observations, as texts: rounds left out, gaps, batch sizes, passes, and pairs that were not linked.

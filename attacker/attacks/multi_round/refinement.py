@@ -67,7 +67,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     """
     started = perf_counter()
     assert case.links is not None
-    reason = explain_unsuitable(case, found.x.numel())
+    reason = _explain_unsuitable(case, found.x.numel())
     values = None if reason else SentEquations(case.observations, found.y, case.links.places, device=device)
     if values is None or (reason := values.explain_unsolvable(found.x.numel())):
         return replace(found, notes=(*found.notes, f"the answer was not refined by Gauss-Newton steps, since {reason}"))
@@ -122,7 +122,7 @@ def exclude_output_errors(used: "SentEquations", problem: LeastSquares, end: Min
     return replace(last, steps=end.steps + last.steps)
 
 
-def explain_unsuitable(case: Case, unknowns: int) -> str:
+def _explain_unsuitable(case: Case, unknowns: int) -> str:
     """Return why the equations of a case, which has links, are not built for so many unknowns, or "" if they can be."""
     assert case.links is not None
     if len({len(places) for places in case.links.places}) > 1:

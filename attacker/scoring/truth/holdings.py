@@ -34,7 +34,7 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         if expected in found:
             continue
         try:
-            data = load_described(reader.dataset, given, beside=reader.folder.parent / "data")
+            data = _load_described(reader.dataset, given, beside=reader.folder.parent / "data")
         except (TypeError, KeyError, AttributeError) as error:  # the file's arguments may have any type
             words = f"describes a data set that cannot be loaded ({error}); name it with --data"
             raise DamagedFile(reader.folder / "dataset.json", words) from None
@@ -58,7 +58,7 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
     return joined, [starts[reader.dataset["content_hash"]] for reader in readers]
 
 
-def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None) -> Dataset:
+def _load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None) -> Dataset:
     """Load the data set that truth describes, or the one that the user gives instead.
 
     described: content of `dataset.json`. given: name and arguments of the user's data set; if it is of the same kind as the one

@@ -176,7 +176,7 @@ def _find_case(
     return of, of.cases[case], list(service.catalogue.get_scores(run).get(source, {}).get(case, ()))
 
 
-def describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
+def _describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
     """Return a short hash that changes when the case's reconstruction file or its score rows change.
 
     It is part of image addresses, since browsers cache images by address.
@@ -205,7 +205,7 @@ def _read_answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownS
         except ValueError:  # the file was replaced since the last scan, or is damaged in a part that the scan does not read
             whole = None
     address = f"{API_PREFIX}/recordings/{quote(run.id)}/cases/{quote(source.name)}/{quote(case)}"
-    return _Answer(source.name, whole, rows, views.PictureLinks(address, describe_state(source, case, rows)))
+    return _Answer(source.name, whole, rows, views.PictureLinks(address, _describe_state(source, case, rows)))
 
 
 def _list_examples(run: CatalogueRun, facts: CaseEntry, answer: _Answer, null: _Answer | None) -> list[CaseExample]:

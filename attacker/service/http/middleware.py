@@ -113,7 +113,7 @@ def _check(scope: Scope, headers: Headers, settings: ServiceSettings, keys: Keys
     _check_host(headers, settings)
     if method in CHANGING_METHODS:
         _check_change(method, headers, settings)
-    if keys is None or not needs_token(method, path) or _has_token(headers, keys):
+    if keys is None or not _needs_token(method, path) or _has_token(headers, keys):
         return lambda: True
     cookie = read_session(headers, settings, keys)
     if not keys.is_open(cookie):
@@ -168,7 +168,7 @@ def read_session(headers: Mapping[str, str], settings: ServiceSettings, keys: Ke
     return _read_cookie(headers.get("cookie", ""), make_cookie_name(settings, keys))
 
 
-def needs_token(method: str, path: str) -> bool:
+def _needs_token(method: str, path: str) -> bool:
     """Return whether a request needs the token or a session, provided that the service requires a token.
 
     The service's health, login and the files of the page need none, since they contain no results.

@@ -104,7 +104,7 @@ class CocktailParty:
             )
         layer = FeatureLayer(first.weight, first.bias) if first is not None else find_feature_layer(observed)
         rows = join_bias(layer, observed.gradient, 0)
-        check_size(observed.examples, rows)
+        _check_size(observed.examples, rows)
         mixtures = read_mixtures(rows, observed.examples)
         data = first.specify_input(observed.data) if first is not None else None
         found = self._separate(mixtures, observed, layer, seed_generator(rng, case, "separation"), data=data)
@@ -135,7 +135,7 @@ class CocktailParty:
         exact = refine_directions(factors, vectors @ factors.basis.T, forward, constant)
         if exact is None or not bool(exact.replaced.any()):
             return separated
-        fitted = fit_zeros(factors, join_bias(layer, observed.gradient, 0), exact.directions.q)
+        fitted = _fit_zeros(factors, join_bias(layer, observed.gradient, 0), exact.directions.q)
         if fitted is None:
             return separated
         x = scale_images(fitted, data) if data is not None else x
@@ -222,7 +222,7 @@ def find_labels(observed: StackedObservations, layer: FeatureLayer, rows: Tensor
     return best
 
 
-def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
+def _fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
     """Return the R examples as vectors [x, 1] up to a factor, (R, F + 1), given their directions q; None if q is singular.
 
     q: (R, R), one direction per column: a combination of the coordinates of `factors` that is zero at neurons which an example
@@ -238,7 +238,7 @@ def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
     return fitted if error <= MAX_RESIDUAL and bool(torch.isfinite(fitted).all()) else start
 
 
-def check_size(examples: int, rows: Tensor) -> None:
+def _check_size(examples: int, rows: Tensor) -> None:
     """Raise ValueError if there are more examples than neurons, one per row of the gradient, or than MAX_EXAMPLES."""
     most = min(MAX_EXAMPLES, len(rows))
     if examples > most:

@@ -115,7 +115,7 @@ def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], place: 
     matrix, sides = None, shape
     for one in maps:
         after = tuple(one(torch.empty(1, *sides, device="meta")).shape[1:])
-        if not is_reshape(one, sides):
+        if not _is_reshape(one, sides):
             matrix = _compute_pooling_matrix(one, sides, place) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
         elif len(after) == 3 and after != sides and len(maps) > 1:
             raise NotAChain(
@@ -126,7 +126,7 @@ def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], place: 
     return matrix
 
 
-def is_reshape(one: Linear, shape: tuple[int, ...]) -> bool:
+def _is_reshape(one: Linear, shape: tuple[int, ...]) -> bool:
     """Return whether a linear map of inputs (N, *shape) only reshapes them, keeping values and their order."""
     values = torch.arange(prod(shape), dtype=torch.float64).reshape(1, *shape)
     return torch.equal(one(values).flatten(), values.flatten())

@@ -79,7 +79,7 @@ def choose_solutions(observed: StackedObservations, chain: Chain, walk: WalkSett
         )
     alone = len(chain.layers) == 1
     judged = points if alone else [solve_layer(chain, observed.weights, gradient, p, walk) for p in points]
-    scores = torch.stack([_score_solution(p, i, read_known_labels(observed)) for i, p in enumerate(judged)])
+    scores = torch.stack([_score_solution(p, i, _read_known_labels(observed)) for i, p in enumerate(judged)])
     if alone:  # there is no layer before it to decide
         scores = scores + torch.stack([measure_outside(observed.restore_examples(p.f)) for p in points])
     fits = scores <= 10 * scores.amin(dim=0) + 1e-5  # of solutions that fit equally well, prefer the likelier one
@@ -172,7 +172,7 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
     return tuple(found)
 
 
-def read_known_labels(observed: StackedObservations) -> Tensor | None:
+def _read_known_labels(observed: StackedObservations) -> Tensor | None:
     """Return the true labels (N,), which no server knows, that the user gave; None unless each case has exactly one."""
     known = [case.known_labels for case in observed.cases]
     single = [t for t in known if t is not None and len(t) == 1]

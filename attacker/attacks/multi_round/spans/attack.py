@@ -130,7 +130,7 @@ class Spans:
             rng=rng,
             route="spans",
             confidence=judge_certainty(found),
-            slots=list_found_slots(case, found.holders, groups),
+            slots=_list_found_slots(case, found.holders, groups),
             seconds=perf_counter() - started,
             evidence={
                 "clearance": tuple(found.clearance.clamp(max=1e9).tolist()),
@@ -200,7 +200,7 @@ def judge_certainty(found: RecoveredExamples) -> Tensor:
     return torch.where(sure, CERTAIN, torch.nan).float()
 
 
-def list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
+def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
     """Return slots (positions in batches) for examples in the observations that contain them, as far as positions suffice.
 
     Which free position an example gets within an observation is arbitrary. holders: indices of the observations of each example.
