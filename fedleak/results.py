@@ -60,13 +60,13 @@ class AttackResult:
     @property
     def x(self) -> Tensor:
         """Reconstructed examples of all cases, (N, *shape), not clamped to [0, 1]."""
-        found = [one.x for one in self.reconstructions]
+        found = [reconstruction.x for reconstruction in self.reconstructions]
         return torch.cat(found) if found else torch.empty(0, *self.data.shape)
 
     @property
     def y(self) -> Tensor:
         """Reconstructed labels of all cases, (N,) int64, in the order of `x`."""
-        found = [one.y for one in self.reconstructions]
+        found = [reconstruction.y for reconstruction in self.reconstructions]
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -82,16 +82,16 @@ class AttackResult:
         return import_pandas().DataFrame(
             [
                 {
-                    "case": one.case,
+                    "case": reconstruction.case,
                     "example": i,
-                    "label": int(one.y[i]),
-                    "confidence": float(one.confidence[i]),
-                    "explained": float("nan") if one.explained is None else float(one.explained[i]),
-                    "route": one.route,
-                    "seconds": one.seconds,
+                    "label": int(reconstruction.y[i]),
+                    "confidence": float(reconstruction.confidence[i]),
+                    "explained": float("nan") if reconstruction.explained is None else float(reconstruction.explained[i]),
+                    "route": reconstruction.route,
+                    "seconds": reconstruction.seconds,
                 }
-                for one in self.reconstructions
-                for i in range(len(one.x))
+                for reconstruction in self.reconstructions
+                for i in range(len(reconstruction.x))
             ]
         )
 
@@ -124,8 +124,8 @@ def _read_first(result: AttackResult, most: int) -> Tensor:
     Raises ValueError if there are no reconstructions.
     """
     found: list[Tensor] = []
-    for one in result.reconstructions:
-        found.append(one.x)
+    for reconstruction in result.reconstructions:
+        found.append(reconstruction.x)
         if sum(map(len, found)) >= most:
             break
     if not found:

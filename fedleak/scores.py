@@ -181,7 +181,7 @@ def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
         if fields is not None:
             known["label_recovered_name"] = str(fields["label_recovered"])
         rows.append(replace(common, **known))
-    pairs = tuple((x[i], None if one is None else compared.x[one]) for i, one in enumerate(compared.assigned))
+    pairs = tuple((x[i], None if place is None else compared.x[place]) for i, place in enumerate(compared.assigned))
     return ScoreTable(rows=tuple(rows), data=result.data, pairs=pairs)
 
 

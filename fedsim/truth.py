@@ -131,7 +131,9 @@ class TruthReader:
             return ()
         content = read_json(path)
         pairs = content.get("pairs") if isinstance(content, dict) else None
-        if not isinstance(pairs, list) or not all(isinstance(one, list) and len(one) == 2 and _are_counts(*one) for one in pairs):
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 and _are_counts(*pair) for pair in pairs
+        ):
             raise DamagedFile(path, "holds no pairs of examples; copy the file that the client wrote")
         return tuple((a, b) for a, b in pairs)
 

@@ -66,7 +66,7 @@ class Audit:
     @property
     def has_answer(self) -> bool:
         """Return whether an attack reconstructed at least one update. If not, the grade follows from the checks alone."""
-        return any(one.has_answer for one in self.attacks)
+        return any(attack.has_answer for attack in self.attacks)
 
     def as_json(self) -> dict[str, Any]:
         """Return the audit, with its grade and `has_answer`, as a dict that can be written as JSON."""
@@ -81,8 +81,8 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     or if the weights of a round cannot be read.
     """
     sampled = _sample(recording)
-    problems = [find_bad_numbers(one) for one in sampled]
-    observations = [one for one, problem in zip(sampled, problems, strict=True) if not problem]
+    problems = [find_bad_numbers(observation) for observation in sampled]
+    observations = [observation for observation, problem in zip(sampled, problems, strict=True) if not problem]
     metrics = read_metrics(recording.folder.parent)
     found: list[CheckResult] = [*check_weights(recording), *check_epsilon(recording, metrics)]
     recorded, trained = len(recording.list_rounds()), sum(row["round"] > 0 for row in metrics)
@@ -165,9 +165,9 @@ def audit(
     results += _list_other_attacks()
     return Audit(
         run=recording.manifest.name,
-        findings=tuple(order([one for one in results if isinstance(one, Finding)])),
-        passed=tuple(one for one in results if isinstance(one, PassedCheck)),
-        not_checked=tuple(one for one in results if isinstance(one, NotChecked)),
+        findings=tuple(order([result for result in results if isinstance(result, Finding)])),
+        passed=tuple(result for result in results if isinstance(result, PassedCheck)),
+        not_checked=tuple(result for result in results if isinstance(result, NotChecked)),
         attacks=tuple(runs.attacks),
         scored=scorer is not None,
         seconds=monotonic() - started,

@@ -57,7 +57,7 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
         reason = f"no property of the output of {spec} is known that can be checked"
         yield NotChecked(rule=NOT_APPLIED_RULE, reason=reason, kind="left out")
         return
-    wrong = {one.key: reason for one in observations if (reason := _difference(one, spec, signature))}
+    wrong = {observation.key: reason for observation in observations if (reason := _difference(observation, spec, signature))}
     if wrong:
         key, reason = next(iter(wrong.items()))
         yield Finding(
@@ -88,9 +88,9 @@ def check_support(observations: Sequence[Observation], signature: Signature | No
     supports = [_find_support(apply(spec, draw_like(observations[0].update, seed), 0)) for seed in (1, 2)]
     if float((supports[0] == supports[1]).float().mean()) >= MIN_SAME_SUPPORT:
         return PassedCheck(rule=SUPPORT_RULE, evidence=f"the choice of coordinates by {spec} does not depend on the update")
-    recorded = [_find_support(one.update) for one in observations[:MAX_COMPARED]]
+    recorded = [_find_support(observation.update) for observation in observations[:MAX_COMPARED]]
     common = [float((a & b).sum() / a.sum().clamp(min=1)) for a, b in pairwise(recorded)]
-    chance = sum(float(one.float().mean()) for one in recorded) / len(recorded)
+    chance = sum(float(support.float().mean()) for support in recorded) / len(recorded)
     found = (
         f" Successive updates have {sum(common) / len(common):.0%} of the kept coordinates in common; by chance it would be "
         f"{chance:.0%}."
@@ -139,7 +139,7 @@ def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signatu
     """
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return
-    larger = [{name: BOUND_FACTOR * t for name, t in one.update.items()} for one in observations]
+    larger = [{name: BOUND_FACTOR * t for name, t in observation.update.items()} for observation in observations]
     if all(relative_change(apply(spec, update, 0), update) < MAX_UNCHANGED_DIFFERENCE for update in larger):
         yield Finding(
             rule=NEVER_BINDS_RULE,

@@ -90,10 +90,10 @@ def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[st
     return {name: (scale * power[name] / update[name].numel()) ** 0.5 for name in update}
 
 
-def relative_change(one: Update, other: Update) -> float:
+def relative_change(first: Update, other: Update) -> float:
     """Return the Euclidean norm of the difference of two updates, divided by the norm of `other`; 0 if `other` is 0."""
     norm = sum(float(t.double().square().sum()) for t in other.values())
-    change = sum(float((one[name].double() - t.double()).square().sum()) for name, t in other.items())
+    change = sum(float((first[name].double() - t.double()).square().sum()) for name, t in other.items())
     return (change / norm) ** 0.5 if norm else 0.0
 
 

@@ -55,9 +55,12 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
         yield NotChecked(rule=REUSED_RULE, reason=reason)
         return
     spec = observations[0].defenses
-    sizes = [noise_deviations(spec, one.update, seed=i) for i, one in enumerate(observations)]
-    scaled = [{n: t.double() / s[n] for n, t in one.update.items() if s[n]} for one, s in zip(observations, sizes, strict=True)]
-    tails = [_tails(one, values) for one, values in zip(observations, scaled, strict=True)]
+    sizes = [noise_deviations(spec, observation.update, seed=i) for i, observation in enumerate(observations)]
+    scaled = [
+        {n: t.double() / s[n] for n, t in observation.update.items() if s[n]}
+        for observation, s in zip(observations, sizes, strict=True)
+    ]
+    tails = [_tails(observation, values) for observation, values in zip(observations, scaled, strict=True)]
     pairs = list(combinations(range(min(len(observations), MAX_PAIRED)), 2))
     alike = [(i, k) for i, k in pairs if _differ_too_little(scaled[i], scaled[k]) or _correlate(tails[i], tails[k])]
     missing, quiet = _find_missing(scaled) or _find_small_tails(tails), _find_quiet(scaled)
@@ -136,29 +139,29 @@ def _find_small_tails(tails: Sequence[Tensors]) -> str:
     return ""
 
 
-def _differ_too_little(one: Tensors, other: Tensors) -> bool:
+def _differ_too_little(first: Tensors, other: Tensors) -> bool:
     """Return whether some tensor of two updates differs less than two independent draws of the noise would.
 
     one, other: the tensors of the two updates, divided by the standard deviation of the declared noise.
     """
-    for name in one.keys() & other.keys():
-        squares = (one[name] - other[name]).square() / 2
+    for name in first.keys() & other.keys():
+        squares = (first[name] - other[name]).square() / 2
         if float(squares.mean()) < 1 - _margin(squares.numel()):
             return True
     return False
 
 
-def _correlate(one: Tensors, other: Tensors) -> bool:
+def _correlate(first: Tensors, other: Tensors) -> bool:
     """Return whether two updates share noise: whether their residuals in some weight are correlated more than chance explains.
 
     one, other: what `_tails` returns for the two updates.
     """
-    for name in one.keys() & other.keys():
-        if len(one[name]) != len(other[name]):
+    for name in first.keys() & other.keys():
+        if len(first[name]) != len(other[name]):
             continue
-        both = torch.stack([one[name], other[name]])
+        both = torch.stack([first[name], other[name]])
         correlation = float(torch.corrcoef(both)[0, 1])
-        if correlation > max(MIN_CORRELATION, MISSING_SIGMAS / len(one[name]) ** 0.5):
+        if correlation > max(MIN_CORRELATION, MISSING_SIGMAS / len(first[name]) ** 0.5):
             return True
     return False
 

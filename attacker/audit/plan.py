@@ -103,7 +103,7 @@ def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) ->
     left = seconds
     for place, sizes in enumerate(fitting):
         share = left / (len(fitting) - place)
-        chosen = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
+        chosen = next((size for size in sizes if size.core_seconds <= share), None if place else sizes[-1])
         if chosen is None:
             enough = _find_budget(fitting, place)
             reason = (
@@ -150,25 +150,25 @@ def _fit(whole: PlannedAttack, recording: Recording, out: Path) -> tuple[Planned
     return replace(whole, rows=tuple(sorted(whole.rows, key=lambda row: -usable.get(row.client, 0)))), ""
 
 
-def _explain_single_rounds(one: PlannedAttack) -> str:
+def _explain_single_rounds(planned: PlannedAttack) -> str:
     """Return why a joint attack does not suit updates that are all of different clients."""
-    several = len({row.round for row in one.rows}) > 1
-    if one.spec.name == "agic":
+    several = len({row.round for row in planned.rows}) > 1
+    if planned.spec.name == "agic":
         what = "only one round of each client" if several else "only one of each"
         return f"it needs several rounds or local epochs, and {what} is recorded"
     return f"it needs several rounds, and only one {'of each client ' if several else ''}is recorded"
 
 
-def _find_unmet_need(one: PlannedAttack, recording: Recording) -> str:
+def _find_unmet_need(planned: PlannedAttack, recording: Recording) -> str:
     """Return the first condition of an attack on single updates that its first update does not meet.
 
     It is "" if all are met, or if the update is damaged.
     """
     try:
-        case = Case((recording.read_observation(one.rows[0]),))
+        case = Case((recording.read_observation(planned.rows[0]),))
     except DamagedFile:  # the replay reports it
         return ""
-    return next(iter(find_unmet(one.spec.build(), case)), "")
+    return next(iter(find_unmet(planned.spec.build(), case)), "")
 
 
 def _has_epochs(recording: Recording) -> bool:
@@ -223,10 +223,10 @@ def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:
     return _keep_clients(PlannedAttack(spec=spec, rows=tuple(own), core_seconds=0.0), CLIENT_COUNTS[0])
 
 
-def _keep_clients(one: PlannedAttack, count: int) -> PlannedAttack:
+def _keep_clients(planned: PlannedAttack, count: int) -> PlannedAttack:
     """Return the attack on the updates of `count` clients only, the first ones in `one.rows`."""
-    chosen = set(list(dict.fromkeys(row.client for row in one.rows))[:count])
-    return replace(one, rows=tuple(row for row in one.rows if row.client in chosen))
+    chosen = set(list(dict.fromkeys(row.client for row in planned.rows))[:count])
+    return replace(planned, rows=tuple(row for row in planned.rows if row.client in chosen))
 
 
 def _sizes(recording: Recording, whole: PlannedAttack, out: Path, *, nulls: bool) -> Iterator[PlannedAttack]:

@@ -51,7 +51,7 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
             yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="no guarantee")
         return
     row, expected = low[-1]
-    values = {round(_value(one), 9) for one in reported}
+    values = {round(_value(value), 9) for value in reported}
     reset = len(reported) > 1 and len(values) == 1
     cause = "It is the same in every round, as if each were the only one." if reset else "Perhaps a noisy message was left out."
     yield Finding(

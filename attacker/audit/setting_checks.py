@@ -48,8 +48,8 @@ def check_settings(recording: Recording, observations: Sequence[Observation]) ->
 
 
 def _check_examples(observations: Sequence[Observation]) -> CheckResult:
-    single = [one for one in observations if one.num_examples == 1]
-    known = [one.num_examples for one in observations if one.num_examples]
+    single = [observation for observation in observations if observation.num_examples == 1]
+    known = [observation.num_examples for observation in observations if observation.num_examples]
     if not single and len(known) < len(observations):
         reason = f"{len(observations) - len(known)} of {len(observations)} updates come without a number of examples"
         return NotChecked(rule=SINGLE_RULE, reason=reason, kind="needs information")
@@ -67,10 +67,10 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
 
 def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     """Return the result: whether clients report a metric of a single example with "loss" or "accuracy" in its name, in clear."""
-    few = [one for one in observations if one.num_examples == 1 and _equations(one)]
+    few = [observation for observation in observations if observation.num_examples == 1 and _equations(observation)]
     if not few:
         return PassedCheck(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")
-    names = ", ".join(sorted({name for one in few for name in _equations(one)}))
+    names = ", ".join(sorted({name for observation in few for name in _equations(observation)}))
     return Finding(
         rule=METRICS_RULE,
         grade="low",
@@ -91,9 +91,11 @@ def _check_buffers(observations: Sequence[Observation], *, own: bool) -> Iterato
     Buffers that no client changes are ignored. own: whether an experiment of this project made the recording, and not an app
     that records itself.
     """
-    changed = {name: None for one in observations for name in one.buffers_after if _has_changed(one, name)}
+    changed = {
+        name: None for observation in observations for name in observation.buffers_after if _has_changed(observation, name)
+    }
     norms = _list_batch_norm_buffers(observations[0], changed)
-    defended = any(one.defenses.steps or one.gradient.step for one in observations)
+    defended = any(observation.defenses.steps or observation.gradient.step for observation in observations)
     advice = _advise_on_buffers(own=own)
     statistics, others = ([name for name in changed if (name in norms) is wanted] for wanted in (True, False))
     if statistics:
@@ -145,7 +147,7 @@ def _list_batch_norm_buffers(observation: Observation, names: Iterable[str]) -> 
 
 def _describe_histogram(observations: Sequence[Observation], name: str) -> str:
     """Return a sentence on a buffer whose change is the label histogram in some update; "" if there is no such update."""
-    counts = [found for one in observations if (found := _read_histogram(one, name))]
+    counts = [found for observation in observations if (found := _read_histogram(observation, name))]
     if not counts:
         return ""
     return (
@@ -170,7 +172,10 @@ def _read_histogram(observation: Observation, name: str) -> list[int]:
 
 
 def _count_senders(observations: Sequence[Observation], names: Sequence[str]) -> str:
-    count = sum(any(name in one.buffers_after and _has_changed(one, name) for name in names) for one in observations)
+    count = sum(
+        any(name in observation.buffers_after and _has_changed(observation, name) for name in names)
+        for observation in observations
+    )
     return f"{count} of {len(observations)} updates"
 
 
@@ -264,4 +269,4 @@ def find_isolated_clients(cohorts: Sequence[Sequence[str]]) -> list[str]:
     _, singular, rows = torch.linalg.svd(took_part, full_matrices=False)
     basis = rows[singular > ISOLATED_TOLERANCE * singular[0]]
     squared_distances = (1 - basis.square().sum(0)).tolist()  # of each client's unit vector from the span of the cohorts
-    return [client for client, one in zip(clients, squared_distances, strict=True) if one < ISOLATED_TOLERANCE]
+    return [client for client, distance in zip(clients, squared_distances, strict=True) if distance < ISOLATED_TOLERANCE]

@@ -38,14 +38,14 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
     Single updates may do so by chance, such as one whose example turns on no neuron of a layer. Only whole weights, as unchanged
     apps send them, are compared. Without any, the result is a `NotChecked`.
     """
-    whole = [one for one in observations if one.payload.codec == "weights"]
+    whole = [observation for observation in observations if observation.payload.codec == "weights"]
     if not whole:
         return NotChecked(rule=TRAINING_RULE, reason="no client sends whole weights, which could be compared with its training")
     unused = _list_unused(whole[0])
-    wrong = [(one, words) for one in whole if (words := _list_contradictions(one, unused))]
+    wrong = [(observation, words) for observation in whole if (words := _list_contradictions(observation, unused))]
     if 2 * len(wrong) <= len(whole):
         ranked = whole[:MAX_RANKED]
-        crowded = [(one, words) for one in ranked if (words := _judge_examples(one))]
+        crowded = [(observation, words) for observation in ranked if (words := _judge_examples(observation))]
         if 2 * len(crowded) > len(ranked):
             return _make_finding(crowded, len(ranked))
         return PassedCheck(rule=TRAINING_RULE, evidence=f"{len(wrong)} of {len(whole)} updates contradict the stated training")

@@ -96,7 +96,7 @@ def to_json(report: RankReport, model: str) -> dict[str, Any]:
         "headline": write_headline(report),
         "verdict": write_verdict(report),
         "dead": report.dead,
-        "layers": [{**asdict(one), "missing": one.missing, "dependent": one.dependent} for one in report.layers],
+        "layers": [{**asdict(rank), "missing": rank.missing, "dependent": rank.dependent} for rank in report.layers],
     }
 
 
@@ -116,14 +116,14 @@ def make_table(report: RankReport, chain: Chain) -> Table:
     made.add_column("what", overflow="fold", min_width=8)
     for title in ("unknowns", "gradient", "weight", "virtual", "RA", "rank", "missing"):
         made.add_column(title, justify="right", no_wrap=True)
-    for i, (one, layer) in enumerate(zip(report.layers, chain.layers, strict=True)):
-        numbers = (one.unknowns, one.gradients, one.weights, one.virtual, one.index)
+    for i, (rank, layer) in enumerate(zip(report.layers, chain.layers, strict=True)):
+        numbers = (rank.unknowns, rank.gradients, rank.weights, rank.virtual, rank.index)
         made.add_row(
-            escape(one.name),
+            escape(rank.name),
             escape(_describe_layer(layer)),
             *(f"{number:,}" for number in numbers),
-            f"{'' if one.proved else '≤' if one.counted else '~'}{one.rank:,}",
-            Text(f"{one.missing:,}" if one.missing else "", style="bold red"),
+            f"{'' if rank.proved else '≤' if rank.counted else '~'}{rank.rank:,}",
+            Text(f"{rank.missing:,}" if rank.missing else "", style="bold red"),
             style="red" if i == report.critical else "",
         )
     return made

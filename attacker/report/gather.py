@@ -192,7 +192,7 @@ def _read_attack(
 ) -> AttackOnRun:
     settings = metadata or rows[0].to_dict()
     linked_cases = read_linked_cases(folder / "reconstructions" / source, metadata) if metadata else ()
-    other_cases = {row.case for row in rows} - {one.case for one in linked_cases}
+    other_cases = {row.case for row in rows} - {linked.case for linked in linked_cases}
     return AttackOnRun(
         **{key: settings[key] for key in ("attack", "spec", "knows_defense", "seed")},
         source=source,
@@ -324,9 +324,9 @@ def _list_hints(
         return [describe_unreplayed(recording)]
     scored = {(row.source, row.case): row.state for row in scores}
     undone = [
-        one
+        hint
         for source, metadata in all_metadata.items()
-        for one in list_unfinished(
+        for hint in list_unfinished(
             metadata,
             states[source],
             {case: state for (of, case), state in scored.items() if of == source},

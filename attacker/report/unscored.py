@@ -114,7 +114,7 @@ def _read(path: Path, data: DataSpec) -> Reconstruction:
     if answer.x.shape[1:] != data.shape or not answer.x.shape[:1] == answer.y.shape == answer.confidence.shape:
         raise ValueError(
             f"{path} must hold examples of shape {data.shape} with one label and one confidence each, but its tensors x, y and "
-            f"confidence have shapes {', '.join(str(tuple(one.shape)) for one in (answer.x, answer.y, answer.confidence))}; "
+            f"confidence have shapes {', '.join(str(tuple(t.shape)) for t in (answer.x, answer.y, answer.confidence))}; "
             "delete it and replay the attack again"
         )
     return answer

@@ -29,7 +29,7 @@ def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | Non
     if len(x) > len(owners):
         raise ValueError(f"{len(x)} reconstructions for {len(owners)} examples: call keep_first before, which drops the surplus")
     if len(x) and owners:
-        distances = torch.stack([(one - x.flatten(1)).square().mean(dim=1) for one in truth.flatten(1)])[owners]
+        distances = torch.stack([(original - x.flatten(1)).square().mean(dim=1) for original in truth.flatten(1)])[owners]
         distances = distances.nan_to_num(nan=float("inf"), posinf=1e9)
         for place, candidate in zip(*linear_sum_assignment(distances.clamp(max=1e9).numpy()), strict=True):
             known = assigned[owners[place]]

@@ -169,7 +169,7 @@ def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
     else:
         rng = np.random.default_rng(0)
         drawn = (rng.choice(count, originals, replace=False) for _ in range(GALLERY_SIZE))
-        sums = np.array([_sum_best_distances(far[:, one].numpy()) for one in drawn])
+        sums = np.array([_sum_best_distances(far[:, sample].numpy()) for sample in drawn])
     own = _sum_best_distances(near.numpy())
     return float((1 + (sums < own - 1e-9).sum() + 0.5 * (np.abs(sums - own) <= 1e-9).sum()) / (1 + len(sums)))
 

@@ -93,10 +93,10 @@ class RowPairs:
         Rows are ignored if the attack or the null has no value of the score. score: name of a field.
         """
         values: dict[int, list[float]] = {}
-        for one, other in zip(self.attack, self.null, strict=True):
-            attack_score, null_score = _get_score(one, score), _get_score(other, score)
+        for row, other in zip(self.attack, self.null, strict=True):
+            attack_score, null_score = _get_score(row, score), _get_score(other, score)
             if attack_score is not None and null_score is not None:
-                values.setdefault(one.index, []).append(attack_score - null_score)
+                values.setdefault(row.index, []).append(attack_score - null_score)
         return {index: sum(own) / len(own) for index, own in values.items()}
 
     def compute_differences_from(self, score: str, control: str) -> dict[int, float]:

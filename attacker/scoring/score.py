@@ -180,7 +180,7 @@ class Scorer:
                 counts = [room[example.index] for example in examples]
                 measured = compare_examples(reconstruction, truth, labels.tolist(), self.data.spec, lpips=no_lpips, counts=counts)
                 recovered = sum(fields is not None and fields["success"] is True for fields in measured.fields)
-            rounds = tuple(sorted(one.round for one in observed))
+            rounds = tuple(sorted(observation.round for observation in observed))
             common = {"source": folder.name, "case": case["key"], "client": case["client"]}
             yield CaseGrowth(**common, rounds=rounds, examples=len(examples), recovered=recovered)
 

@@ -87,8 +87,8 @@ class Tagger:
         """
         found: list[tuple[str, ...]] = []
         for chunk in torch.split(x.float().expand(-1, 3, -1, -1), CHUNK_IMAGES):
-            tags = [tuple(one) for one in self._tag(chunk)]
-            if len(tags) != len(chunk) or not all(isinstance(word, str) for one in tags for word in one):
+            tags = [tuple(tag) for tag in self._tag(chunk)]
+            if len(tags) != len(chunk) or not all(isinstance(word, str) for tag in tags for word in tag):
                 raise ValueError(f"tagger {self.name}: it must return one collection of texts for each of {len(chunk)} images")
             found += tags
         return found

@@ -140,21 +140,21 @@ def bound_single_example(pairs: RowPairs) -> float | None:
     chance (Bonferroni), and at most 1.
     """
     chances = [
-        chance for one, other in zip(pairs.attack, pairs.null, strict=True) if (chance := correct_chance(one, other)) is not None
+        chance for row, other in zip(pairs.attack, pairs.null, strict=True) if (chance := correct_chance(row, other)) is not None
     ]
     return min(1.0, len(chances) * min(chances)) if chances else None
 
 
-def correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
+def correct_chance(row: ScoreRow, other: ScoreRow) -> float | None:
     """Return `chance` of the attack's row `one` divided by `chance` of the null's row `other`; at most 1, None if `one` has none.
 
     `chance` is an estimated upper bound on the probability of being this near to the original without information. An original in
     the middle of its data is close to any reconstruction, which the division corrects. The attack's chance is returned unchanged
     if the null has none, or if the attack recovers the example and the null does not.
     """
-    if one.chance is None or other.chance is None or (one.success and not other.success):
-        return one.chance
-    return max(one.chance, min(1.0, one.chance / other.chance))
+    if row.chance is None or other.chance is None or (row.success and not other.success):
+        return row.chance
+    return max(row.chance, min(1.0, row.chance / other.chance))
 
 
 def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:

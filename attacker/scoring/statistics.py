@@ -65,13 +65,13 @@ def find_clusters(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, 
     pairs: (example, case) of every row. Clusters are the connected components of the graph that links the examples of each case.
     """
     nodes: dict[tuple[int, Hashable], int] = {}
-    ends = [[nodes.setdefault((side, one), len(nodes)) for side, one in enumerate(pair)] for pair in pairs]
+    ends = [[nodes.setdefault((side, value), len(nodes)) for side, value in enumerate(pair)] for pair in pairs]
     if not nodes:
         return {}
     graph = coo_matrix((np.ones(len(ends)), np.transpose(ends)), shape=(len(nodes), len(nodes)))
     components = connected_components(graph, directed=False)[1]
     numbers: dict[int, int] = {}
-    return {one: numbers.setdefault(components[node], len(numbers)) for (side, one), node in nodes.items() if side == 0}
+    return {value: numbers.setdefault(components[node], len(numbers)) for (side, value), node in nodes.items() if side == 0}
 
 
 def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate:
@@ -146,7 +146,7 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
             _compute_quantiles(totals, sizes, value, error, level) if count <= MAX_BOOTSTRAP_CLUSTERS else (-half, half)
         )
         low, high = value - max(above, half) * error, value - min(below, -half) * error
-    p10, middle, p90 = (float(one) for one in np.quantile(array, [0.1, 0.5, 0.9]))
+    p10, middle, p90 = (float(quantile) for quantile in np.quantile(array, [0.1, 0.5, 0.9]))
     return Distribution(value, low, high, len(array), count, is_interval, median=middle, p10=p10, p90=p90)
 
 

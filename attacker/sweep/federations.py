@@ -80,7 +80,9 @@ def read_result(grid: SweepGrid, federation: GridFederation, out: Path) -> Feder
     stored = read_json(path, limit=MAX_RESULT_BYTES)
     if stored.pop("digest", None) != grid.digest(federation):
         return None
-    attacks = {name: AttackScores(**{**one, "examples": tuple(one["examples"])}) for name, one in stored.pop("attacks").items()}
+    attacks = {
+        name: AttackScores(**{**scores, "examples": tuple(scores["examples"])}) for name, scores in stored.pop("attacks").items()
+    }
     return FederationResult(**stored, attacks=attacks)
 
 
@@ -165,7 +167,7 @@ def _measure_attack(
     spec = attack.candidates[0]
     try:
         if len(attack.candidates) > 1:
-            spec = min(attack.candidates, key=lambda one: _mean_error(score(one, tuning, TUNING_FOLDER)))
+            spec = min(attack.candidates, key=lambda spec: _mean_error(score(spec, tuning, TUNING_FOLDER)))
         rows = score(spec, reported, RECONSTRUCTIONS_FOLDER)
     except ValueError as error:
         return AttackScores(spec=str(spec), knows=False, refused=str(error))
@@ -194,7 +196,7 @@ def _choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], l
 
 
 def _mean_error(rows: Sequence[ScoreRow]) -> float:
-    values = [one["rmse"] for one in _list_examples(rows)]
+    values = [row["rmse"] for row in _list_examples(rows)]
     return sum(values) / len(values) if values else float("inf")
 
 

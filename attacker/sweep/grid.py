@@ -138,11 +138,11 @@ class SweepGrid:
     @property
     def trials(self) -> int:
         """Return the largest number of candidates (settings to choose from) of an attack."""
-        return max(len(one.candidates) for one in self.attacks)
+        return max(len(attack.candidates) for attack in self.attacks)
 
     def digest(self, federation: GridFederation) -> str:
         """Return a hash of what determines a federation's results: its experiment, all attacks, and the field `attacked`."""
-        attacks = {one.name: [str(spec) for spec in one.candidates] for one in self.attacks}
+        attacks = {attack.name: [str(spec) for spec in attack.candidates] for attack in self.attacks}
         facts = [federation.experiment.to_toml(), attacks, self.attacked.model_dump()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -184,7 +184,7 @@ def read_grid(path: Path) -> SweepGrid:
 
 
 def _check_tuning(path: Path, grid: SweepGrid) -> None:
-    tuned = {one.name: len(one.candidates) for one in grid.attacks if len(one.candidates) > 1}
+    tuned = {attack.name: len(attack.candidates) for attack in grid.attacks if len(attack.candidates) > 1}
     if tuned and not grid.attacked.tuning_clients:
         raise GridError(
             f"{path}: attacked.tuning_clients is 0, but a client is needed to choose among the settings of {', '.join(tuned)}; "
@@ -228,9 +228,9 @@ def _read_attack(path: Path, name: str, table: Mapping[str, Any]) -> GridAttack:
     fixed = {key: value for key, value in table.items() if key not in ("attack", "settings")}
     choices = table.get("settings", [{}])
     try:
-        if not isinstance(choices, list) or not choices or not all(isinstance(one, dict) for one in choices):
+        if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
             raise ValueError(f"settings must be a list of tables of arguments, got {choices!r}")
-        specs = (AttackSpec(name=str(table.get("attack", name)), arguments={**fixed, **one}) for one in choices)
+        specs = (AttackSpec(name=str(table.get("attack", name)), arguments={**fixed, **choice}) for choice in choices)
         return GridAttack(name=name, candidates=tuple(specs))
     except ValueError as error:
         raise GridError(f"{path}: attacks.{name}: {error}") from None

@@ -49,7 +49,7 @@ SweepWatch = Callable[[SweepProgress], None]
 
 def _read_state(grid: SweepGrid, out: Path) -> SweepState:
     """Return the results in the folder `out`. A federation stored with other settings than the grid's counts as unfinished."""
-    return SweepState(results=tuple((one, read_result(grid, one, out)) for one in grid.federations))
+    return SweepState(results=tuple((federation, read_result(grid, federation, out)) for federation in grid.federations))
 
 
 def run_sweep(
@@ -69,7 +69,7 @@ def run_sweep(
     watch:   called with the progress after each federation that is finished.
     A sweep that was stopped or killed continues where it stopped.
     """
-    left = [one for one, result in _read_state(grid, out).results if result is None]
+    left = [federation for federation, result in _read_state(grid, out).results if result is None]
     total, started, deadline = len(grid.federations), monotonic(), monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
     names = _measure_all(grid, left, out, workers=workers, ray=ray, deadline=deadline)

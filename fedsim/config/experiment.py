@@ -319,10 +319,10 @@ def describe_errors(error: ValidationError, source: str, model: type, changed: S
     changed: overridden keys, for which `OVERRIDE_SOURCE` is named instead.
     """
     lines = []
-    for one in error.errors():
-        key, words = ".".join(map(str, one["loc"])), _describe_error(one, model)
+    for problem in error.errors():
+        key, words = ".".join(map(str, problem["loc"])), _describe_error(problem, model)
         # the message begins with the key, as in "defense = 'clip(0)': ..."
-        about = key if one["loc"] else words.partition(" = ")[0]
+        about = key if problem["loc"] else words.partition(" = ")[0]
         lines.append(f"{_find_source(about, source, changed)}: {key or 'file'}: {words}")
     return "\n".join(lines).replace(f"{OVERRIDE_SOURCE}: file: ", f"{OVERRIDE_SOURCE}: ")
 

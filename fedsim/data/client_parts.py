@@ -121,10 +121,10 @@ def _has_names(data: Dataset) -> bool:
 
 def concatenate(*parts: Examples) -> Examples:
     """Concatenate examples, without their groups. If some have uint8 values and others float32, all become float32."""
-    values = [one.values for one in parts]
-    if len({one.dtype for one in values}) > 1:
-        values = [one.astype(np.float32) / 255 if one.dtype == np.uint8 else one for one in values]
-    return Examples(values=np.concatenate(values), labels=np.concatenate([one.labels.astype(np.int64) for one in parts]))
+    values = [part.values for part in parts]
+    if len({array.dtype for array in values}) > 1:
+        values = [array.astype(np.float32) / 255 if array.dtype == np.uint8 else array for array in values]
+    return Examples(values=np.concatenate(values), labels=np.concatenate([part.labels.astype(np.int64) for part in parts]))
 
 
 class _PartMetadata:

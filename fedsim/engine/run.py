@@ -247,7 +247,7 @@ class FederationRun:
         """
         first, stop, wanted = (count_rounds(self.out / "state") or 0) + 1, self.experiment.rounds + 1, self.parse_wanted().rounds
         ranges = (range(first, stop),) if wanted is None else wanted.ranges
-        recorded = sum(len(range(max(one.start, first), min(one.stop, stop))) for one in ranges)
+        recorded = sum(len(range(max(numbers.start, first), min(numbers.stop, stop))) for numbers in ranges)
         return (recorded * self._count_round_bytes() + 2 * self._count_checkpoint_bytes()) / 1e6
 
     def parse_wanted(self) -> RecordSelection:

@@ -93,7 +93,7 @@ def copy_module(module: nn.Module) -> nn.Module:
 
     It also works for modules that store results of computations, such as those of `torch.nn.utils.weight_norm`.
     """
-    values = [value for one in module.modules() for value in vars(one).values()]
+    values = [value for submodule in module.modules() for value in vars(submodule).values()]
     computed = {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
     return copy.deepcopy(module, computed)
 

@@ -177,7 +177,10 @@ def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Seq
             factor = torch.linalg.cholesky(normal)
         solved = torch.cholesky_solve((off + jacobian @ z.flatten())[:, None], factor)[:, 0]
         step = (jacobian.T @ solved).reshape(z.shape) - z
-        length = next((one for one in STEP_LENGTHS if (target - made(0.5 + spread(z + one * step))).norm() < off.norm()), 0.0)
+        length = next(
+            (candidate for candidate in STEP_LENGTHS if (target - made(0.5 + spread(z + candidate * step))).norm() < off.norm()),
+            0.0,
+        )
         if not length:
             break
         z = z + length * step

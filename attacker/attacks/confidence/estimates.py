@@ -271,8 +271,8 @@ def _explain_unfamiliarity(found: SearchAnswer, missed: Tensor) -> str:
     if found.data.is_image and not IMAGE_SIDES[0] <= min(found.data.shape[1:]) <= max(found.data.shape[1:]) <= IMAGE_SIDES[1]:
         smallest, largest = IMAGE_SIDES
         return f"the calibration is for images of {smallest} to {largest} pixels a side, and these have {found.data.shape[1:]}"
-    leaves = [one for one in found.model.modules() if not list(one.children())]
-    strange = [type(one).__name__ for one in leaves if not isinstance(one, (*KNOWN_LAYERS, nn.Sequential))]
+    leaves = [module for module in found.model.modules() if not list(module.children())]
+    strange = [type(module).__name__ for module in leaves if not isinstance(module, (*KNOWN_LAYERS, nn.Sequential))]
     if strange:
         return f"the calibration included no network with {', '.join(sorted(set(strange)))}"
     return ""

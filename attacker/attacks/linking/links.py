@@ -108,13 +108,13 @@ def link(
     if matching not in ("assignment", "greedy"):
         raise ValueError(f"matching must be 'assignment' or 'greedy', got {matching!r}")
     costs = compute_pair_costs(rounds, rule=rule)
-    ends = [len(one.labels) % batch_size != 0 for one in rounds]
+    ends = [len(description.labels) % batch_size != 0 for description in rounds]
     found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(costs, ends)
     example, sure, doubtful = _number_examples(costs, found, len(rounds), matching, least)
     numbers, example = torch.unique(example, return_inverse=True)
     confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
-    places = tuple(example.split([len(one.labels) for one in rounds]))
-    labels = _vote_labels(torch.cat([one.labels for one in rounds]), example)
+    places = tuple(example.split([len(description.labels) for description in rounds]))
+    labels = _vote_labels(torch.cat([description.labels for description in rounds]), example)
     epochs = tuple(sum(start <= number for start in found.starts) for number in range(len(rounds)))
     return Links(places, confidence.float(), labels, epochs, _write_notes(rounds, found, batch_size, places, doubtful))
 
@@ -180,13 +180,17 @@ def _write_notes(
     found: the passes. places: for each observation, the number of the example at each place, as in `Links`.
     doubtful: number of pairs that were too uncertain to be linked.
     """
-    notes = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
-    notes += [
-        f"round {one.round}: neither features nor images are known; its examples are not linked"
-        for one in rounds
-        if not (one.problem or one.usable)
+    notes = [
+        f"round {description.round}: {description.problem}; its examples are not linked"
+        for description in rounds
+        if description.problem
     ]
-    notes += describe_gaps([one.round for one in rounds])
+    notes += [
+        f"round {description.round}: neither features nor images are known; its examples are not linked"
+        for description in rounds
+        if not (description.problem or description.usable)
+    ]
+    notes += describe_gaps([description.round for description in rounds])
     notes += _describe_batches(rounds, batch_size)
     bounds = [*found.starts, len(rounds)]
     for number, (start, stop) in enumerate(pairwise(bounds), start=1):
@@ -233,12 +237,12 @@ def _describe_batches(rounds: Sequence[RoundDescription], batch_size: int) -> li
 
     batch_size: the batch size that the server prescribes, which the remark names.
     """
-    sizes = [len(one.labels) for one in rounds]
+    sizes = [len(description.labels) for description in rounds]
     usual = max(set(sizes), key=lambda size: (sizes.count(size), size))
-    other = [one for one in rounds if len(one.labels) != usual]
+    other = [description for description in rounds if len(description.labels) != usual]
     if not other:
         return []
-    shown = ", ".join(f"{len(one.labels)} in round {one.round}" for one in other[:3]) + (
+    shown = ", ".join(f"{len(description.labels)} in round {description.round}" for description in other[:3]) + (
         f" and {len(other) - 3} more" if len(other) > 3 else ""
     )
     examples = "example" if usual == 1 else "examples"

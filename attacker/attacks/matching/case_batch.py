@@ -130,9 +130,10 @@ class CaseBatch:
         nothing = HeldExamples(
             torch.zeros(self.count // self.epochs, *self.data.shape), torch.zeros(self.count // self.epochs) > 0
         )
-        each = [nothing if one is None else one for one in known]  # separate examples of local epochs are held alike
-        x = torch.stack([one.x.float().repeat(self.epochs, *(1,) * len(self.data.shape)) for one in each])
-        mask = torch.stack([one.mask.repeat(self.epochs) for one in each])
+        # Separate examples of local epochs are held alike.
+        each = [nothing if examples is None else examples for examples in known]
+        x = torch.stack([examples.x.float().repeat(self.epochs, *(1,) * len(self.data.shape)) for examples in each])
+        mask = torch.stack([examples.mask.repeat(self.epochs) for examples in each])
         return HeldExamples(x.to(self.attack.device), mask.to(self.attack.device))
 
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:

@@ -220,7 +220,9 @@ class MatchingRun:
         stop = self.attack.search.stop
         if not self.attack.sees_gradient or self._draws_at_random:
             return replace(stop, give_up=0.0, stall=None)
-        declared = any(one.defenses.steps or one.gradient.step for case in self.cases for one in case.observations)
+        declared = any(
+            observation.defenses.steps or observation.gradient.step for case in self.cases for observation in case.observations
+        )
         return replace(stop, early=(), stall=None) if declared or (self.attack.warm_start and restart == 0) else stop
 
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor) -> Tensor:
@@ -233,7 +235,7 @@ class MatchingRun:
         rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
         starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
         if numbers[0] == 0:
-            fixed_labels = [None if space.joint else one for one in labels.cpu()]
+            fixed_labels = [None if space.joint else label for label in labels.cpu()]
             pairs = zip(starts, [self.warm_starts[i] for i in pending], fixed_labels, strict=True)
             starts = [start if warm_start is None else place_start(warm_start, start, y) for start, warm_start, y in pairs]
         return space.encode(starts, rngs, self.attack.device)

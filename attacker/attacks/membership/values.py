@@ -34,8 +34,8 @@ def group_by_model(observations: Sequence[Observation]) -> list[list[Observation
     return groups
 
 
-def _have_same_model(one: Observation, other: Observation) -> bool:
-    return one.round == other.round and _are_equal(one.weights, other.weights) and _are_equal(one.buffers, other.buffers)
+def _have_same_model(first: Observation, other: Observation) -> bool:
+    return first.round == other.round and _are_equal(first.weights, other.weights) and _are_equal(first.buffers, other.buffers)
 
 
 def _are_equal(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:

@@ -121,7 +121,9 @@ class Agic:
         for group, similar_cases in _group_alike([plan.reduced.case for plan in plans if plan.reduced.case is not None]):
             group_memory = prefix_memory(memory, f"{'remaining' if self.closed_forms else 'joint'} {group}/")
             answers = joint(similar_cases, rng=rng, progress=progress, memory=group_memory)
-            searched |= {case.key: self._refine(case, one, progress) for case, one in zip(similar_cases, answers, strict=True)}
+            searched |= {
+                case.key: self._refine(case, answer, progress) for case, answer in zip(similar_cases, answers, strict=True)
+            }
             if any(searched[case.key].interrupted for case in similar_cases):
                 break
         return [

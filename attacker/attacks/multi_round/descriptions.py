@@ -54,7 +54,7 @@ class Describer:
                 one = RoundDescription(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
                 one = self._add_features(one, seen, probes, rng, known=labels is not None)
             described.append(one)
-        if self.compare == "features" and all(one.usable for one in described):
+        if self.compare == "features" and all(description.usable for description in described):
             return described
         return self._add_images(case, described, rng, progress, memory)
 
@@ -82,7 +82,7 @@ class Describer:
         return read_labels(self.matching.labels.rule, seen, 0, seen.model, rng).cpu()
 
     def _add_features(
-        self, one: RoundDescription, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool
+        self, description: RoundDescription, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool
     ) -> RoundDescription:
         """Return the description with features, inputs of the last layer computed from its gradient, and with corrected labels.
 
@@ -92,11 +92,13 @@ class Describer:
         corrected.
         """
         if self.compare != "features":
-            return one
-        found = read_features(seen, one.labels, rng, known=known)
-        return one if found.misfit > MAX_MISFIT else self._describe(one, found, seen, probes)
+            return description
+        found = read_features(seen, description.labels, rng, known=known)
+        return description if found.misfit > MAX_MISFIT else self._describe(description, found, seen, probes)
 
-    def _describe(self, one: RoundDescription, found: HeadFeatures, seen: ObservedGradients, probes: Tensor) -> RoundDescription:
+    def _describe(
+        self, description: RoundDescription, found: HeadFeatures, seen: ObservedGradients, probes: Tensor
+    ) -> RoundDescription:
         """Return the description with the features found, their labels, and the features of the random inputs `probes`.
 
         The features of `probes` are stored as `RoundDescription.reference`, by which features of different rounds are made
@@ -107,7 +109,7 @@ class Describer:
             reference, _ = compute_head_inputs(
                 seen.model, seen.data, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes)
             )
-        return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
+        return description._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
 
     def _add_images(
         self, case: Case, described: Sequence[RoundDescription], rng: Generator, progress: Progress | None, memory: Memory | None
@@ -118,10 +120,10 @@ class Describer:
         """
         search = self.matching.copy_with(steps=self.pre_steps, restarts=1, device=self.device)
         found = []
-        for one, observation in zip(described, case.observations, strict=True):
-            alone = Case((observation,), known_labels=one.labels)
-            (guess,) = search([alone], rng=rng, progress=progress, memory=prefix_memory(memory, f"{one.round}/"))
+        for description, observation in zip(described, case.observations, strict=True):
+            alone = Case((observation,), known_labels=description.labels)
+            (guess,) = search([alone], rng=rng, progress=progress, memory=prefix_memory(memory, f"{description.round}/"))
             if guess.interrupted:
                 raise KeyboardInterrupt
-            found.append(one._replace(features=None, reference=None, images=guess.x.clamp(0, 1)))
+            found.append(description._replace(features=None, reference=None, images=guess.x.clamp(0, 1)))
         return found

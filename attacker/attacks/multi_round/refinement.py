@@ -103,7 +103,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     note = f"{solved}; all of them hold up to {misfit:.1e}"
     sure = is_eight_bit(x) if values.seen.data.is_image else torch.zeros(len(x), dtype=torch.bool)
     confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
-    notes = [one for one in found.notes if not (sure.all() and one.startswith("confidence is undecided"))]
+    notes = [note for note in found.notes if not (sure.all() and note.startswith("confidence is undecided"))]
     return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds, interrupted=interrupted)
 
 
@@ -302,7 +302,7 @@ class SentEquations:
 def _interpolate(count: int, most: int) -> tuple[list[int], Tensor]:
     """Return at most `most` of `count` equally spaced indices, and the shares (len(indices), count) of linear interpolation."""
     anchors = np.linspace(0, count - 1, min(count, most)).round().astype(int)
-    shares = [np.interp(np.arange(count), anchors, one) for one in np.eye(len(anchors))]
+    shares = [np.interp(np.arange(count), anchors, unit) for unit in np.eye(len(anchors))]
     return anchors.tolist(), torch.from_numpy(np.stack(shares))
 
 

@@ -74,4 +74,4 @@ def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
 
 
 def _differ(seen: list[Tensor]) -> bool:
-    return any(one.shape != seen[0].shape or not torch.equal(one, seen[0]) for one in seen[1:])
+    return any(indices.shape != seen[0].shape or not torch.equal(indices, seen[0]) for indices in seen[1:])

@@ -151,12 +151,12 @@ def norm(t: Tensor) -> Tensor:
     return length
 
 
-def _compute_products(vectors: Tensor, one: Tensor) -> Tensor:
+def _compute_products(vectors: Tensor, vector: Tensor) -> Tensor:
     """Return, for each problem, the inner products of its C `vectors`, (P, C, D), with its vector in `one`, (P, D), as (P, C).
 
     The operands of `bmm` are in the order that is faster on a CPU.
     """
-    return torch.bmm(one[:, None], vectors.transpose(1, 2))[:, 0]
+    return torch.bmm(vector[:, None], vectors.transpose(1, 2))[:, 0]
 
 
 def _combine(vectors: Tensor, weights: Tensor) -> Tensor:

@@ -46,10 +46,10 @@ def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
     found = {}
     for name, layer in _list_norms(model).items():
         names = [f"{name}.running_mean", f"{name}.running_var"]
-        if not all(one in before and one in after for one in names):
+        if not all(name in before and name in after for name in names):
             continue
         kept = (1 - (layer.momentum or 0.0)) ** steps
-        mean, variance = ((after[one] - kept * before[one]) / (1 - kept) for one in names)
+        mean, variance = ((after[name] - kept * before[name]) / (1 - kept) for name in names)
         found[name] = {"mean": mean, "deviation": variance.clamp(min=0).sqrt()}
     return found
 

@@ -145,4 +145,4 @@ def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: st
     finally:
         handle.remove()
     seen, past = (torch.autograd.grad(t.sum(), list(own.values()), allow_unused=True) for t in (h, logits))
-    return frozenset(name for name, one, other in zip(own, seen, past, strict=True) if one is not None and other is None)
+    return frozenset(name for name, now, other in zip(own, seen, past, strict=True) if now is not None and other is None)

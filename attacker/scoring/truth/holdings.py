@@ -46,14 +46,14 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         found[expected] = data
     sets, starts = list(found.values()), dict[str, int]()
     for name, data in found.items():
-        starts[name] = sum(len(one.train.labels) for one in sets[: len(starts)])
+        starts[name] = sum(len(dataset.train.labels) for dataset in sets[: len(starts)])
         if data.spec != sets[0].spec:
             raise ValueError(
                 f"{data.name} and {sets[0].name} differ in shape, classes or columns; give only truth of one federation"
             )
     joined = sets[0]
     if len(sets) > 1:
-        examples = parts.concatenate(*(one.train for one in sets))
+        examples = parts.concatenate(*(dataset.train for dataset in sets))
         joined = replace(joined, name=f"{joined.name} and {len(sets) - 1} more", train=examples)
     return joined, [starts[reader.dataset["content_hash"]] for reader in readers]
 

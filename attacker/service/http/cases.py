@@ -81,7 +81,7 @@ async def cases(
 
     def make() -> Cases:
         page, next_place = cut_page(
-            find_wanted(), lambda one: (one["attack"], one["case"]), last, limit, lambda one: f"{one['attack']}/{one['case']}"
+            find_wanted(), lambda row: (row["attack"], row["case"]), last, limit, lambda row: f"{row['attack']}/{row['case']}"
         )
         return Cases(items=list(page), next=next_place)
 
@@ -217,8 +217,8 @@ def _list_examples(run: CatalogueRun, facts: CaseEntry, answer: _Answer, null: _
     def read_paired(rows: list[ShownScore]) -> dict[int, ExamplePair]:
         return {} if images_shown else images.read_paired_rows(run.folder, rows, data)
 
-    def read_values(one: _Answer, whole: WholeReconstruction) -> dict[int, ExamplePair]:
-        return {} if images_shown else images.read_rows(run.folder, make_file_path(one.source, facts.key), whole, data)
+    def read_values(answer: _Answer, whole: WholeReconstruction) -> dict[int, ExamplePair]:
+        return {} if images_shown else images.read_rows(run.folder, make_file_path(answer.source, facts.key), whole, data)
 
     rows = [row for row in answer.rows if row.state != "waiting"]
     if rows:

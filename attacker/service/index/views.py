@@ -82,7 +82,7 @@ def describe_attacks(sources: Sequence[Source], scores: Scores, verdicts: RunVer
     The scores of a null are over the cases that its attack has finished as well, as in the report, or over all its cases if the
     attack has no scores.
     """
-    nulls = {null.name: one for one in sources if (null := find_null(one, sources)) is not None}
+    nulls = {null.name: source for source in sources if (null := find_null(source, sources)) is not None}
     results = []
     for source in sources:
         own, attack = scores.get(source.name, {}), nulls.get(source.name)

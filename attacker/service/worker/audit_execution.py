@@ -75,7 +75,7 @@ class AuditWork:
     def _receive_plan(self, plan: "Sequence[PlannedAttack | NotChecked]") -> None:
         from attacker.audit.plan import PlannedAttack
 
-        seconds = {one.spec.name: one.core_seconds for one in plan if isinstance(one, PlannedAttack)}
+        seconds = {step.spec.name: step.core_seconds for step in plan if isinstance(step, PlannedAttack)}
         self.progress = AuditProgress(seconds, self.watch, nulls=bool(self.task.truth))
 
     def _replay(self, planned: Replay) -> ReplayResult:

@@ -167,7 +167,7 @@ class CocktailParty:
     def _separate_best(self, mixed: Tensor, rank: int, rng: Generator) -> tuple[Unmixing, Tensor]:
         whitening, whitened = whiten(mixed, rank)
         found = [separate(whitened, rng) for _ in range(self.restarts)]
-        return min(found, key=lambda one: one.loss), whitening
+        return min(found, key=lambda solution: solution.loss), whitening
 
     def _build(
         self, case: Case, observed: StackedObservations, found: SeparatedExamples, labels: Tensor, rng: Generator, seconds: float

@@ -258,7 +258,7 @@ def _solve_system(
         _solve_part(system.select(rows), target.select(rows), unknowns, walk, None if start is None else start[rows])
         for rows in (slice(i, i + size) for i in range(0, len(system.k), size))
     ]
-    return torch.cat([one.x for one in found]), torch.cat([one.residual for one in found])
+    return torch.cat([solution.x for solution in found]), torch.cat([solution.residual for solution in found])
 
 
 def _solve_part(

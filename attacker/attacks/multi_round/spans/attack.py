@@ -112,7 +112,7 @@ class Spans:
         notes = (*_describe(spaces, shared, isolated, exact), *component_notes)
         groups: list[list[int]] = []
         if Need.UNNAMED in self.needs:
-            groups = group_updates(spaces, shared, [one.round for one in case.observations])
+            groups = group_updates(spaces, shared, [observation.round for observation in case.observations])
             notes = (*notes, _describe_groups(groups))
         if not len(found.vectors):
             raise ValueError(
@@ -208,8 +208,15 @@ def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequ
     """
     names = {t: f"group-{number}" for number, group in enumerate(groups, start=1) for t in group}
     places = [
-        iter(list_slots(one.round, names.get(t, one.client), find_schedule(one)[0], one.num_examples or None))
-        for t, one in enumerate(case.observations)
+        iter(
+            list_slots(
+                observation.round,
+                names.get(t, observation.client),
+                find_schedule(observation)[0],
+                observation.num_examples or None,
+            )
+        )
+        for t, observation in enumerate(case.observations)
     ]
     slots = []
     for example, own in enumerate(holders):
@@ -226,7 +233,7 @@ def _number_groups(holders: Sequence[Sequence[int]], groups: Sequence[Sequence[i
     """
     number = {t: n for n, group in enumerate(groups, start=1) for t in group}
     own = [{number[t] for t in held} for held in holders]
-    return tuple(float(next(iter(one))) if len(one) == 1 else 0.0 for one in own)
+    return tuple(float(next(iter(groups))) if len(groups) == 1 else 0.0 for groups in own)
 
 
 def _describe_groups(groups: Sequence[Sequence[int]]) -> str:

@@ -100,7 +100,10 @@ class CohortSpans:
         started, first = perf_counter(), case.observations[0]
         layer = require_input_layer(first)
         data = layer.specify_input(first.data)
-        bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations), links=case.links)
+        bounded = Case(
+            tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations),
+            links=case.links,
+        )
         spaces = compute_spaces(bounded, layer, rng, progress, self.device)
         cohorts = [observation.cohort for observation in case.observations]
         clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
@@ -226,11 +229,11 @@ def _group(case: Case, layer: InputLayer, found: RecoveredExamples, spaces: Sequ
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []
-    common = [find_common(own, [one.cohort for one in case.observations]) for own in found.holders]
+    common = [find_common(own, [observation.cohort for observation in case.observations]) for own in found.holders]
     sure = [i for i in (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist() if common[i]]
     known = RecoveredExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
-    sent = [join_parameters(one.weights, layer) for one in case.observations]
-    groups = group_by_client(known, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
+    sent = [join_parameters(observation.weights, layer) for observation in case.observations]
+    groups = group_by_client(known, spaces, sent, [max(1, len(observation.cohort)) for observation in case.observations])
     named = [[sure[i] for i in group] for group in groups]
     return [group for group in named if set.intersection(*(common[i] for i in group))]
 
@@ -271,7 +274,9 @@ def _describe(
         words.append(f"{full} sums have full rank: the layer is too narrow for their examples, so that they cannot be split")
     if len({tuple(sorted(cohort)) for cohort in cohorts}) == 1:
         words.append("the cohort never changes, so that no client can be isolated")
-    places = ", ".join(f"{name} after round {one.round} ({len(one.y)} examples)" for name, one in sorted(clients.items()))
+    places = ", ".join(
+        f"{name} after round {answer.round} ({len(answer.y)} examples)" for name, answer in sorted(clients.items())
+    )
     return (*words, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if places else ''}{places}")
 
 
@@ -282,7 +287,9 @@ def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
     standard deviation 1. Clients whose span cannot be isolated are left out, see `isolate_clients`.
     """
     layer = require_input_layer(case.observations[0])
-    bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations))
-    spaces, cohorts = compute_spaces(bounded, layer, rng), [one.cohort for one in case.observations]
-    found = isolate_clients(spaces, cohorts, [one.round for one in case.observations])
-    return {name: one.y for name, one in found.items()}
+    bounded = Case(
+        tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations)
+    )
+    spaces, cohorts = compute_spaces(bounded, layer, rng), [observation.cohort for observation in case.observations]
+    found = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
+    return {name: answer.y for name, answer in found.items()}

@@ -104,7 +104,7 @@ def add_components(
     Of an image in several spans of one size, the estimate is the median.
     """
     groups: list[_Copies] = []
-    for span in sorted(mixed, key=lambda one: len(one.basis)):
+    for span in sorted(mixed, key=lambda span: len(span.basis)):
         rank = len(span.basis)
         known = _select_known(found, span.holders)
         smaller = [group for group in groups if group.rank < rank and set(span.holders) <= group.holders]

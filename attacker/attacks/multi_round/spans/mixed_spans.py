@@ -75,7 +75,7 @@ def list_mixed_sums(
         return torch.cat([join_parameters(seen[t].weights, layer) for t in sums]) if relu and sums else None
 
     for name, client in clients.items():
-        own = [t for t, one in enumerate(seen) if name in one.cohort and not spaces[t].saturated]
+        own = [t for t, observation in enumerate(seen) if name in observation.cohort and not spaces[t].saturated]
         if not is_separable(len(client.y), data) or not all(is_whole(spaces[t]) for t in own):
             continue
         if name in parts:
@@ -84,7 +84,7 @@ def list_mixed_sums(
             mixed.append(mix_images(factors, own, join_sent(parts[name].sums)))
         else:
             mixed.append(mix_images(_make_span(client.y), own, None))
-    for group in _group_equal_sums(spaces, [one.cohort for one in seen], data):
+    for group in _group_equal_sums(spaces, [observation.cohort for observation in seen], data):
         mixed.append(mix_images(stack_spaces([spaces[t] for t in group]), group, join_sent(group)))
     return mixed
 

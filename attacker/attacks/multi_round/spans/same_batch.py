@@ -47,7 +47,7 @@ def add_same_batches(
         if sum(group[0] in holders for holders in found.holders) >= spaces[group[0]].rank:
             continue
         values = [get_templates(t) for t in group]
-        known = [one for one in values if one is not None]
+        known = [value for value in values if value is not None]
         new = _separate_same_batch(
             [spaces[t] for t in group],
             [forwards[t]() for t in group],
