@@ -46,7 +46,7 @@ def run(
     from fedsim.config.experiment import Experiment, admit_code, read, validate
 
     if isinstance(experiment, Path | str):
-        resolved = read(Path(experiment), list(overrides.items()), own=True)
+        resolved = read(Path(experiment), list(overrides.items()), trusted=True)
     elif isinstance(experiment, Experiment):
         resolved = validate({**tomllib.loads(experiment.to_toml()), **overrides}, source="experiment")
     else:

@@ -42,7 +42,7 @@ def check_settings(recording: Recording, observations: Sequence[Observation]) ->
     """
     yield _check_examples(observations)
     yield _check_metrics(observations)
-    yield from _check_buffers(observations, own=(recording.folder.parent / "experiment.toml").exists())
+    yield from _check_buffers(observations, of_experiment=(recording.folder.parent / "experiment.toml").exists())
     yield from _check_secure(recording)
     yield from _check_cohorts(recording)
 
@@ -85,18 +85,18 @@ def _equations(observation: Observation) -> list[str]:
     return [name for name in observation.metrics if any(word in name for word in EQUATION_METRICS)]
 
 
-def _check_buffers(observations: Sequence[Observation], *, own: bool) -> Iterator[CheckResult]:
+def _check_buffers(observations: Sequence[Observation], *, of_experiment: bool) -> Iterator[CheckResult]:
     """Yield two results: whether batch-norm statistics are sent, and whether other buffers are.
 
-    Buffers that no client changes are ignored. own: whether an experiment of this project made the recording, and not an app
-    that records itself.
+    Buffers that no client changes are ignored. of_experiment: whether an experiment of this project made the recording, and
+    not an app that records itself.
     """
     changed = {
         name: None for observation in observations for name in observation.buffers_after if _has_changed(observation, name)
     }
     norms = _list_batch_norm_buffers(observations[0], changed)
     defended = any(observation.defenses.steps or observation.gradient.step for observation in observations)
-    advice = _advise_on_buffers(own=own)
+    advice = _advise_on_buffers(of_experiment=of_experiment)
     statistics, others = ([name for name in changed if (name in norms) is wanted] for wanted in (True, False))
     if statistics:
         yield Finding(
@@ -136,13 +136,13 @@ def _list_batch_norm_buffers(observation: Observation, names: Iterable[str]) -> 
 
     If the network cannot be built, these are the buffers whose names end with one of `BATCH_NORM_BUFFERS`.
     """
-    own = {name for name in names if name.rpartition(".")[2] in BATCH_NORM_BUFFERS}
+    buffers = {name for name in names if name.rpartition(".")[2] in BATCH_NORM_BUFFERS}
     try:
         network = models.build_layout(observation.model, observation.data)
     except ValueError:
-        return own
+        return buffers
     layers = {name for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    return {name for name in own if name.rpartition(".")[0] in layers}
+    return {name for name in buffers if name.rpartition(".")[0] in layers}
 
 
 def _describe_histogram(observations: Sequence[Observation], name: str) -> str:
@@ -184,8 +184,8 @@ def _name_buffers(names: Sequence[str]) -> str:
     return f"changed values of {len(names)} buffer{'s' * (len(names) != 1)} ({', '.join(names[:MAX_NAMED])}{more})"
 
 
-def _advise_on_buffers(*, own: bool) -> str:
-    if own:
+def _advise_on_buffers(*, of_experiment: bool) -> str:
+    if of_experiment:
         return 'Keep buffers on the clients: set training.buffers to "local" in the experiment.'
     return (
         "Change the app, so that clients send and load parameters only (net.named_parameters()) and not the whole state_dict; "

@@ -87,5 +87,5 @@ def _format_settings(settings: Mapping[str, Any]) -> str:
     """
     families = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
     if families:
-        return "; ".join(f"{family}: {_format_settings(own)}" for family, own in families.items())
+        return "; ".join(f"{family}: {_format_settings(settings)}" for family, settings in families.items())
     return ", ".join(f"{key}={value!r}" for key, value in settings.items())

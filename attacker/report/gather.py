@@ -286,8 +286,8 @@ def _read_pairs(
     For table rows, this entry is empty. rows: dict from the name of an attack's folder to its score rows.
     """
     pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
-    for source, some in rows.items():
-        for row in some[:MAX_PAIRS]:
+    for source, source_rows in rows.items():
+        for row in source_rows[:MAX_PAIRS]:
             if row.pair is not None:
                 pair = pairs[source, _get_place(row)] = read_pair(folder, row.pair, manifest.data.columns)
                 pairs["", _get_place(row)] = ExamplePair(original=pair.original)

@@ -66,7 +66,7 @@ def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]
     for row in rows:
         if (value := _get_score(row, score)) is not None:
             values.setdefault(row.index, []).append(value)
-    return {index: sum(own) / len(own) for index, own in values.items()}
+    return {index: sum(scores) / len(scores) for index, scores in values.items()}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class RowPairs:
             attack_score, null_score = _get_score(row, score), _get_score(other, score)
             if attack_score is not None and null_score is not None:
                 values.setdefault(row.index, []).append(attack_score - null_score)
-        return {index: sum(own) / len(own) for index, own in values.items()}
+        return {index: sum(scores) / len(scores) for index, scores in values.items()}
 
     def compute_differences_from(self, score: str, control: str) -> dict[int, float]:
         """Return a dict from an example's index in the data set to its mean score in the attack minus its mean control there.

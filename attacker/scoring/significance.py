@@ -130,7 +130,7 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
         found[cluster].append(float(norm.isf(chance)))
     if not found:
         return None
-    return sum(sum(own) / len(own) for own in found.values()) / sqrt(len(found))
+    return sum(sum(differences) / len(differences) for differences in found.values()) / sqrt(len(found))
 
 
 def bound_single_example(pairs: RowPairs) -> float | None:
@@ -146,7 +146,7 @@ def bound_single_example(pairs: RowPairs) -> float | None:
 
 
 def correct_chance(row: ScoreRow, other: ScoreRow) -> float | None:
-    """Return `chance` of the attack's row `one` divided by `chance` of the null's row `other`; at most 1, None if `one` has none.
+    """Return `chance` of the attack's `row` divided by `chance` of the null's row `other`; at most 1, None if `row` has none.
 
     `chance` is an estimated upper bound on the probability of being this near to the original without information. An original in
     the middle of its data is close to any reconstruction, which the division corrects. The attack's chance is returned unchanged

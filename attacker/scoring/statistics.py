@@ -164,7 +164,7 @@ def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) 
     return array, np.bincount(index).astype(np.float64), index
 
 
-def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64]) -> float:
+def _estimate_effective_number(array: Floats, sizes: Floats, clusters: NDArray[np.int64]) -> float:
     """Return the effective number of examples that `estimate_share` describes.
 
     For a share p near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
@@ -173,16 +173,16 @@ def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int
     ratio of quantiles, which `estimate_share` describes, is taken for the t distribution with 2 (K - 1) degrees of freedom, where
     K is the number of clusters.
 
-    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. own: (N,), index of each value's cluster.
+    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. clusters: (N,), index of each value's cluster.
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())
     if count == total or count < MIN_CORRELATION_CLUSTERS or np.ptp(array) == 0:
         return least
-    value, means = float(array.mean()), np.bincount(own, array) / sizes
+    value, means = float(array.mean()), np.bincount(clusters, array) / sizes
     added = PSEUDO_CLUSTERS * (2 * value - 1) ** 2 * total / least * (value**2 + (1 - value) ** 2)
     between = (float((sizes * (means - value) ** 2).sum()) + added) / (count - 1)
-    within = float(((array - means[own]) ** 2).sum()) / (total - count)
+    within = float(((array - means[clusters]) ** 2).sum()) / (total - count)
     typical = (total - total / least) / (count - 1)
     whole = between + (typical - 1) * within
     correlation = min(max((between - within) / whole, 0.0), 1.0) if whole > 0 else 1.0

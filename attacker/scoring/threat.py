@@ -81,4 +81,4 @@ def _has_other_prior(spec: str) -> bool:
     given = {
         keyword.arg: keyword.value.value for keyword in call.keywords if keyword.arg and isinstance(keyword.value, ast.Constant)
     }
-    return any(argument in given and given[argument] not in own for argument, own in BUILT_IN_PRIORS.items())
+    return any(argument in given and given[argument] not in values for argument, values in BUILT_IN_PRIORS.items())

@@ -209,7 +209,7 @@ def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]
                 overrides = [*zip(given, chosen, strict=True), *settings.items(), ("seed", seed)]
                 overrides.append(("record.rounds", file.attacked.rounds))
                 try:
-                    experiment = experiments.read(path.parent / file.experiment, overrides, own=True)
+                    experiment = experiments.read(path.parent / file.experiment, overrides, trusted=True)
                 except ValueError as error:
                     if name == UNDEFENDED:
                         tried = f"the experiment {file.experiment}, with batch_sizes, local_steps, rounds and seeds of the grid"

@@ -37,7 +37,7 @@ def prepare(
         from fedsim.config.experiment import read
         from fedsim.deployment.folders import prepare as make
 
-        resolved = read(experiment, [*map(parse_assignment, overrides or ())], own=True)
+        resolved = read(experiment, [*map(parse_assignment, overrides or ())], trusted=True)
         make(resolved, folder, hosts=hosts or (), days=days)
         out.print(f"[bold]{escape(str(folder))}[/]  for {resolved.clients.count} clients; its folders: docs/deployment.md")
 
@@ -53,7 +53,7 @@ def split(
         from fedsim.config.experiment import read
         from fedsim.data.export import split as cut
 
-        handed = cut(read(experiment, [*map(parse_assignment, overrides or ())], own=True), folder)
+        handed = cut(read(experiment, [*map(parse_assignment, overrides or ())], trusted=True), folder)
         if as_json:
             print_json({"public": str(handed.public), "clients": list(map(str, handed.clients)), "sizes": list(handed.sizes)})
             return

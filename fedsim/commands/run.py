@@ -99,7 +99,7 @@ def run(
             *map(parse_assignment, overrides or ()),
             *((key, value) for key, value in recorded.items() if value is not None),
         ]
-        resolved = read(experiment, chosen, own=True)
+        resolved = read(experiment, chosen, trusted=True)
         if print_config:
             print(resolved.to_toml(), end="")
             return

@@ -251,11 +251,11 @@ CODE_KEYS = ("model", "data", "partition", "defense", "gradient", "network", "in
 """Keys that may name code as `module:function`."""
 
 
-def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = False) -> Experiment:
+def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trusted: bool = False) -> Experiment:
     """Read an experiment from a TOML file.
 
     overrides: pairs (key, value) that replace values of the file, with dots between the keys of tables: "clients.count".
-    own:       whether the local user wrote or named the file. If so, code that it names as `module:function` is imported and
+    trusted:   whether the local user wrote or named the file. If so, code that it names as `module:function` is imported and
                allowed. If not, nothing is imported, and such a name is an error, here or when it is used, unless the user allowed
                it before, for example with --code.
 
@@ -271,7 +271,7 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
     for key, value in overrides:
         _override(raw, key, value)
     changed = tuple(key for key, _ in overrides)
-    for key in (key for key in CODE_KEYS if own and key in raw):
+    for key in (key for key in CODE_KEYS if trusted and key in raw):
         try:
             admit_code({key: raw[key]})
         except ValueError as error:

@@ -46,8 +46,8 @@ class SecureRecording(RecordingStrategy):
             self._recorder.commit(server_round, sorted(named.values()), attempt=self._attempt)
         sizes = {client: _count_bytes(outcome.seen[node]) for node, client in named.items()}
         self.traffic = {
-            "bytes_down": sum(own["down"] for own in sizes.values()),
-            "bytes_up": sum(own["up"] for own in sizes.values()),
+            "bytes_down": sum(size["down"] for size in sizes.values()),
+            "bytes_up": sum(size["up"] for size in sizes.values()),
             "clients": len(summed),
             "missing": len(named) - len(summed),
             "bytes": sizes,

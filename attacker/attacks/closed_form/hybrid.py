@@ -99,7 +99,9 @@ class Hybrid:
         if not self.sees_gradient:
             return [replace(found, attack=self.name) for found in both[1](cases, rng=rng, progress=progress, memory=memory)]
         kept = (None, memory)  # only the search is long enough to need checkpoints
-        answers = (attack(cases, rng=rng, progress=progress, memory=own) for attack, own in zip(both, kept, strict=True))
+        answers = (
+            attack(cases, rng=rng, progress=progress, memory=own_memory) for attack, own_memory in zip(both, kept, strict=True)
+        )
         pairs = zip(*answers, strict=True)
         observed, judged = observe(cases, knows_defense=self.knows_defense, device=self.device), get_criterion(self.criterion)
         return [self._choose_better(pair, [judged(answer, i, observed) for answer in pair]) for i, pair in enumerate(pairs)]

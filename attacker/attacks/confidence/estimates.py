@@ -169,20 +169,22 @@ def doubt_likely(confidence: Tensor, open_question: str, doubted: Tensor | None 
     return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided{some}: {open_question}",)
 
 
-def _mark_undecided(own: ConfidenceEstimates, marked: Tensor, reason: str) -> ConfidenceEstimates:
-    """Return `own` with undecided confidence for the examples in the mask `marked` (N,), and a note; unchanged without any."""
+def _mark_undecided(estimates: ConfidenceEstimates, marked: Tensor, reason: str) -> ConfidenceEstimates:
+    """Return `estimates` with undecided confidence, and a note, for the examples in the mask `marked` (N,), if there are any."""
     if not bool(marked.any()):
-        return own
+        return estimates
     words = f"confidence is undecided for {int(marked.sum())} of {len(marked)} examples, {reason}"
-    return replace(own, confidence=own.confidence.masked_fill(marked, UNDECIDED), notes=(*own.notes, words))
+    return replace(estimates, confidence=estimates.confidence.masked_fill(marked, UNDECIDED), notes=(*estimates.notes, words))
 
 
-def _certify_eight_bit(own: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
-    surer = is_eight_bit(x).cpu() & ~(own.confidence >= CERTIFIED_CONFIDENCE)
+def _certify_eight_bit(estimates: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
+    surer = is_eight_bit(x).cpu() & ~(estimates.confidence >= CERTIFIED_CONFIDENCE)
     if not bool(surer.any()):
-        return own
+        return estimates
     words = f"{int(surer.sum())} of {len(x)} examples are certified by their values, which are all multiples of 1/255 (8 bits)"
-    return replace(own, confidence=own.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*own.notes, words))
+    return replace(
+        estimates, confidence=estimates.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*estimates.notes, words)
+    )
 
 
 def _find_repeats(x: Tensor) -> Tensor:
@@ -191,18 +193,18 @@ def _find_repeats(x: Tensor) -> Tensor:
     return (torch.cdist(flat, flat) <= MAX_DUPLICATE_DISTANCE).tril(-1).any(dim=1).cpu()
 
 
-def _mark_outside_undecided(own: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
-    """Return `own` with undecided confidence for images far outside [0, 1] that are at least MIN_LIKELY, and a note for the user.
+def _mark_outside_undecided(estimates: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
+    """Return `estimates` with undecided confidence, and a note, for likely images (MIN_LIKELY) that lie far outside [0, 1].
 
     Far is a mean squared distance to [0, 1] above MAX_RECOVERED_MSE. Such an image is too far from every valid image to count as
     recovered. If it is right nevertheless, the clients normalise their images in another way than the recording states.
     """
-    far = is_far_outside(x).cpu() & (own.confidence >= MIN_LIKELY)
+    far = is_far_outside(x).cpu() & (estimates.confidence >= MIN_LIKELY)
     if not bool(far.any()):
-        return own
+        return estimates
     values = f"{float(x[far].min()):.3g} to {float(x[far].max()):.3g} instead of 0 to 1"
     remedy = "if clients normalise their images, set mean and std of the data (DataSpec)"
-    return _mark_undecided(own, far, f"whose values are {values}: {remedy}")
+    return _mark_undecided(estimates, far, f"whose values are {values}: {remedy}")
 
 
 def is_far_outside(x: Tensor) -> Tensor:

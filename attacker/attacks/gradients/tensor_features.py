@@ -162,6 +162,6 @@ def _separate_reliably(g: Tensor, w: Tensor, count: int, rng: Generator) -> Tens
     the wide layer, (neurons, F), of variance 1.
     """
     parts = ((g[rows], w[rows]) for rows in (slice(None, None, 2), slice(1, None, 2), slice(None)))
-    *halves, whole = (separate_directions(own, v, find_span(own, v, count), rng=rng) for own, v in parts)
+    *halves, whole = (separate_directions(part, v, find_span(part, v, count), rng=rng) for part, v in parts)
     reliable = float((halves[0] @ halves[1].T).abs().max(dim=1).values.min()) >= MIN_AGREEMENT
     return whole if reliable else None

@@ -76,7 +76,9 @@ def repeat_links(links: Links, epochs: int) -> Links:
     The places of each observation are repeated for every epoch e = 0, 1, ...; in epoch e they hold separate examples, whose
     numbers are larger by e times the number of examples of one epoch.
     """
-    places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
+    places = tuple(
+        torch.cat([places_of_round + epoch * links.examples for epoch in range(epochs)]) for places_of_round in links.places
+    )
     labels = None if links.labels is None else links.labels.repeat(epochs)
     return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
 

@@ -218,7 +218,9 @@ class CaseBatch:
         if not self.data.is_image:
             return None
         grey = solid(PLAIN_GREY)
-        return self.space.encode([grey(self.data, own, g) for own, g in zip(labels, rngs, strict=True)], rngs, self.attack.device)
+        return self.space.encode(
+            [grey(self.data, label, g) for label, g in zip(labels, rngs, strict=True)], rngs, self.attack.device
+        )
 
     def decode(self, z: Tensor, problem: ProblemRow) -> tuple[Tensor, Tensor]:
         """Return examples x (V, *shape) and labels y (V,), or soft labels (V, K), of a latent vector (D,).

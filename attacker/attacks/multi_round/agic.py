@@ -115,7 +115,9 @@ class Agic:
             plans = [self._plan(case, rng, progress, memory) for case in cases]
         else:
             plans = [_plan_search(link_for_null(case, same=self.compare == "same")) for case in blind_cases(cases)]
-        held = {key: own for plan in plans if plan.known is not None for key, own in plan.reduced.hold(plan.known).items()}
+        held = {
+            key: examples for plan in plans if plan.known is not None for key, examples in plan.reduced.hold(plan.known).items()
+        }
         joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device, held=held)
         searched: dict[str, Reconstruction] = {}
         for group, similar_cases in _group_alike([plan.reduced.case for plan in plans if plan.reduced.case is not None]):

@@ -263,9 +263,9 @@ class SentEquations:
         """
         anchors, shares = _interpolate(len(self.sent), ANCHORS)
         at, found = torch.cat(self.sent), torch.zeros(self.count, len(x), device=x.device)
-        for t, own in zip(anchors, shares.to(factors) @ factors, strict=True):
-            used = own.nonzero()[:, 0]
-            found[used] += own[used, None] * self._differentiate_round(t, x)[at[used]]
+        for t, factor in zip(anchors, shares.to(factors) @ factors, strict=True):
+            used = factor.nonzero()[:, 0]
+            found[used] += factor[used, None] * self._differentiate_round(t, x)[at[used]]
         return found
 
     def _compute_factors(self, x: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ class SentEquations:
     def _differentiate_round(self, t: int, x: Tensor) -> Tensor:
         """Return the derivatives of one round's gradient by all unknowns, (P, D), in float32."""
         state = (self.weights, self.buffers)
-        weights, buffers = ({name: _to(value[t], torch.float32) for name, value in some.items()} for some in state)
+        weights, buffers = ({name: _to(value[t], torch.float32) for name, value in tensors.items()} for tensors in state)
         at = self.places[t]
 
         def compute(x: Tensor) -> Tensor:

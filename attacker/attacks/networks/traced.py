@@ -167,9 +167,9 @@ def _is_hooked(module: nn.Module) -> bool:
     which embeddings take floats.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hook not in (take_logits, convert_indices) for some in hooks for hook in some.values()) or "forward" in vars(
-        module
-    )
+    return any(
+        hook not in (take_logits, convert_indices) for registered in hooks for hook in registered.values()
+    ) or "forward" in vars(module)
 
 
 def find_kind(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | None:

@@ -152,7 +152,7 @@ def norm(t: Tensor) -> Tensor:
 
 
 def _compute_products(vectors: Tensor, vector: Tensor) -> Tensor:
-    """Return, for each problem, the inner products of its C `vectors`, (P, C, D), with its vector in `one`, (P, D), as (P, C).
+    """Return, for each problem, the inner products of its C `vectors`, (P, C, D), with its `vector`, (P, D), as (P, C).
 
     The operands of `bmm` are in the order that is faster on a CPU.
     """

@@ -64,8 +64,8 @@ class SolvedBottleneck:
         """
         kept = {name: w for name, w in weights.items() if name not in self.before}
 
-        def compute_inputs(own: Weights) -> Tensor:
-            state = {**buffers, **kept, **own}
+        def compute_inputs(encoder_weights: Weights) -> Tensor:
+            state = {**buffers, **kept, **encoder_weights}
             return record_inputs(self.model, state, self.data.normalise(x), layer=self.encoder)[0]
 
         h, pull_back = vjp(compute_inputs, {name: weights[name] for name in self.before})  # type: ignore[misc]

@@ -100,7 +100,7 @@ def _describe_attack(
     scores: dict from the key of a case to its score rows. counted: keys of the cases whose scores count in shares and means.
     verdict: comparison of the attack with its null; None if there is none.
     """
-    rows = [row for key, some in scores.items() if key in source.cases and key in counted for row in some]
+    rows = [row for key, case_rows in scores.items() if key in source.cases and key in counted for row in case_rows]
     answered = [answer.confidence for answer in source.answers.values()]
     states = Counter(map(source.find_state, source.cases))
     return AttackOnRecording(

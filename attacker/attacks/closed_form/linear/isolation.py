@@ -86,19 +86,19 @@ def _compare_directions(unit: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(near), torch.cat(close)
 
 
-def _compute_distances(some: Tensor, others: Tensor) -> Tensor:
+def _compute_distances(rows: Tensor, others: Tensor) -> Tensor:
     """Return the distances (K, M) of unit vectors (K, F) and (M, F), each up to sign: of the nearer of a vector and its negative.
 
     Distances from cosines lose digits where they are small, so that small ones are computed from differences.
     """
-    cosine = some.double() @ others.double().T
+    cosine = rows.double() @ others.double().T
     distance = (2 - 2 * cosine.abs()).clamp(min=0).sqrt()
     first, second = (distance < MAX_DIFFERENCE_DISTANCE).nonzero(as_tuple=True)
     for start in range(0, len(first), PAIRS_PER_CHUNK):
         a, b = first[start : start + PAIRS_PER_CHUNK], second[start : start + PAIRS_PER_CHUNK]
-        side = torch.sign(cosine[a, b])[:, None].to(some)
-        distance[a, b] = (some[a] - side * others[b]).norm(dim=1).double()
-    return distance.to(some)
+        side = torch.sign(cosine[a, b])[:, None].to(rows)
+        distance[a, b] = (rows[a] - side * others[b]).norm(dim=1).double()
+    return distance.to(rows)
 
 
 def _group_greedily(unit: Tensor, error: Tensor, near: Tensor, close: Tensor) -> Groups:

@@ -233,7 +233,7 @@ class WhitenedProblem(NamedTuple):
         """
         if not len(q):
             return q
-        gram = torch.stack([(self.rows * own[:, None]).T @ self.rows for own in weight])
+        gram = torch.stack([(self.rows * problem_weight[:, None]).T @ self.rows for problem_weight in weight])
         gram = gram + torch.eye(q.shape[1], dtype=q.dtype, device=q.device) * (INVERSE_SHIFT * len(self.rows))
         factor = torch.linalg.cholesky_ex(gram)[0]
         for _ in range(INVERSE_ITERATIONS):

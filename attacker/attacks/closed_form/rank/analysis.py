@@ -264,12 +264,12 @@ def _count_locally_independent(chain: Chain, counts: Sequence[EquationCount], ra
 
 
 def _count_shared(layer: Layer, count: EquationCount) -> int:
-    """Return how many of the relations `one.shared` between weight and gradient constraints hold even if z is not known.
+    """Return how many of the relations `count.shared` between weight and gradient constraints hold even if z is not known.
 
     They hold where the next layer's gradient determines the product <k_a, z_b> of the output channels a and b, with k_a =
     dL/dz_a. It determines all products if the layer has no activation, those with a = b if the activation is linear on both sides
     of 0, and none otherwise.
-    one: the counted equations of the layer.
+    count: the counted equations of the layer.
     """
     if layer.activation is IDENTITY:
         return count.shared

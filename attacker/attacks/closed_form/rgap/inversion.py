@@ -199,8 +199,8 @@ def _choose_points(points: Sequence[Point], which: Tensor) -> Point:
     for i, point in enumerate(points[1:], start=1):
         here = which == i
         f, gradient = (
-            torch.where(here.reshape(-1, *[1] * (own.ndim - 1)), own, other)
-            for own, other in ((point.f, chosen.f), (point.gradient, chosen.gradient))
+            torch.where(here.reshape(-1, *[1] * (value.ndim - 1)), value, other)
+            for value, other in ((point.f, chosen.f), (point.gradient, chosen.gradient))
         )
         chosen = replace(chosen, f=f, gradient=gradient, head=point.head.where(here, chosen.head))
     return chosen

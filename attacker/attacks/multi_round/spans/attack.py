@@ -219,8 +219,8 @@ def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequ
         for t, observation in enumerate(case.observations)
     ]
     slots = []
-    for example, own in enumerate(holders):
-        for t in own:
+    for example, rounds_held in enumerate(holders):
+        for t in rounds_held:
             if (slot := next(places[t], None)) is not None:
                 slots.append(replace(slot, example=example))
     return tuple(slots)

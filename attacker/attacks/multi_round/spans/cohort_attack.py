@@ -138,7 +138,7 @@ class CohortSpans:
             seconds=perf_counter() - started,
             evidence={
                 "error": tuple(found.error.tolist()),
-                "rounds": tuple(float(len(own)) for own in found.holders),
+                "rounds": tuple(float(len(places)) for places in found.holders),
                 "group": tuple(map(float, numbers)),
             },
             notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", note),
@@ -229,7 +229,7 @@ def _group(case: Case, layer: InputLayer, found: RecoveredExamples, spaces: Sequ
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []
-    common = [find_common(own, [observation.cohort for observation in case.observations]) for own in found.holders]
+    common = [find_common(places, [observation.cohort for observation in case.observations]) for places in found.holders]
     sure = [i for i in (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist() if common[i]]
     known = RecoveredExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
     sent = [join_parameters(observation.weights, layer) for observation in case.observations]
@@ -245,7 +245,7 @@ def _name_owners(
 
     An example without an owner gets the owner of its group. groups: from `_group`.
     """
-    owners, numbers = [name_owner(own, cohorts) for own in found.holders], [0] * len(found.holders)
+    owners, numbers = [name_owner(places, cohorts) for places in found.holders], [0] * len(found.holders)
     for number, group in enumerate(groups, start=1):
         owner = name_owner(sorted({t for i in group for t in found.holders[i]}), cohorts)
         for i in group:
@@ -256,8 +256,8 @@ def _name_owners(
 def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:
     places = [0] * len(case.observations)
     slots = []
-    for example, own in enumerate(holders):
-        for t in own:
+    for example, rounds_held in enumerate(holders):
+        for t in rounds_held:
             slots.append(Slot(case.observations[t].round, owners[example] or UNKNOWN_OWNER, 1, places[t], example))
             places[t] += 1
     return tuple(slots)

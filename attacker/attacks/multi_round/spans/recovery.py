@@ -123,8 +123,8 @@ def _collect_examples(lines: Sequence[Intersection], spaces: Sequence[RowSpace],
 def _mark_holders(holders: Sequence[Sequence[int]], spaces: int) -> Tensor:
     """Return a mask (N, spaces) of the row spaces that contain each of N examples."""
     mask = torch.zeros(len(holders), spaces, dtype=torch.bool)
-    for example, own in enumerate(holders):
-        mask[example, list(own)] = True
+    for example, places in enumerate(holders):
+        mask[example, list(places)] = True
     return mask
 
 
