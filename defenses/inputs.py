@@ -81,8 +81,8 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> BatchTransfor
     Source: Huang et al. 2020, "InstaHide: instance-hiding schemes for private distributed learning".
     """
     if type(k) is not int or not (3 if public else 1) <= k <= MAX_IMAGES:
-        least = "3 with public images" if public else "1"
-        raise ValueError(f"instahide: k must be a whole number from {least} to {MAX_IMAGES}, got {k!r}")
+        minimum = "3 with public images" if public else "1"
+        raise ValueError(f"instahide: k must be a whole number from {minimum} to {MAX_IMAGES}, got {k!r}")
     if not 0 <= flips <= 0.5:
         raise ValueError(f"instahide: flips must be in [0, 0.5], got {flips}")
     private = 2 if public else k

@@ -118,19 +118,19 @@ class AttackResult:
         return figures.to_html(escape(repr(self)), self._repr_png_())
 
 
-def _read_first(result: AttackResult, most: int) -> Tensor:
-    """Return the first `most` reconstructed examples, (N, *shape), reading only as many files as needed.
+def _read_first(result: AttackResult, limit: int) -> Tensor:
+    """Return the first `limit` reconstructed examples, (N, *shape), reading only as many files as needed.
 
     Raises ValueError if there are no reconstructions.
     """
     found: list[Tensor] = []
     for reconstruction in result.reconstructions:
         found.append(reconstruction.x)
-        if sum(map(len, found)) >= most:
+        if sum(map(len, found)) >= limit:
             break
     if not found:
         raise ValueError(
             f"there is nothing to draw, since the attack {result.spec} reconstructed none of the observations; the attribute "
             "`failed` of the result lists the reasons"
         )
-    return torch.cat(found)[:most]
+    return torch.cat(found)[:limit]

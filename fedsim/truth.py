@@ -108,8 +108,8 @@ class TruthReader:
     def check_described(self) -> None:
         """Raise DamagedFile if `dataset.json` lacks the data set's name, arguments or content hash, or one has a wrong type."""
         if wrong := [key for key, kind in DATASET_KEYS.items() if not isinstance(self.dataset.get(key), kind)]:
-            words = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
-            raise DamagedFile(self.folder / "dataset.json", words)
+            problem = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
+            raise DamagedFile(self.folder / "dataset.json", problem)
 
     def read_used(self, round: int, attempt: int, client: str) -> RoundUsage:
         """Return the examples that a client used in one attempt at a round.

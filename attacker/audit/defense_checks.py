@@ -123,7 +123,7 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
     if (zeros := zero_share(update)) < signature.zeros - ZERO_SLACK:
         return f"where {zeros:.1%} of the coordinates are zero instead of {signature.zeros:.1%}"
     levels = count_levels(update)
-    many = {name: levels[name] for name, most in signature.levels.items() if levels.get(name, 0) > LEVEL_SLACK * most}
+    many = {name: levels[name] for name, maximum in signature.levels.items() if levels.get(name, 0) > LEVEL_SLACK * maximum}
     if many:
         name, count = next(iter(many.items()))
         return f"where {name} has {count} distinct values instead of at most {signature.levels[name]}"

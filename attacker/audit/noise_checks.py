@@ -102,8 +102,8 @@ def _find_missing(scaled: Sequence[Tensors]) -> str:
     """
     for name in scaled[0]:
         squares = torch.stack([values[name].square() for values in scaled])
-        least = max(1 - _margin(squares.numel()), _smallest_power(squares.numel(), FALSE_ALARM_RATE) / squares.numel())
-        if float(squares.mean()) < least:
+        minimum = max(1 - _margin(squares.numel()), _smallest_power(squares.numel(), FALSE_ALARM_RATE) / squares.numel())
+        if float(squares.mean()) < minimum:
             size = float(squares.mean().sqrt())
             return f"{name}: root mean square {size:.2g} of the declared standard deviation of the noise"
         if exact := int((squares == 0).sum()):

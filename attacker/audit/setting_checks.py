@@ -227,8 +227,8 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
             advice=f"Abort rounds with fewer than {MIN_COHORT} clients; more clients in a sum hide each of them better.",
         )
     if not small and not (isinstance(threshold, int) and 2 * threshold <= clients):
-        least = min((size for size in sizes.values() if size), default=0)
-        yield PassedCheck(rule=SECURE_RULE, evidence=f"each secure sum is of at least {least} clients")
+        minimum = min((size for size in sizes.values() if size), default=0)
+        yield PassedCheck(rule=SECURE_RULE, evidence=f"each secure sum is of at least {minimum} clients")
 
 
 def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:

@@ -43,8 +43,8 @@ def _list_parts(kind: ListedKind, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    for name, words in found.items():
-        out.print(f"[bold]{escape(name)}[/]  {escape(words)}")
+    for name, description in found.items():
+        out.print(f"[bold]{escape(name)}[/]  {escape(description)}")
 
 
 def _list_attacks(as_json: bool) -> None:

@@ -137,12 +137,12 @@ def _describe_layer(layer: Layer) -> str:
     """
     if layer.kernel is None:
         return f"linear {layer.shape[0]}"
-    words = [f"conv {layer.shape[0]}", _format_sides(layer.kernel)]
-    words += [f"/{_format_sides(layer.stride, short=True)}"] * (layer.stride != (1, 1))
-    words += [f"pad {_format_sides(layer.padding, short=True)}"] * (layer.padding != (0, 0))
-    words += [f"dilation {_format_sides(layer.dilation, short=True)}"] * (layer.dilation != (1, 1))
+    parts = [f"conv {layer.shape[0]}", _format_sides(layer.kernel)]
+    parts += [f"/{_format_sides(layer.stride, short=True)}"] * (layer.stride != (1, 1))
+    parts += [f"pad {_format_sides(layer.padding, short=True)}"] * (layer.padding != (0, 0))
+    parts += [f"dilation {_format_sides(layer.dilation, short=True)}"] * (layer.dilation != (1, 1))
     pooled = prod(layer.inputs) != prod(layer.product_inputs) or prod(layer.product_outputs) != prod(layer.outputs)
-    return " ".join(words + ["pooled"] * pooled)
+    return " ".join(parts + ["pooled"] * pooled)
 
 
 def _format_sides(sides: tuple[int, int], *, short: bool = False) -> str:

@@ -140,9 +140,9 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
         cases = count_cases(group)
         if left := count_unfinished(cases):
             found = True
-            words = f"{left} of {sum(cases.values())} cases are not finished ({format_counts(cases, UNFINISHED_STATES)})"
+            message = f"{left} of {sum(cases.values())} cases are not finished ({format_counts(cases, UNFINISHED_STATES)})"
             err.print(
-                f"[bold yellow]{escape(spec)}: {words}[/] and not scored; run the same attacker replay again to finish them."
+                f"[bold yellow]{escape(spec)}: {message}[/] and not scored; run the same attacker replay again to finish them."
             )
     return found
 
@@ -180,15 +180,15 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
     if nothing and not rows:
         raise nothing
     if superseded := [told for source in sources for told in scorer.superseded.get(source.name, {}).items()]:
-        key, words = superseded[0]
+        key, mismatch = superseded[0]
         more = f", and {len(superseded) - 1} more cases like it" if len(superseded) > 1 else ""
-        err.print(f"{escape(key)} is {escape(words)}{more}")
+        err.print(f"{escape(key)} is {escape(mismatch)}{more}")
     if unscored := sorted({key for keys in scorer.without_truth.values() for key in keys}):
         many = "1 case has no truth and is" if len(unscored) == 1 else f"{len(unscored)} cases have no truth and are"
         hint = "give --truth for every client"
         err.print(f"[bold yellow]{many} not scored[/], the first: {escape(unscored[0])}; {hint}")
-    for words in dict.fromkeys(scorer.mismatches.values()):
-        err.print(f"[bold red]these scores may be worthless[/]: {escape(words)}")
+    for mismatch in dict.fromkeys(scorer.mismatches.values()):
+        err.print(f"[bold red]these scores may be worthless[/]: {escape(mismatch)}")
     return rows
 
 
@@ -213,9 +213,9 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         table.add_row(name, str(summary.examples), success, null, labels, null_labels, _format_quality(summary), oracles)
     out.print(table)
     for summary in summaries:
-        words = NOTHING_FINISHED if summary.success is None else summary.verdict.words if summary.verdict else ""
-        if words:
-            out.print(f"[bold]{escape(summary.spec.removesuffix('()'))}[/]: {escape(words)}.", soft_wrap=True)
+        verdict = NOTHING_FINISHED if summary.success is None else summary.verdict.words if summary.verdict else ""
+        if verdict:
+            out.print(f"[bold]{escape(summary.spec.removesuffix('()'))}[/]: {escape(verdict)}.", soft_wrap=True)
         if summary.other_success is not None:
             psnr = f", mean PSNR {summary.other_psnr.value:.1f} dB" if summary.other_psnr else ""
             lpips = f", mean LPIPS {summary.other_lpips.value:.2f}" if summary.other_lpips else ""

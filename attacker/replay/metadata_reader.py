@@ -147,8 +147,8 @@ def _check_text(entry: str, text: Any) -> None:
         )
 
 
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and least <= value <= MAX_COUNT
+def _is_count(value: Any, minimum: int = 0) -> bool:
+    return type(value) is int and minimum <= value <= MAX_COUNT
 
 
 def _is_pair(value: Any) -> bool:

@@ -241,7 +241,7 @@ def _collect_unscored(
     ]
     scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, metadata["cases"]))
     null = nulls[0] if nulls else None
-    result = collect_unscored(reconstructions / source, metadata, scored, manifest.data, null=null, most=MAX_PAIRS)
+    result = collect_unscored(reconstructions / source, metadata, scored, manifest.data, null=null, limit=MAX_PAIRS)
     hints += map(Hint, result.problems)
     return result
 

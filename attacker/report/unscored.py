@@ -64,12 +64,12 @@ class UnscoredResults:
 
 
 def collect_unscored(
-    folder: Path, metadata: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int
+    folder: Path, metadata: Record, scored: set[str], data: DataSpec, *, null: Path | None, limit: int
 ) -> UnscoredResults:
     """Return the reconstructions of an attack for its cases without scores.
 
     folder: folder of its reconstructions. metadata: content of its attack.json. scored: keys of the cases to leave out, such as
-    those with scores. null: folder of its null's reconstructions, or None. most: maximum number of examples in
+    those with scores. null: folder of its null's reconstructions, or None. limit: maximum number of examples in
     `UnscoredResults.found`.
     """
     found: list[UnscoredExample] = []
@@ -91,9 +91,9 @@ def collect_unscored(
             continue
         total += len(answer.x)
         likely += int((answer.confidence >= MIN_LIKELY).sum())
-        if len(found) < most:
+        if len(found) < limit:
             beside = _read_null_examples(null, case, data)
-            found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), most - len(found)))]
+            found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), limit - len(found)))]
     return UnscoredResults(tuple(found), total, likely, tuple(failures.most_common()), tuple(problems))
 
 

@@ -54,13 +54,13 @@ def rank_candidates(confidence: Tensor, explained: Tensor | None) -> list[int]:
     return sorted(range(len(sure)), key=get_sort_key)
 
 
-def keep_first(found: Reconstruction, most: int) -> Reconstruction:
-    """Return the reconstruction with only its `most` best examples by the attack's own ranking, sorted, best first.
+def keep_first(found: Reconstruction, limit: int) -> Reconstruction:
+    """Return the reconstruction with only its `limit` best examples by the attack's own ranking, sorted, best first.
 
     If it has fewer examples, all are kept and sorted.
     The slots (places in the client's batches that an example fills) of dropped examples are dropped, too.
     """
-    kept = rank_candidates(found.confidence, found.explained)[:most]
+    kept = rank_candidates(found.confidence, found.explained)[:limit]
     numbers = {example: number for number, example in enumerate(kept)}
     slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)
     explained = None if found.explained is None else found.explained[kept]

@@ -143,12 +143,12 @@ def _estimate_chance(distance: float, others: NDArray[Any]) -> float:
     within = int((ordered <= distance + 1e-6).sum())
     if within:
         return (1 + within) / (1 + len(ordered))
-    least = max(float(ordered[0]), 1e-6)
+    minimum = max(float(ordered[0]), 1e-6)
     count = min(TAIL_NEIGHBOURS, len(ordered) - 1)
     logs = np.log(max(float(ordered[count]), 1e-6) / np.maximum(ordered[:count], 1e-6)) if count else np.zeros(1)
     exponent = count / float(logs.sum()) if logs.sum() > 0 else MAX_TAIL_EXPONENT
     lower = min(max(exponent * (1 - 1.64 / np.sqrt(max(count, 1))), 0.0), MAX_TAIL_EXPONENT)
-    return float((max(distance, 1e-9) / least) ** lower / (1 + len(ordered)))
+    return float((max(distance, 1e-9) / minimum) ** lower / (1 + len(ordered)))
 
 
 def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:

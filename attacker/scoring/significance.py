@@ -207,13 +207,13 @@ def find_detectable_share(null: float, examples: int, clusters: int, level: floa
     null: share of `examples` examples that the null recovered; one success and one failure are added to it (Laplace). clusters:
     number of clusters; each is treated as one example, and at most 200 count. level: significance level.
     """
-    count, least = min(clusters, 200), (null * examples + 1) / (examples + 2)
+    count, minimum = min(clusters, 200), (null * examples + 1) / (examples + 2)
     differing = np.arange(count + 1)
     critical = binom.isf(level, differing, 0.5)
-    for share in np.linspace(least, 1, 41)[1:]:
-        more, less = share * (1 - least), least * (1 - share)
+    for share in np.linspace(minimum, 1, 41)[1:]:
+        more, less = share * (1 - minimum), minimum * (1 - share)
         weights = binom.pmf(differing, count, more + less)
         power = float((weights * binom.sf(critical, differing, more / (more + less)))[1:].sum())
         if power >= TEST_POWER:
-            return float(share - least)
+            return float(share - minimum)
     return None

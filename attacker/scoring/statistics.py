@@ -176,18 +176,18 @@ def _estimate_effective_number(array: Floats, sizes: Floats, clusters: NDArray[n
     array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. clusters: (N,), index of each value's cluster.
     """
     total, count = float(sizes.sum()), len(sizes)
-    least = total**2 / float((sizes**2).sum())
+    minimum = total**2 / float((sizes**2).sum())
     if count == total or count < MIN_CORRELATION_CLUSTERS or np.ptp(array) == 0:
-        return least
+        return minimum
     value, means = float(array.mean()), np.bincount(clusters, array) / sizes
-    added = PSEUDO_CLUSTERS * (2 * value - 1) ** 2 * total / least * (value**2 + (1 - value) ** 2)
+    added = PSEUDO_CLUSTERS * (2 * value - 1) ** 2 * total / minimum * (value**2 + (1 - value) ** 2)
     between = (float((sizes * (means - value) ** 2).sum()) + added) / (count - 1)
     within = float(((array - means[clusters]) ** 2).sum()) / (total - count)
-    typical = (total - total / least) / (count - 1)
+    typical = (total - total / minimum) / (count - 1)
     whole = between + (typical - 1) * within
     correlation = min(max((between - within) / whole, 0.0), 1.0) if whole > 0 else 1.0
     known = (norm.ppf(0.5 + CONFIDENCE_LEVEL / 2) / t.ppf(0.5 + CONFIDENCE_LEVEL / 2, 2 * (count - 1))) ** 2
-    return max(float(known) * min(total / (1 + (total / least - 1) * correlation), total), least)
+    return max(float(known) * min(total / (1 + (total / minimum - 1) * correlation), total), minimum)
 
 
 def _compute_errors(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:

@@ -159,9 +159,9 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
     try:
         config.load()
     except OSError as error:  # the TLS files are the only files that uvicorn's configuration loads
-        words = getattr(error, "reason", None) or error.strerror or error
+        reason = getattr(error, "reason", None) or error.strerror or error
         raise ValueError(
-            f"cannot use --certfile {settings.certfile} with --keyfile {settings.keyfile}: {words}; "
+            f"cannot use --certfile {settings.certfile} with --keyfile {settings.keyfile}: {reason}; "
             "give a certificate and its own key, both as PEM"
         ) from None
     return UvicornServer(config, app)

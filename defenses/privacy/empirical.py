@@ -107,8 +107,8 @@ def bound_epsilon_of_independent_guesses(
     if share <= 0.5:
         return 0.0
     count = guesses / inflate_variance(share, overlap)
-    least = float(beta.ppf(1 - confidence, share * count, (1 - share) * count + 1))
-    shift = min(2 * float(ndtri(least)), MAX_SHIFT)
+    minimum = float(beta.ppf(1 - confidence, share * count, (1 - share) * count + 1))
+    shift = min(2 * float(ndtri(minimum)), MAX_SHIFT)
     return compute_epsilon(Noise(2 / shift), delta=delta, times=1) if shift > 0 else 0.0
 
 

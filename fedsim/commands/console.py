@@ -38,17 +38,17 @@ Code = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
-def make_command_line(words: str) -> typer.Typer:
-    """Return a command line without commands, with the help text `words` and the options --version and --code.
+def make_command_line(summary: str) -> typer.Typer:
+    """Return a command line without commands, with the help text `summary` and the options --version and --code.
 
     --code module:function imports code of the user. From then on, experiments and recordings may give this module:function in
     place of the name of a component, such as a model or a defense.
     For an unknown command, similar names are suggested.
     """
-    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=words)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=summary)
     app.suggest_commands = False  # Click suggests commands itself
 
-    @app.callback(help=words)
+    @app.callback(help=summary)
     def _read_options(
         show_version: Annotated[
             bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)
@@ -110,8 +110,8 @@ def show_progress_bar() -> Iterator[Progress]:
 def _describe_progress(task: Task) -> str:
     """Return the progress of a task as one line: the amount done of the total, the task's field `words`, and the time."""
     done = "under way" if task.total is None else f"{task.completed:.4g} of {task.total:g}"
-    words = task.fields.get("words", "")
-    return f"{task.description}: {done}{', ' * bool(words)}{words}, after {timedelta(seconds=int(task.elapsed or 0))}"
+    text = task.fields.get("words", "")
+    return f"{task.description}: {done}{', ' * bool(text)}{text}, after {timedelta(seconds=int(task.elapsed or 0))}"
 
 
 @contextmanager

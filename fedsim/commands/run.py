@@ -127,13 +127,13 @@ def run(
         _exit_if_failed(find_failures(folder), allow_failures=allow_failures)
 
 
-def _exit_if_failed(words: str, *, allow_failures: bool) -> None:
-    """Print `words`, which say what failed in a finished run, and exit with `EXIT_FAILURES`.
+def _exit_if_failed(failures: str, *, allow_failures: bool) -> None:
+    """Print `failures`, which say what failed in a finished run, and exit with `EXIT_FAILURES`.
 
-    Do nothing if `words` is empty or failures are allowed.
+    Do nothing if `failures` is empty or failures are allowed.
     """
-    if words and not allow_failures:
-        err.print(f"[yellow]{escape(words)}[/]; with --allow-failures the exit status would be 0")
+    if failures and not allow_failures:
+        err.print(f"[yellow]{escape(failures)}[/]; with --allow-failures the exit status would be 0")
         raise typer.Exit(EXIT_FAILURES)
 
 
@@ -173,12 +173,12 @@ def federate(
     )  # fmt: skip
     printed, reported = list[str](), list[str]()
 
-    def print_warning(words: str) -> None:
-        if words.startswith(ending.FAILURE_PREFIX):
-            reported.append(words.removeprefix(ending.FAILURE_PREFIX))
+    def print_warning(message: str) -> None:
+        if message.startswith(ending.FAILURE_PREFIX):
+            reported.append(message.removeprefix(ending.FAILURE_PREFIX))
             return
-        printed.append(words)
-        err.print(f"[yellow]{escape(words)}[/]")
+        printed.append(message)
+        err.print(f"[yellow]{escape(message)}[/]")
 
     def check_end() -> None:
         if (folder / "recording").exists():
@@ -219,8 +219,8 @@ def _announce(federation: "FederationRun", folder: Path, print_warning: Callable
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
     err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
     if agreement := experiment.settle_agreement():
-        for words in agreement.list_warnings():
-            print_warning(words)
+        for message in agreement.list_warnings():
+            print_warning(message)
     check_room(
         folder,
         int(1e6 * megabytes),

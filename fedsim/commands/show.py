@@ -36,7 +36,7 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
             if key == "defense" or result[key] not in ("", "plain", False):
                 value = _drop_defaults(result[key]) if key == "training" else result[key]
                 out.print(f"[dim]{key.replace('_', ' '):>18}[/]  {escape(str(value) or 'none')}")
-        spent = {key: words for key, words in EPSILON_TITLES.items() if any(_is_number(row[key]) for row in result["per_round"])}
+        spent = {key: title for key, title in EPSILON_TITLES.items() if any(_is_number(row[key]) for row in result["per_round"])}
         states = [key for key in ("complete", "masked", "failed", "late") if key != "masked" or result["secure_aggregation"]]
         heads = ("round", *states, "bytes up", "loss", "accuracy", *spent.values())
         table = Table(*heads, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -320,10 +320,10 @@ def describe_errors(error: ValidationError, source: str, model: type, changed: S
     """
     lines = []
     for problem in error.errors():
-        key, words = ".".join(map(str, problem["loc"])), _describe_error(problem, model)
+        key, message = ".".join(map(str, problem["loc"])), _describe_error(problem, model)
         # the message begins with the key, as in "defense = 'clip(0)': ..."
-        about = key if problem["loc"] else words.partition(" = ")[0]
-        lines.append(f"{_find_source(about, source, changed)}: {key or 'file'}: {words}")
+        about = key if problem["loc"] else message.partition(" = ")[0]
+        lines.append(f"{_find_source(about, source, changed)}: {key or 'file'}: {message}")
     return "\n".join(lines).replace(f"{OVERRIDE_SOURCE}: file: ", f"{OVERRIDE_SOURCE}: ")
 
 

@@ -171,8 +171,8 @@ def _check(path: Path, spec: DataSpec, examples: Examples) -> None:
     if len(values) and values.dtype != np.uint8 and not (values.min() >= 0 and values.max() <= 1):
         raise ValueError(f"{path}: values must lie in [0, 1], got [{values.min()}, {values.max()}]")
     if len(values) and not 0 <= examples.labels.min() <= examples.labels.max() < spec.num_classes:
-        least, most = examples.labels.min(), examples.labels.max()
-        raise ValueError(f"{path}: labels must be from 0 to {spec.num_classes - 1}, got labels from {least} to {most}")
+        minimum, maximum = examples.labels.min(), examples.labels.max()
+        raise ValueError(f"{path}: labels must be from 0 to {spec.num_classes - 1}, got labels from {minimum} to {maximum}")
 
 
 def _make_empty(spec: DataSpec) -> Examples:

@@ -71,8 +71,8 @@ def _read_places(config: Any) -> PartyLocations:
 
 
 def _read_config(config: Any) -> tuple[str, str, str, bool, str, int]:
-    words = str(config["experiment"]), str(config.get("settings", "")), str(config["out"])
-    return (*words, bool(config["resume"]), str(config.get("device", "auto")), int(config.get("threads", 1)))
+    texts = str(config["experiment"]), str(config.get("settings", "")), str(config["out"])
+    return (*texts, bool(config["resume"]), str(config.get("device", "auto")), int(config.get("threads", 1)))
 
 
 @lru_cache(maxsize=4)

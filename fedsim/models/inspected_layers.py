@@ -139,6 +139,6 @@ def is_large(weight: Tensor) -> bool:
     return weight.ndim >= 2 and len(weight) >= MIN_ROWS and weight[0].numel() >= MIN_COLUMNS
 
 
-def spread_rows(rows: Tensor, most: int) -> Tensor:
-    """Return at most `most` rows, evenly spread over all."""
-    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).long().to(rows.device)]
+def spread_rows(rows: Tensor, maximum: int) -> Tensor:
+    """Return at most `maximum` rows, evenly spread over all."""
+    return rows if len(rows) <= maximum else rows[torch.linspace(0, len(rows) - 1, maximum).long().to(rows.device)]

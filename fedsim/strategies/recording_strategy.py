@@ -121,16 +121,16 @@ class RecordingStrategy(Wrapper):
 
     def _warn_of_unrecorded(self, content: RecordDict, reply: Reply) -> None:
         """Log that a reply, or a part of it, cannot be recorded; the same words only once."""
-        words = reply.reason
+        reason = reply.reason
         if reply.status != "failed":
             others = (
                 set() if is_packed(content) or len(content.array_records) < 2 else {*content.array_records} - {self._replies.key}
             )
-            words = f"besides the weights, it has the arrays {', '.join(sorted(others))}" if others else ""
-        if words and words not in self._told:
-            self._told.add(words)
+            reason = f"besides the weights, it has the arrays {', '.join(sorted(others))}" if others else ""
+        if reason and reason not in self._told:
+            self._told.add(reason)
             what = "" if reply.status == "failed" else "part of "
-            log(WARNING, "fedleak: cannot record %sthe reply of client %s: %s", what, reply.node, words)
+            log(WARNING, "fedleak: cannot record %sthe reply of client %s: %s", what, reply.node, reason)
 
     def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
         """Record a client's reply if its round and the client are selected, and return the reply without its update and buffers.

@@ -82,9 +82,9 @@ def require_features(observed: StackedObservations) -> None:
             "other examples; choose another attack"
         )
     if width < MIN_FEATURE_RATIO * observed.data.size:
-        least = ceil(MIN_FEATURE_RATIO * observed.data.size)
+        minimum = ceil(MIN_FEATURE_RATIO * observed.data.size)
         raise ValueError(
-            f"the last layer has {width:,} inputs, and at least {least:,} are needed to determine an example of "
+            f"the last layer has {width:,} inputs, and at least {minimum:,} are needed to determine an example of "
             f"{observed.data.size:,} values; a search, such as the attack cpl, has no such limit"
         )
     if width > MAX_FEATURES or width * observed.data.size > MAX_JACOBIAN_ENTRIES:
@@ -128,14 +128,14 @@ def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAn
 
 
 def _list_doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
-    words = (
+    notes = (
         [f"the features determine {1 - free:.0%} of an example's values; the smoothness prior determines the rest"]
         if free
         else []
     )
     if bool(read.shared.any()):
-        words.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
-    return tuple(words)
+        notes.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
+    return tuple(notes)
 
 
 def _read_head_features(observed: StackedObservations, i: int, rng: Generator) -> HeadFeatures:

@@ -109,7 +109,7 @@ class Hybrid:
     def _choose_better(self, pair: Sequence[Reconstruction], badness: Sequence[float]) -> Reconstruction:
         kept = min(range(2), key=badness.__getitem__)
         chosen, other = pair[kept], pair[1 - kept]
-        words = (
+        note = (
             f"the answer of {chosen.route} is kept, because its score by the criterion {self.criterion} is lower: "
             f"{badness[kept]:.3g}, and {badness[1 - kept]:.3g} for {other.route}"
         )
@@ -120,5 +120,5 @@ class Hybrid:
             evaluations=sum(answer.evaluations for answer in pair),
             seconds=sum(answer.seconds for answer in pair),
             interrupted=any(answer.interrupted for answer in pair),
-            notes=(*chosen.notes, words),
+            notes=(*chosen.notes, note),
         )

@@ -64,11 +64,11 @@ class Curve:
         `evidence` must hold these features; it needs no others.
         """
         for name, (low, high) in self.facts.items():
-            least, most = float(evidence[name].min()), float(evidence[name].max())
-            if not low <= least <= most <= high:
-                value = least if least < low else most
-                words = f"its calibration curve is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
-                return f"{words}{OTHER_LOSS if name == 'misfit' and value > high else ''}"
+            minimum, maximum = float(evidence[name].min()), float(evidence[name].max())
+            if not low <= minimum <= maximum <= high:
+                value = minimum if minimum < low else maximum
+                reason = f"its calibration curve is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
+                return f"{reason}{OTHER_LOSS if name == 'misfit' and value > high else ''}"
         return ""
 
 

@@ -87,8 +87,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     if reason := _explain_unfamiliarity(found, missed):
         return build_undecided(examples, reason, explained)
     if found.given_up:
-        words = "the confidence is that of an answer without the gradient, since the search was given up"
-        return replace(judge("prior alone", {}, explained, found.data), notes=(words,))
+        note = "the confidence is that of an answer without the gradient, since the search was given up"
+        return replace(judge("prior alone", {}, explained, found.data), notes=(note,))
     everywhere = {
         "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + MAX_EXACT_MISFIT),
         "drift": torch.log10(found.drift() + 1e-4),
@@ -146,8 +146,8 @@ def judge_closed_form(
     judged = judge(route, evidence, explained, data)
     if route == "linear" and count == examples > 1 and missed <= CERTIFIED_MISFIT and bool(judged.confidence.isnan().all()):
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
-        words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
-        judged = ConfidenceEstimates(sure, explained, evidence, (words,))
+        note = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
+        judged = ConfidenceEstimates(sure, explained, evidence, (note,))
     judged = _mark_undecided(judged, mixtures, POSSIBLE_MIXTURES)
     judged = _certify_eight_bit(judged, x) if data.is_image else judged
     judged = _mark_undecided(judged, _find_repeats(x), "which repeat an earlier example of this answer")
@@ -173,17 +173,17 @@ def _mark_undecided(estimates: ConfidenceEstimates, marked: Tensor, reason: str)
     """Return `estimates` with undecided confidence, and a note, for the examples in the mask `marked` (N,), if there are any."""
     if not bool(marked.any()):
         return estimates
-    words = f"confidence is undecided for {int(marked.sum())} of {len(marked)} examples, {reason}"
-    return replace(estimates, confidence=estimates.confidence.masked_fill(marked, UNDECIDED), notes=(*estimates.notes, words))
+    note = f"confidence is undecided for {int(marked.sum())} of {len(marked)} examples, {reason}"
+    return replace(estimates, confidence=estimates.confidence.masked_fill(marked, UNDECIDED), notes=(*estimates.notes, note))
 
 
 def _certify_eight_bit(estimates: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
     surer = is_eight_bit(x).cpu() & ~(estimates.confidence >= CERTIFIED_CONFIDENCE)
     if not bool(surer.any()):
         return estimates
-    words = f"{int(surer.sum())} of {len(x)} examples are certified by their values, which are all multiples of 1/255 (8 bits)"
+    note = f"{int(surer.sum())} of {len(x)} examples are certified by their values, which are all multiples of 1/255 (8 bits)"
     return replace(
-        estimates, confidence=estimates.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*estimates.notes, words)
+        estimates, confidence=estimates.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*estimates.notes, note)
     )
 
 
@@ -235,11 +235,11 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
     if not (unsure := int(probabilities.isnan().sum())):
         return ConfidenceEstimates(probabilities, explained, evidence)
     least, most = own.unsure
-    words = (
+    note = (
         f"confidence is undecided for {unsure} of {len(probabilities)} examples: probabilities from {least} to {most} were too "
         "inaccurate in the calibration"
     )
-    return ConfidenceEstimates(probabilities, explained, evidence, (words,))
+    return ConfidenceEstimates(probabilities, explained, evidence, (note,))
 
 
 def _explain_misfit(unexplained: float, data: DataSpec) -> str:
@@ -260,8 +260,8 @@ def build_undecided(
     explained: (N,) share of the gradient's power that the answer explains; None for 0. evidence: features by name, (N,) each.
     """
     unknown = torch.full((examples,), UNDECIDED)
-    words = (f"confidence is undecided: {reason}",)
-    return ConfidenceEstimates(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
+    notes = (f"confidence is undecided: {reason}",)
+    return ConfidenceEstimates(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, notes)
 
 
 def _explain_unfamiliarity(found: SearchAnswer, missed: Tensor) -> str:

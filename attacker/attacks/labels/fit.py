@@ -219,10 +219,10 @@ def _climb(fit: HeadFit, now: LabelCandidates, share: float) -> LabelCandidates:
         if changed is None:
             break
         tries = fit_features(fit, changed, share, steps=TRIAL_STEPS)
-        least = int(tries.cost.argmin())
-        if not tries.cost[least] < now.cost[0]:
+        lowest = int(tries.cost.argmin())
+        if not tries.cost[lowest] < now.cost[0]:
             break
-        now = fit_features(fit, tries[least : least + 1], share, steps=5)
+        now = fit_features(fit, tries[lowest : lowest + 1], share, steps=5)
     return now
 
 

@@ -206,8 +206,8 @@ def crop_at_random(images: Tensor, rows: Tensor, size: int, rng: Generator) -> T
     for i in rows.tolist():
         height, width = images.shape[-2:]
         shorter = min(height, width)
-        least = max(size, round(MIN_CROP * shorter))
-        side = least + int(torch.randint(shorter - least + 1, (), generator=rng))
+        minimum = max(size, round(MIN_CROP * shorter))
+        side = minimum + int(torch.randint(shorter - minimum + 1, (), generator=rng))
         top, left = (int(torch.randint(length - side + 1, (), generator=rng)) for length in (height, width))
         crop = images[i : i + 1, :, top : top + side, left : left + side].float() / 255
         if side != size:

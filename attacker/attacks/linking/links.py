@@ -89,7 +89,7 @@ def link(
     batch_size: int,
     matching: Matching = "assignment",
     rule: Filter = "own",
-    least: float = MIN_CERTAINTY,
+    min_certainty: float = MIN_CERTAINTY,
     whole_passes: bool = False,
 ) -> Links:
     """Return the links of a client's rounds: find passes over its examples, and match examples of each pass with earlier ones.
@@ -100,7 +100,7 @@ def link(
                   cost between the place and an earlier place that was linked to this example.
     rule:         "own" links only examples with equal labels. "lists" links examples with any labels, provided that their two
                   observations have a label in common. "none" links any examples.
-    least:        pairs with smaller certainty are not linked; 0 links all matched pairs.
+    min_certainty: pairs with smaller certainty are not linked; 0 links all matched pairs.
     whole_passes: whether every round is a pass, because training is prescribed in epochs.
     No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.
     Raises ValueError without rounds, for an unknown `matching`, and as `compute_pair_costs` does.
@@ -112,7 +112,7 @@ def link(
     costs = compute_pair_costs(rounds, rule=rule)
     ends = [len(description.labels) % batch_size != 0 for description in rounds]
     found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(costs, ends)
-    example, sure, doubtful = _number_examples(costs, found, len(rounds), matching, least)
+    example, sure, doubtful = _number_examples(costs, found, len(rounds), matching, min_certainty)
     numbers, example = torch.unique(example, return_inverse=True)
     confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
     places = tuple(example.split([len(description.labels) for description in rounds]))
@@ -121,11 +121,13 @@ def link(
     return Links(places, confidence.float(), labels, epochs, _write_notes(rounds, found, batch_size, places, doubtful))
 
 
-def _number_examples(costs: PairCosts, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
+def _number_examples(
+    costs: PairCosts, found: Passes, count: int, matching: Matching, min_certainty: float
+) -> tuple[Tensor, Tensor, int]:
     """Return the number (P,) of the example at each of P places, the certainty (P,) of its link, and a count of doubtful pairs.
 
     A place is a position in an observation. The certainty is 1 for places without a link to an earlier one. Doubtful pairs were
-    not linked because their certainty was below `least`.
+    not linked because their certainty was below `min_certainty`.
     found: the client's passes over its examples. A pass is a run of successive observations that is taken to use no example
     twice, so that only places of different passes are linked. count: number of observations.
     matching: "greedy" links a pass only to the previous one, "assignment" to all earlier ones.
@@ -147,7 +149,7 @@ def _number_examples(costs: PairCosts, found: Passes, count: int, matching: Matc
         pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
         how_sure = compute_certainty(cost, pairs, usual)
         for (row, column), certain in zip(pairs, how_sure.tolist(), strict=True):
-            if certain < least:
+            if certain < min_certainty:
                 doubtful += 1
                 continue
             example[here[row]] = known[column]
@@ -161,8 +163,8 @@ def _reduce_to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
     Also returns the numbers (E,) of the examples, ascending. example: (M,) number of the example at each column's place.
     """
     known, at = torch.unique(example, return_inverse=True)
-    least = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
-    return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
+    minimum = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
+    return minimum.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
 
 
 def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:

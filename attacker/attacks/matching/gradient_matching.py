@@ -112,10 +112,10 @@ class MatchingRun:
         search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
         return search.restarts // search.at_once + warm
 
-    def _report(self, restart: int, done: int, steps: int, words: str) -> None:
+    def _report(self, restart: int, done: int, steps: int, message: str) -> None:
         """Report the progress of the start with the index `restart` as a part of all starts, so that it does not begin again."""
         assert self.progress is not None
-        self.progress(restart * steps + done, self._starts * steps, words)
+        self.progress(restart * steps + done, self._starts * steps, message)
 
     def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
         """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""

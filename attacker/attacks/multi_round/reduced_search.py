@@ -203,8 +203,8 @@ def _is_explained(case: Case, known: CertifiedExamples, rows: Tensor, knows_defe
     case: a single observation.
     """
     seen = observe([case], knows_defense=knows_defense, device=device)
-    most = max(EXACT_DISTANCE, MAX_NOISE_RATIO * seen.estimate_noise(0))
-    return seen.measure_misfit(0, known.x[rows].to(device), known.y[rows].to(device)) <= most
+    maximum = max(EXACT_DISTANCE, MAX_NOISE_RATIO * seen.estimate_noise(0))
+    return seen.measure_misfit(0, known.x[rows].to(device), known.y[rows].to(device)) <= maximum
 
 
 def has_earlier_search(memory: Memory | None) -> bool:

@@ -127,9 +127,9 @@ def _explain_unsuitable(case: Case, unknowns: int) -> str:
     assert case.links is not None
     if len({len(places) for places in case.links.places}) > 1:
         return "rounds have different numbers of examples"
-    most = int((MAX_ENTRIES / EQUATIONS_PER_UNKNOWN) ** 0.5)
-    if unknowns > most:
-        return f"the examples have {unknowns} values, and at most {most} are possible"
+    maximum = int((MAX_ENTRIES / EQUATIONS_PER_UNKNOWN) ** 0.5)
+    if unknowns > maximum:
+        return f"the examples have {unknowns} values, and at most {maximum} are possible"
     weights = sum(w.numel() for observation in case.observations for w in observation.weights.values())
     return f"the rounds have {weights} weights together" if weights > MAX_STACKED_WEIGHTS else ""
 
@@ -162,10 +162,10 @@ class SentEquations:
         self.values = torch.cat([values[t, at] / unit for t, (at, unit) in enumerate(zip(self.sent, self.units, strict=True))])
         self.count = len(self.values)
 
-    def take_rounds(self, most: int) -> "SentEquations":
-        """Return the equations of the first rounds alone, of as many as have at least `most` equations, or of all."""
+    def take_rounds(self, limit: int) -> "SentEquations":
+        """Return the equations of the first rounds alone, of as many as have at least `limit` equations, or of all."""
         counts = torch.tensor([len(at) for at in self.sent]).cumsum(dim=0)
-        needed = int((counts < most).sum()) + 1
+        needed = int((counts < limit).sum()) + 1
         y, places, device = self.asked
         return self if needed >= len(self.rounds) else SentEquations(self.rounds[:needed], y, places[:needed], device=device)
 
@@ -299,9 +299,9 @@ class SentEquations:
         return found.T
 
 
-def _interpolate(count: int, most: int) -> tuple[list[int], Tensor]:
-    """Return at most `most` of `count` equally spaced indices, and the shares (len(indices), count) of linear interpolation."""
-    anchors = np.linspace(0, count - 1, min(count, most)).round().astype(int)
+def _interpolate(count: int, limit: int) -> tuple[list[int], Tensor]:
+    """Return at most `limit` of `count` equally spaced indices, and the shares (len(indices), count) of linear interpolation."""
+    anchors = np.linspace(0, count - 1, min(count, limit)).round().astype(int)
     shares = [np.interp(np.arange(count), anchors, unit) for unit in np.eye(len(anchors))]
     return anchors.tolist(), torch.from_numpy(np.stack(shares))
 

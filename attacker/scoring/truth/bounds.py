@@ -92,8 +92,8 @@ class CaseBounds:
         (client,) = use.clients
         row = self._rows.get((use.round, use.attempt, client))
         if row is None:
-            words = f"has no valid row of client {client} in round {use.round}, attempt {use.attempt}"
-            raise DamagedFile(self._recording.folder / INDEX_FILE, words)
+            problem = f"has no valid row of client {client} in round {use.round}, attempt {use.attempt}"
+            raise DamagedFile(self._recording.folder / INDEX_FILE, problem)
         return self._recording.read_observation(row)
 
     def _check_time(self, information: FisherInformation) -> None:

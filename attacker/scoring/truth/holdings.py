@@ -36,8 +36,8 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         try:
             data = _load_described(reader.dataset, given, beside=reader.folder.parent / "data")
         except (TypeError, KeyError, AttributeError) as error:  # the file's arguments may have any type
-            words = f"describes a data set that cannot be loaded ({error}); name it with --data"
-            raise DamagedFile(reader.folder / "dataset.json", words) from None
+            problem = f"describes a data set that cannot be loaded ({error}); name it with --data"
+            raise DamagedFile(reader.folder / "dataset.json", problem) from None
         if data.compute_hash() != expected:
             raise ValueError(
                 f"the content of data set {data.name} differs from the data that the truth in {reader.folder} refers to; name "

@@ -24,8 +24,8 @@ class LRUCache(Generic[T]):
     value; 1 by default, so that `most` is a number of values.
     """
 
-    def __init__(self, most: int, weight: Callable[[T], int] = lambda value: 1) -> None:
-        self.most, self._weight = most, weight
+    def __init__(self, limit: int, weight: Callable[[T], int] = lambda value: 1) -> None:
+        self.most, self._weight = limit, weight
         self._places: OrderedDict[Hashable, _CacheEntry[T]] = OrderedDict()
         self._total = 0
         self._lock = threading.Lock()

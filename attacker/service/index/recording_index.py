@@ -78,7 +78,7 @@ class Index:
 
     @property
     def trouble(self) -> tuple[str, ...]:
-        messages = [words for _, found in sorted(self.damage.items()) for words in found]
+        messages = [message for _, found in sorted(self.damage.items()) for message in found]
         more = len(messages) - MAX_MESSAGES
         return (*messages[:MAX_MESSAGES], *([f"and {more} more of the kind"] if more > 0 else []))
 
@@ -192,5 +192,5 @@ def format_error(error: Exception, folder: Path) -> str:
 
     Paths would disclose the folders of this machine to the users of the page.
     """
-    words = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
-    return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."
+    message = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."

@@ -179,7 +179,7 @@ class CocktailParty:
         grey, zeros = torch.full((num_missing, *observed.data.shape), 0.5), torch.zeros(num_missing)
         drawn = torch.randint(observed.data.num_classes, (num_missing,), generator=seed_generator(rng, case, "labels"))
         note = f"only {len(found.x)} of {count} examples could be separated; the others are returned as uniformly grey images"
-        words = (note,) if num_missing else ()
+        notes = (note,) if num_missing else ()
         return build_reconstruction(
             case,
             torch.cat([found.x.float().cpu(), grey]),
@@ -191,7 +191,7 @@ class CocktailParty:
             confidence=torch.cat([judged.confidence, zeros]),
             explained=torch.cat([judged.explained, zeros]),
             evidence={name: (*values.tolist(), *([0.0] * num_missing)) for name, values in judged.evidence.items()},
-            notes=(*words, *judged.notes),
+            notes=(*notes, *judged.notes),
             restarts=self.restarts,
             iterations=self.steps * self.restarts if self.criterion == "published" else 0,
             seconds=seconds,
@@ -240,9 +240,9 @@ def _fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
 
 def _check_size(examples: int, rows: Tensor) -> None:
     """Raise ValueError if there are more examples than neurons, one per row of the gradient, or than MAX_EXAMPLES."""
-    most = min(MAX_EXAMPLES, len(rows))
-    if examples > most:
+    maximum = min(MAX_EXAMPLES, len(rows))
+    if examples > maximum:
         raise ValueError(
-            f"the update was computed from {examples} examples, but this attack separates at most {most} by the gradient of a "
+            f"the update was computed from {examples} examples, but this attack separates at most {maximum} by the gradient of a "
             f"layer of {len(rows)} neurons; use an attack that searches, such as cpl"
         )

@@ -139,11 +139,11 @@ def _choose_twins(solutions: LastLayerSolutions, x: Tensor, other: Tensor, route
     for i in range(len(x)):
         kept, left = (other, x) if bool(swap[i]) else (x, other)
         twin = left[i : i + 1] if bool(solutions.twins[i]) else None
-        words = (_describe_twins(kept[i], left[i]),) if twin is not None else ()
+        notes = (_describe_twins(kept[i], left[i]),) if twin is not None else ()
         y = solutions.first.head.y[i : i + 1]
         if bool(swap[i]) and solutions.second is not None:
             y = solutions.second.head.y[i : i + 1]
-        found.append(ClosedFormAnswer(kept[i : i + 1], y, route, words, solutions.doubts[i], twin=twin))
+        found.append(ClosedFormAnswer(kept[i : i + 1], y, route, notes, solutions.doubts[i], twin=twin))
     return found
 
 
@@ -157,18 +157,18 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
     several = has_rank_above_one(gradient[chain.layers[-1].weight])
     found = []
     for many, clamped, misfit in zip(several.tolist(), head.clamped.tolist(), head.misfit.tolist(), strict=True):
-        words = []
+        notes = []
         if many:
-            words.append("the last layer's gradient has rank two or more: it is of more than one example, or contains noise")
+            notes.append("the last layer's gradient has rank two or more: it is of more than one example, or contains noise")
         if clamped:
-            words.append("no single example has exactly the last layer's gradient, so the nearest possible one was used")
+            notes.append("no single example has exactly the last layer's gradient, so the nearest possible one was used")
         if misfit > MISFIT_TO_NOTE:
             off = f"{misfit:.0%}" if misfit < 10 else "more than ten times its norm"
-            words.append(
+            notes.append(
                 f"the last layer's gradient does not fit the loss, it is off by {off}:  "
                 "model or loss may be wrong, or there are more examples, or a defense changed it"
             )
-        found.append(tuple(words))
+        found.append(tuple(notes))
     return tuple(found)
 
 

@@ -63,11 +63,11 @@ def estimate_bytes(layer: Layer) -> int:
     if layer.kernel is None or not are_reshapes(layer.before):
         return 8 * working
     classes = find_pixel_classes(layer)
-    most = max(len(pixel_class.places) for pixel_class in classes)
-    if most > MAX_CLASS_PLACES:
+    maximum = max(len(pixel_class.places) for pixel_class in classes)
+    if maximum > MAX_CLASS_PLACES:
         return 8 * working
     whole = 3 * prod(layer.product_outputs) ** 2 if _needs_whole(layer, classes) else 0
-    return 8 * (working + 2 * len(classes) * most**2 + whole)
+    return 8 * (working + 2 * len(classes) * maximum**2 + whole)
 
 
 def _needs_whole(layer: Layer, classes: list["PixelClass"]) -> bool:
@@ -133,9 +133,9 @@ class _Blocks:
 
     def __init__(self, system: LayerSystem, classes: list[PixelClass], diagonal: Tensor) -> None:
         """Compute the inverses of all blocks. diagonal: (N, pixels of a channel), added to K^T K of every channel."""
-        count, most = len(system.k), max(len(pixel_class.places) for pixel_class in classes)
-        self.inverse = system.k.new_zeros(count, len(classes), most, most)
-        self.take = torch.zeros(len(classes), most, dtype=torch.long)
+        count, maximum = len(system.k), max(len(pixel_class.places) for pixel_class in classes)
+        self.inverse = system.k.new_zeros(count, len(classes), maximum, maximum)
+        self.take = torch.zeros(len(classes), maximum, dtype=torch.long)
         self.give = torch.zeros(diagonal.shape[1], dtype=torch.long)
         for i, pixel_class in enumerate(classes):
             size = len(pixel_class.places)
@@ -145,7 +145,7 @@ class _Blocks:
             )
             self.inverse[:, i, :size, :size] = torch.cholesky_inverse(torch.linalg.cholesky_ex(normal)[0])
             self.take[i, :size] = pixel_class.places
-            self.give[pixel_class.places] = i * most + torch.arange(size)
+            self.give[pixel_class.places] = i * maximum + torch.arange(size)
         self.take, self.give = self.take.to(system.k.device), self.give.to(system.k.device)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -261,5 +261,5 @@ def _clamp_diagonal(diagonal: Tensor, like: Tensor) -> Tensor:
     like: (N, ...) values that set the scale: the matrix K if the diagonal is added to K^T K, otherwise the diagonal of K^T K.
     """
     mean = like.flatten(1).square().mean(dim=1) + diagonal.flatten(1).mean(dim=1)
-    least = 1e-12 * torch.where(mean > 0, mean, 1)
-    return diagonal.clamp(min=0) + least.reshape(-1, *[1] * (diagonal.ndim - 1))
+    minimum = 1e-12 * torch.where(mean > 0, mean, 1)
+    return diagonal.clamp(min=0) + minimum.reshape(-1, *[1] * (diagonal.ndim - 1))

@@ -251,8 +251,8 @@ def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: 
     ranks = [space.rank for space in spaces]
     overlaps = Counter(shared[i, j].item() for i, j in torch.combinations(torch.arange(len(spaces))).tolist())
     overlap = ", ".join(f"{pairs} pairs of rounds share {count} examples" for count, pairs in sorted(overlaps.items()) if count)
-    words = [f"{len(ranks)} row spaces of rank {min(ranks)} to {max(ranks)}", overlap or "no two rounds share an example"]
+    notes = [f"{len(ranks)} row spaces of rank {min(ranks)} to {max(ranks)}", overlap or "no two rounds share an example"]
     if full := sum(space.saturated for space in spaces):
-        words.append(f"{full} updates have full rank: their batches may have too many examples for the layer to separate")
-    words.append(f"{isolated} examples were recovered as the only direction that the row spaces of several rounds share")
-    return (*words, f"{found - isolated} more were recovered from the zeros of ReLU") if found > isolated else tuple(words)
+        notes.append(f"{full} updates have full rank: their batches may have too many examples for the layer to separate")
+    notes.append(f"{isolated} examples were recovered as the only direction that the row spaces of several rounds share")
+    return (*notes, f"{found - isolated} more were recovered from the zeros of ReLU") if found > isolated else tuple(notes)

@@ -269,15 +269,15 @@ def _describe(
     """Return notes on the ranks of the sums, and on the number and names of the clients that were isolated."""
     ranks = [space.rank for space in spaces]
     everyone = {name for cohort in cohorts for name in cohort}
-    words = [f"{len(ranks)} sums of rank {min(ranks)} to {max(ranks)}"]
+    notes = [f"{len(ranks)} sums of rank {min(ranks)} to {max(ranks)}"]
     if full := sum(space.saturated for space in spaces):
-        words.append(f"{full} sums have full rank: the layer is too narrow for their examples, so that they cannot be split")
+        notes.append(f"{full} sums have full rank: the layer is too narrow for their examples, so that they cannot be split")
     if len({tuple(sorted(cohort)) for cohort in cohorts}) == 1:
-        words.append("the cohort never changes, so that no client can be isolated")
+        notes.append("the cohort never changes, so that no client can be isolated")
     places = ", ".join(
         f"{name} after round {answer.round} ({len(answer.y)} examples)" for name, answer in sorted(clients.items())
     )
-    return (*words, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if places else ''}{places}")
+    return (*notes, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if places else ''}{places}")
 
 
 def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:

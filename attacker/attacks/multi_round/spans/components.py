@@ -118,8 +118,8 @@ def add_components(
         _add_copies(groups, estimated, span, data)
     nothing = spaces[0].y.new_zeros(0, spaces[0].y.shape[1])
     first = torch.stack([group.vectors[0] for group in groups]) if groups else nothing
-    least = torch.where(find_known(found), MIN_CORRELATION, MIN_SAME_CORRELATION)
-    new = (correlate(first, found.vectors, data) < least).all(dim=1).tolist()
+    minimum = torch.where(find_known(found), MIN_CORRELATION, MIN_SAME_CORRELATION)
+    new = (correlate(first, found.vectors, data) < minimum).all(dim=1).tolist()
     chosen = [group for group, is_new in zip(groups, new, strict=True) if is_new]
     vectors = torch.stack([torch.stack(group.vectors).quantile(0.5, dim=0) for group in chosen]) if chosen else nothing
     return found, EstimatedImages(vectors, tuple(tuple(sorted(group.holders)) for group in chosen))
