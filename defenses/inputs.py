@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from defenses._registry import Choice, Registry
+from defenses.registry import Choice, Registry
 
 
 class PublicPool(Protocol):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from defenses._registry import Choice, Registry
+from defenses.registry import Choice, Registry
 
 MAX_BOTTLENECK = 2**16
 """Largest number of random values in a variational bottleneck."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.recording import Recording, find_recording
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from attacker.attacks.simulation.client import build_facts, build_network, find_
 from attacker.attacks.simulation.gradients import build_gradient
 from attacker.attacks.simulation.local_steps import LocalOptimiser
 from attacker.bounds.information import NoisyMessage
-from defenses._registry.calls import Step
 from defenses.base import Update
+from defenses.registry.calls import Step
 from defenses.spec import DefenseSpec
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation

@@ -36,7 +36,7 @@ def _list_parts(kind: ListedKind, as_json: bool) -> None:
     """Print the name and the summary of each decoder or enhancer."""
     from attacker.attacks.learned.enhancer import ENHANCERS
     from attacker.attacks.matching.names import DECODERS
-    from defenses._registry import Registry, read_summary
+    from defenses.registry import Registry, read_summary
 
     known: Registry[Any] = DECODERS if kind is ListedKind.DECODERS else ENHANCERS
     found = {name: read_summary(known[name]) for name in known}
@@ -52,7 +52,7 @@ def _list_attacks(as_json: bool) -> None:
 
     from attacker.attacks import ATTACKS, presets
     from attacker.attacks.registry import explain_unusable
-    from defenses._registry import read_summary
+    from defenses.registry import read_summary
 
     found: list[dict[str, Any]] = [
         {

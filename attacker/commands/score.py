@@ -71,7 +71,7 @@ def score(
     """
     with report_errors():
         from attacker.scoring import Scorer, summarise, write_csv
-        from defenses._registry import references
+        from defenses.registry import references
 
         run, sources = _find_sources(folder)
         seconds = 0.0 if bounds is None else parse_duration("--bounds", bounds)

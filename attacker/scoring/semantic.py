@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from defenses._registry import Registry
+from defenses.registry import Registry
 from fedsim.recording import DataSpec
 
 TagImages = Callable[[Tensor], Sequence[Collection[str]]]

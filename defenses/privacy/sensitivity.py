@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from defenses import papers
-from defenses._registry.calls import Step
 from defenses.gradients import GradientSpec
+from defenses.registry.calls import Step
 from defenses.spec import DEFENSES, DefenseSpec
 
 Family = Literal["gaussian", "laplace"]

@@ -57,7 +57,7 @@ def make_command_line(summary: str) -> typer.Typer:
     ) -> None:
         if code:
             with report_errors():
-                from defenses._registry import references
+                from defenses.registry import references
 
                 for reference in code:
                     references.admit(reference)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from safetensors.torch import load_file
 from torch import Tensor
 
-from defenses._registry import suggest_name
+from defenses.registry import suggest_name
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.config.experiment import ExperimentError, NamedSetting, describe_errors

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from defenses._registry.references import NotAdmitted
+from defenses.registry.references import NotAdmitted
 from fedsim.recording import DamagedFile, Recording, Row, find_recording
 from fedsim.recording.index import make_path, query_index
 from fedsim.recording.index_database import INDEX_FILE

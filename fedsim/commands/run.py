@@ -85,7 +85,7 @@ def run(
     """
     with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; continue with --resume"):
         if engine not in ("ray", "local", "deployment"):
-            from defenses._registry import suggest_name
+            from defenses.registry import suggest_name
 
             hint = suggest_name(engine, ("ray", "local", "deployment"))
             raise ValueError(f"--engine {engine!r} is unknown.{hint} Known: ray, local, deployment")

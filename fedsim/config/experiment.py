@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from defenses._registry import references, suggest_name
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
+from defenses.registry import references, suggest_name
 from defenses.spec import DefenseSpec
 from fedsim.recording.array_archives import read_toml
 from fedsim.recording.selection import parse_clients, parse_rounds

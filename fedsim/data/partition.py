@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from defenses._registry import Registry, bind_arguments
+from defenses.registry import Registry, bind_arguments
 from fedsim.data import Examples
 
 Indices = NDArray[np.int64]

@@ -110,7 +110,12 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
 
     level = logging.INFO if verbose else logging.ERROR
     # a new cluster: otherwise Ray joins one that runs on this machine, or waits for one that has ended
-    initialise: dict[str, Any] = {"address": "local", "log_to_driver": verbose, "logging_level": level}
+    initialise: dict[str, Any] = {
+        "address": "local",
+        "log_to_driver": verbose,
+        "logging_level": level,
+        "include_dashboard": False,
+    }
     try:
         run_simulation(
             server_app=server,

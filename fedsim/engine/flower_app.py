@@ -21,7 +21,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from defenses._registry import references
+from defenses.registry import references
 from fedsim import data as datasets
 from fedsim.config.experiment import Experiment, read, validate
 from fedsim.engine.apps import make_client_app, make_server_app

@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from defenses._registry import references
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
+from defenses.registry import references
 from fedsim import data as datasets
 from fedsim import models
 from fedsim.config.experiment import Experiment, read, validate

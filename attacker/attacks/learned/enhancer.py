@@ -17,7 +17,7 @@ from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.generator_search import SEARCH_OPTIMISERS, find_perceptual, match_images
 from attacker.attacks.learned.perceptual import load
 from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
-from defenses._registry import Registry
+from defenses.registry import Registry
 
 NO_ENHANCER = "none"
 READY_FILE = Path(__file__).with_name("enhancer_small.safetensors")

@@ -50,7 +50,7 @@ def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
 
 
 WARM_MODULES = ("scipy.optimize",)
-WARM_SCORING_MODULES = ("attacker.scoring", "skimage.io", "sklearn.datasets")
+WARM_SCORING_MODULES = ("attacker.scoring",)
 
 
 def import_modules(*, scores: bool) -> None:

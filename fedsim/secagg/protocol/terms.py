@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
-from defenses._registry import suggest_name
+from defenses.registry import suggest_name
 from fedsim.recording.training import Training
 from fedsim.secagg.protocol.quantisation import MAX_SUM, Quantiser
 

@@ -16,7 +16,7 @@ from attacker.report import build
 from attacker.scoring import Scorer, read_rows, semantic, summarise
 from attacker.scoring.score import make_missing_measures
 from attacker.scoring.semantic import Tagger, load_or_explain, measure_jaccard, tag_pairs
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.recording import DataSpec, Recording
 
 IMAGES = DataSpec(shape=(3, 8, 8), num_classes=2)
