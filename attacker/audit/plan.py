@@ -129,25 +129,25 @@ def _find_budget(fitting: Sequence[Sequence[PlannedAttack]], place: int) -> int:
     return ceil(min(before + need * later, len(fitting) * max(need, fitting[0][-1].core_seconds))) + 1
 
 
-def _fit(whole: PlannedAttack, recording: Recording, out: Path) -> tuple[PlannedAttack, str]:
+def _fit(planned: PlannedAttack, recording: Recording, out: Path) -> tuple[PlannedAttack, str]:
     """Return the attack, and why it does not suit the recording; "" if it does.
 
-    whole: the attack as `_select` returns it. A joint attack that suits is returned with its updates in another order: the
+    planned: the attack as `_select` returns it. A joint attack that suits is returned with its updates in another order: the
     updates of the clients with the most usable rounds come first.
     """
-    joint = whole.spec.name in JOINT_ATTACKS
-    needs_rounds = joint and not (whole.spec.name == "agic" and _has_epochs(recording))
-    if needs_rounds and len(whole.rows) == len({row.client for row in whole.rows}):
-        return whole, _explain_single_rounds(whole)
-    if whole.spec.name == "rog" and all(step.name in UNCOMPRESSED for step in recording.manifest.defense.steps):
-        return whole, "it is for compressed updates, and no compression is declared"
+    joint = planned.spec.name in JOINT_ATTACKS
+    needs_rounds = joint and not (planned.spec.name == "agic" and _has_epochs(recording))
+    if needs_rounds and len(planned.rows) == len({row.client for row in planned.rows}):
+        return planned, _explain_single_rounds(planned)
+    if planned.spec.name == "rog" and all(step.name in UNCOMPRESSED for step in recording.manifest.defense.steps):
+        return planned, "it is for compressed updates, and no compression is declared"
     if not joint:
-        return whole, _find_unmet_need(whole, recording)
-    cases = whole.replay(recording, out, null=False).plan.cases
+        return planned, _find_unmet_need(planned, recording)
+    cases = planned.replay(recording, out, null=False).plan.cases
     usable = {case.rows[0].client: len(case.rows) for case in cases if not case.reason}
     if not usable:
-        return whole, cases[0].reason
-    return replace(whole, rows=tuple(sorted(whole.rows, key=lambda row: -usable.get(row.client, 0)))), ""
+        return planned, cases[0].reason
+    return replace(planned, rows=tuple(sorted(planned.rows, key=lambda row: -usable.get(row.client, 0)))), ""
 
 
 def _explain_single_rounds(planned: PlannedAttack) -> str:
@@ -229,17 +229,17 @@ def _keep_clients(planned: PlannedAttack, count: int) -> PlannedAttack:
     return replace(planned, rows=tuple(row for row in planned.rows if row.client in chosen))
 
 
-def _sizes(recording: Recording, whole: PlannedAttack, out: Path, *, nulls: bool) -> Iterator[PlannedAttack]:
+def _sizes(recording: Recording, planned: PlannedAttack, out: Path, *, nulls: bool) -> Iterator[PlannedAttack]:
     """Yield the attack, with its forecast time, on updates of up to 16, 8, 4, 2 and 1 clients (`CLIENT_COUNTS`), in this order.
 
-    A count is left out if the next smaller one includes all clients already. whole: the attack on all clients to choose from.
+    A count is left out if the next smaller one includes all clients already. planned: the attack on all clients to choose from.
     nulls: whether the time includes that of the null.
     """
-    clients = {row.client for row in whole.rows}
+    clients = {row.client for row in planned.rows}
     for count in CLIENT_COUNTS:
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):
             continue
-        one = _keep_clients(whole, count)
+        one = _keep_clients(planned, count)
         attack = one.replay(recording, out, null=False).estimate_work().core_seconds
         null = one.replay(recording, out, null=True).estimate_work().core_seconds if nulls else 0.0
         yield replace(one, core_seconds=attack + null, null_share=null / (attack + null) if attack + null else 0.5 * nulls)

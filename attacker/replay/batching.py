@@ -168,7 +168,7 @@ def count_activations(model: nn.Module, shape: tuple[int, ...]) -> int:
     """
     sizes: list[int] = []
 
-    def count(module: nn.Module, given: tuple[Tensor, ...], output: object) -> None:
+    def count(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
         if isinstance(output, Tensor):
             sizes.append(output.numel())
 

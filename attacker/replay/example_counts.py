@@ -90,9 +90,9 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     Layers whose update is zero or missing are left out.
     """
     model = build_network(observation)
-    seen: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     handles = [
-        module.register_forward_pre_hook(lambda _, given, name=name: seen.update({name: given[0]}))
+        module.register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0]}))
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     ]
@@ -106,7 +106,7 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
             handle.remove()
     head = models.find_head(model, observation.data)[0] if models.has_head(model, observation.data) else ""
     found = {}
-    for name, given in seen.items():
+    for name, given in inputs.items():
         update = observation.update.get(f"{name}.weight")
         if given.ndim == 2 and len(given) == 2 and update is not None and bool(update.any()):
             classes = f"{name}.weight" == head and len(update) > 1  # the rows of a softmax layer's gradient add up to zero

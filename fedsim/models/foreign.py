@@ -66,13 +66,13 @@ def _take_tokens_as_floats(model: nn.Module) -> nn.Module:
     return model
 
 
-def convert_indices(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def convert_indices(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return the arguments of an embedding with the first, its indices, converted from floats to int64.
 
     If the first argument is not a tensor of floats, None is returned, which leaves the arguments unchanged.
     """
-    if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
-        return (given[0].long(), *given[1:])
+    if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+        return (args[0].long(), *args[1:])
     return None
 
 
@@ -82,7 +82,7 @@ def _return_logits(model: nn.Module) -> nn.Module:
     return model
 
 
-def take_logits(model: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
+def take_logits(model: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
     """Return the tensor `logits` of an output object or dictionary; None, which leaves the output unchanged, if it has none."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else None

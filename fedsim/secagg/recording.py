@@ -107,5 +107,5 @@ def _make_reply(outcome: SecureRound, node: int) -> Reply:
     )
 
 
-def _count_bytes(seen: SecureClient) -> dict[str, int]:
-    return {"up": sum(seen.up.values()), "down": sum(seen.down.values())}
+def _count_bytes(client: SecureClient) -> dict[str, int]:
+    return {"up": sum(client.up.values()), "down": sum(client.down.values())}

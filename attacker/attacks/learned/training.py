@@ -147,8 +147,8 @@ class Trainer:
             return self.network(degrade(clean.cpu(), rng).to(self.device)), 0.0
         return self.network(add_noise(clean, rng) if self.facts.kind == "denoiser" else clean), 0.0
 
-    def _train_critic(self, real: Tensor, made: Tensor) -> None:
-        loss = relu(1 - self.critic(real)).mean() + relu(1 + self.critic(made)).mean()
+    def _train_critic(self, real: Tensor, generated: Tensor) -> None:
+        loss = relu(1 - self.critic(real)).mean() + relu(1 + self.critic(generated)).mean()
         self.critics_optimiser.zero_grad()
         torch.autograd.backward(loss)
         self.critics_optimiser.step()

@@ -82,7 +82,7 @@ class SolvedBottleneck:
         layer, measure = self.model.get_submodule(self.encoder), models.find_loss(self.loss)
 
         def compute_loss(shift: Tensor) -> Tensor:
-            handle = layer.register_forward_hook(lambda module, given, out: out + shift)
+            handle = layer.register_forward_hook(lambda module, args, out: out + shift)
             try:
                 value = measure(run_forward_pass(self.model, state, self.data.normalise(x)), y)
                 penalty = take_penalty(self.model)
@@ -139,7 +139,7 @@ def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: st
     h, _ = record_inputs(model, state, x, layer=encoder)
     if h.shape != (1, inputs):
         return frozenset()
-    handle = model.get_submodule(encoder).register_forward_pre_hook(lambda module, given: (given[0].detach(),))
+    handle = model.get_submodule(encoder).register_forward_pre_hook(lambda module, args: (args[0].detach(),))
     try:
         logits = run_forward_pass(model, state, x)
     finally:

@@ -89,23 +89,23 @@ class Painter:
         self.path, self._version = path, 0
         self._images: dict[tuple[int, str, int, int], tuple[NDArray[np.uint8], int]] = {}
 
-    def __call__(self, sights: Sequence[IntermediateResult], iteration: int, total: int) -> None:
-        for sight in sights:
-            if sight.x.ndim == 4:
-                self._take(sight)
+    def __call__(self, results: Sequence[IntermediateResult], iteration: int, total: int) -> None:
+        for result in results:
+            if result.x.ndim == 4:
+                self._take(result)
         if self._images:
             # begins at the time in microseconds, so that it is above those of earlier painters and attempts of the job
             self._version = max(self._version + 1, time.time_ns() // 1000)
-            self._write(iteration, total, float(np.median([sight.loss for sight in sights])))
+            self._write(iteration, total, float(np.median([result.loss for result in results])))
 
-    def _take(self, sight: IntermediateResult) -> None:
-        pixels, seen = _to_bytes(sight.x), set[int]()
-        for slot in sight.slots:
+    def _take(self, result: IntermediateResult) -> None:
+        pixels, seen = _to_bytes(result.x), set[int]()
+        for slot in result.slots:
             if slot.example not in seen:
                 seen.add(slot.example)
                 place = (slot.round, slot.client, slot.batch, slot.position)
                 self._images.pop(place, None)  # moves the image to the end of the dictionary, whose beginning is dropped
-                self._images[place] = (pixels[slot.example], int(sight.y[slot.example]))
+                self._images[place] = (pixels[slot.example], int(result.y[slot.example]))
         for place in list(self._images)[:-MAX_IMAGES]:
             del self._images[place]
 
