@@ -169,7 +169,7 @@ def federate(
 
     federation = FederationRun(
         experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
-        places=PartyLocations(public=public.absolute() if public else None),
+        locations=PartyLocations(public=public.absolute() if public else None),
     )  # fmt: skip
     printed, reported = list[str](), list[str]()
 

@@ -52,7 +52,7 @@ def find_client_run(context: Context) -> FederationRun:
     if datasets.is_code(str(config.get("data", ""))):
         references.admit(str(config["data"]))
     agreed = read(Path(str(config["experiment"])), trusted=True) if "experiment" in config else None
-    run = _build_run(*_read_config(context.run_config), _read_places(config), None if seed is None else int(seed))
+    run = _build_run(*_read_config(context.run_config), _read_locations(config), None if seed is None else int(seed))
     if agreed is not None and agreed != run.experiment:
         changed = [key for key in Experiment.model_fields if getattr(agreed, key) != getattr(run.experiment, key)]
         raise ValueError(
@@ -62,7 +62,7 @@ def find_client_run(context: Context) -> FederationRun:
     return run
 
 
-def _read_places(config: Any) -> PartyLocations:
+def _read_locations(config: Any) -> PartyLocations:
     """Return the client's data set and folders from its node config. A field is None if `config` lacks its key."""
     private, truth, public = (
         Path(str(config[key])).absolute() if key in config else None for key in ("private", "truth", "public")
@@ -77,18 +77,18 @@ def _read_config(config: Any) -> tuple[str, str, str, bool, str, int]:
 
 @lru_cache(maxsize=4)
 def _build_run(
-    experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, places: PartyLocations, seed: int | None
+    experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, locations: PartyLocations, seed: int | None
 ) -> FederationRun:
     run = FederationRun(
-        experiment=_read_experiment(experiment, settings, trusted=places.private is None),
+        experiment=_read_experiment(experiment, settings, trusted=locations.private is None),
         out=Path(out).absolute(),
         resume=resume,
         device=device,
         threads=threads or None,
         client_seed=seed,
-        places=places,
+        locations=locations,
     )
-    return run if places.private is not None or places.public is not None else run.settle()
+    return run if locations.private is not None or locations.public is not None else run.settle()
 
 
 def _read_experiment(path: str, settings: str, *, trusted: bool) -> Experiment:
