@@ -203,20 +203,18 @@ def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]
             strengths.append((name, place, changes))
     axes = {"training.batch_size": file.batch_sizes, "training.steps": file.local_steps, "rounds": file.rounds}
     given = {key: values for key, values in axes.items() if values is not None}
-    for chosen in product(*given.values()):
-        for name, place, settings in strengths:
-            for seed in file.seeds:
-                overrides = [*zip(given, chosen, strict=True), *settings.items(), ("seed", seed)]
-                overrides.append(("record.rounds", file.attacked.rounds))
-                try:
-                    experiment = experiments.read(path.parent / file.experiment, overrides, trusted=True)
-                except ValueError as error:
-                    if name == UNDEFENDED:
-                        tried = f"the experiment {file.experiment}, with batch_sizes, local_steps, rounds and seeds of the grid"
-                    else:
-                        tried = f"defenses.{name}, with {describe_settings(settings)}"
-                    raise GridError(f"{path}: {tried}: {error}") from None
-                yield GridFederation(defense=name, strength=place, settings=settings, experiment=experiment)
+    for chosen, (name, place, settings), seed in product(product(*given.values()), strengths, file.seeds):
+        overrides = [*zip(given, chosen, strict=True), *settings.items(), ("seed", seed)]
+        overrides.append(("record.rounds", file.attacked.rounds))
+        try:
+            experiment = experiments.read(path.parent / file.experiment, overrides, trusted=True)
+        except ValueError as error:
+            if name == UNDEFENDED:
+                tried = f"the experiment {file.experiment}, with batch_sizes, local_steps, rounds and seeds of the grid"
+            else:
+                tried = f"defenses.{name}, with {describe_settings(settings)}"
+            raise GridError(f"{path}: {tried}: {error}") from None
+        yield GridFederation(defense=name, strength=place, settings=settings, experiment=experiment)
 
 
 def _read_attack(path: Path, name: str, table: Mapping[str, Any]) -> GridAttack:

@@ -123,8 +123,8 @@ def _measure_in_processes(
         while queue or running:
             while queue and len(running) < workers:
                 rest = seconds - (monotonic() - begun)
-                one = queue.pop(0)
-                running[pool.submit(_measure_in_worker, grid, one, out, rest)] = one.name
+                federation = queue.pop(0)
+                running[pool.submit(_measure_in_worker, grid, federation, out, rest)] = federation.name
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 name = running.pop(future)
                 if future.result():

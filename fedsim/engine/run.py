@@ -93,8 +93,8 @@ class FederationRun:
         """Return a list of the number of examples that each client trains on.
 
         With canaries, which are pairs of examples for an audit of leakage, a client trains on one of each pair, and the other is
-        not counted. If `locations.public` is set, as on a server without data, the sizes are read there, in ascending order instead
-        of the clients' order.
+        not counted. If `locations.public` is set, as on a server without data, the sizes are read there, in ascending order
+        instead of the clients' order.
         Raises ValueError if that folder lists another number of clients than the experiment.
         """
         canaries = self.experiment.clients.canaries

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 
@@ -80,12 +81,11 @@ class Membership:
                 progress(done, steps, f"candidates compared with the updates of round {observation.round}")
 
         for done, group in enumerate(plain, start=1):
-            for chosen, same in group_by_values(group, rng):
-                for rows in blocks:
-                    regression = Regression(compute_gradients(group[0], pool.of(rows), chosen, self.device))
-                    for observation in same:
-                        seen = flatten(_read_gradient(observation), chosen).to(self.device)
-                        found.setdefault(observation.key, []).append(regression.fit(seen).cpu())
+            for (chosen, same), rows in product(group_by_values(group, rng), blocks):
+                regression = Regression(compute_gradients(group[0], pool.of(rows), chosen, self.device))
+                for observation in same:
+                    observed = flatten(_read_gradient(observation), chosen).to(self.device)
+                    found.setdefault(observation.key, []).append(regression.fit(observed).cpu())
             report(group[0], done)
         followed = (
             pair for case in residual.values() for rows in blocks for pair in fit_residuals(case, pool.of(rows), rng, self.device)

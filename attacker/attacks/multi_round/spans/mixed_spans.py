@@ -38,17 +38,17 @@ def list_mixed_batches(
     for i, holders in enumerate(found.holders):
         held[list(holders), i] = int(known[i])
     missing = shared - held @ held.T
+    wanted = [t for t, space in enumerate(spaces) if missing[t, t] > 0 and is_whole(space)]
     mixed = []
-    for t, space in enumerate(spaces):
-        if missing[t, t] <= 0 or not is_whole(space):
-            continue
-        if is_separable(space.rank, data):
-            mixed.append(mix_images(stack_spaces([space]), (t,), forwards[t]() if t in forwards else None))
+    for t in wanted:
+        if is_separable(spaces[t].rank, data):
+            mixed.append(mix_images(stack_spaces([spaces[t]]), (t,), forwards[t]() if t in forwards else None))
         for other in ((shared[t] > 1) & (missing[t] > 0)).nonzero()[:, 0].tolist():
-            if other > t and is_whole(spaces[other]) and is_separable(int(shared[t, other]), data):
-                common = intersect(space.y, spaces[other].y).y
-                if len(common):
-                    mixed.append(mix_images(_make_span(common), (t, other), None))
+            if other <= t or not is_whole(spaces[other]) or not is_separable(int(shared[t, other]), data):
+                continue
+            common = intersect(spaces[t].y, spaces[other].y).y
+            if len(common):
+                mixed.append(mix_images(_make_span(common), (t, other), None))
     return mixed
 
 
