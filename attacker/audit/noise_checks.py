@@ -142,7 +142,7 @@ def _find_small_tails(tails: Sequence[Tensors]) -> str:
 def _differ_too_little(first: Tensors, other: Tensors) -> bool:
     """Return whether some tensor of two updates differs less than two independent draws of the noise would.
 
-    one, other: the tensors of the two updates, divided by the standard deviation of the declared noise.
+    first, other: the tensors of the two updates, divided by the standard deviation of the declared noise.
     """
     for name in first.keys() & other.keys():
         squares = (first[name] - other[name]).square() / 2
@@ -154,7 +154,7 @@ def _differ_too_little(first: Tensors, other: Tensors) -> bool:
 def _correlate(first: Tensors, other: Tensors) -> bool:
     """Return whether two updates share noise: whether their residuals in some weight are correlated more than chance explains.
 
-    one, other: what `_tails` returns for the two updates.
+    first, other: what `_tails` returns for the two updates.
     """
     for name in first.keys() & other.keys():
         if len(first[name]) != len(other[name]):

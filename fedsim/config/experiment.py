@@ -201,10 +201,10 @@ class Experiment(_Frozen):
     @model_validator(mode="after")
     def _check_inputs(self) -> "Experiment":
         mixing = InputsSpec.parse(self.inputs).build()
-        if mixing is not None and self.training.batch_size < mixing.least:
+        if mixing is not None and self.training.batch_size < mixing.min_batch_size:
             raise ValueError(
-                f"inputs = {self.inputs!r} mixes the examples of a batch: training.batch_size must be at least {mixing.least}, "
-                f"got {self.training.batch_size}; raise it, or set inputs = ''"
+                f"inputs = {self.inputs!r} mixes the examples of a batch: training.batch_size must be at least "
+                f"{mixing.min_batch_size}, got {self.training.batch_size}; raise it, or set inputs = ''"
             )
         return self
 

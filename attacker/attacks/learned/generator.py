@@ -30,15 +30,17 @@ class ImageGenerator(nn.Module):
         super().__init__()
         if side % STRIDE:
             raise ValueError(f"the side of a generator's images must be a multiple of {STRIDE}, got {side}")
-        self.latents, self.classes, self.side, self.least = latents, classes, side, side // STRIDE
+        self.latents, self.classes, self.side, self.smallest_side = latents, classes, side, side // STRIDE
         widths = (width, 2 * width, 4 * width, 4 * width)
         self.wide = widths[-1]
-        self.feature_shapes = [(w, self.least * 2**level, self.least * 2**level) for level, w in enumerate(widths[:0:-1])]
+        self.feature_shapes = [
+            (w, self.smallest_side * 2**level, self.smallest_side * 2**level) for level, w in enumerate(widths[:0:-1])
+        ]
         self.enter = nn.Conv2d(3, width, 3, padding=1)
         self.down = nn.ModuleList(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in pairwise(widths))
-        self.code = nn.Linear(self.wide * self.least**2, 2 * latents)
+        self.code = nn.Linear(self.wide * self.smallest_side**2, 2 * latents)
         self.classes_seen = nn.Embedding(classes, latents)
-        self.expand = nn.Linear(2 * latents, self.wide * self.least**2)
+        self.expand = nn.Linear(2 * latents, self.wide * self.smallest_side**2)
         self.up = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in reversed(list(pairwise(widths))))
         self.leave = nn.Conv2d(width, 3, 3, padding=1)
 
