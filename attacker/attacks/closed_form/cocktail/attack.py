@@ -103,7 +103,7 @@ class CocktailParty:
                 "none; set criterion=likelihood, which needs no such layer"
             )
         layer = FeatureLayer(first.weight, first.bias) if first is not None else find_feature_layer(observed)
-        rows = join_bias(layer, observed.gradient, 0)
+        rows = join_bias(layer, observed.gradient)
         _check_size(observed.examples, rows)
         mixtures = read_mixtures(rows, observed.examples)
         data = first.specify_input(observed.data) if first is not None else None
@@ -131,11 +131,11 @@ class CocktailParty:
         if not self.refine or not layer.bias or factors is None or factors.saturated or len(vectors) < mixtures.rank:
             return separated
         weights = {name: w[None] for name, w in observed.get_weights(0).items()}
-        forward, constant = join_bias(layer, weights, 0) @ factors.basis.T, factors.basis[:, -1]
+        forward, constant = join_bias(layer, weights) @ factors.basis.T, factors.basis[:, -1]
         exact = refine_directions(factors, vectors @ factors.basis.T, forward, constant)
         if exact is None or not bool(exact.replaced.any()):
             return separated
-        fitted = _fit_zeros(factors, join_bias(layer, observed.gradient, 0), exact.directions.q)
+        fitted = _fit_zeros(factors, join_bias(layer, observed.gradient), exact.directions.q)
         if fitted is None:
             return separated
         x = scale_images(fitted, data) if data is not None else x
@@ -198,14 +198,14 @@ class CocktailParty:
         )
 
 
-def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor:
+def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor]) -> Tensor:
     """Return weight and bias of a layer, or their gradients, in one matrix (M, F + 1); (M, F) for a layer without a bias.
 
-    tensors: weights or gradients by parameter name, stacked over cases along the first axis. i: index of the case.
+    tensors: weights or gradients by parameter name, stacked over cases along the first axis, of which the first is used.
     """
     if not layer.bias:
-        return tensors[layer.weight][i]
-    return torch.cat([tensors[layer.weight][i], tensors[layer.bias][i][:, None]], dim=1)
+        return tensors[layer.weight][0]
+    return torch.cat([tensors[layer.weight][0], tensors[layer.bias][0][:, None]], dim=1)
 
 
 def find_labels(observed: StackedObservations, layer: FeatureLayer, rows: Tensor, vectors: Tensor, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress, explain_refusal
@@ -278,18 +278,3 @@ def _describe(
         f"{name} after round {answer.round} ({len(answer.y)} examples)" for name, answer in sorted(clients.items())
     )
     return (*notes, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if places else ''}{places}")
-
-
-def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
-    """Return a dict from the name of each client whose examples' span can be isolated to vectors (dimensions, F) that span it.
-
-    The span is of the vectors [x, 1], of length F, of the client's examples x. The entries of the returned vectors have noise of
-    standard deviation 1. Clients whose span cannot be isolated are left out, see `isolate_clients`.
-    """
-    layer = require_input_layer(case.observations[0])
-    bounded = Case(
-        tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations)
-    )
-    spaces, cohorts = compute_spaces(bounded, layer, rng), [observation.cohort for observation in case.observations]
-    found = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
-    return {name: answer.y for name, answer in found.items()}
