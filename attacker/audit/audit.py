@@ -12,7 +12,7 @@ from attacker.audit.attack_runs import AttackRuns, RunReplay
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.defense_checks import check_defense, check_support
 from attacker.audit.defense_outputs import measure_signature
-from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, PassedCheck, order, worst
+from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, PassedCheck, find_worst_grade, order
 from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
 from attacker.audit.plan import CANDIDATE_ATTACKS, PlannedAttack, plan_attacks
@@ -61,7 +61,7 @@ class Audit:
     @property
     def grade(self) -> Grade:
         """Return the worst grade of the findings, or "none found" if there are none."""
-        return worst(self.findings)
+        return find_worst_grade(self.findings)
 
     @property
     def has_answer(self) -> bool:

@@ -65,6 +65,6 @@ def order(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -GRADES.index(finding.grade))
 
 
-def worst(findings: Sequence[Finding]) -> Grade:
+def find_worst_grade(findings: Sequence[Finding]) -> Grade:
     """Return the most severe grade of the findings, or "none found" if there are no findings."""
     return max((finding.grade for finding in findings), key=GRADES.index, default="none found")

@@ -50,7 +50,7 @@ def render(found: Audit, run: Path) -> str:
             describe_change=describe_change,
             meanings=GRADE_MEANINGS,
             grades=GRADES,
-            pictures={file: _data_uri(run, file) for file in shown if not file.endswith(".json")},
+            pictures={file: _make_data_uri(run, file) for file in shown if not file.endswith(".json")},
             table_rows={file: _read_table_row(run, file) for file in shown if file.endswith(".json")},
         )
     )
@@ -151,7 +151,7 @@ def _read_table_row(run: Path, file: str) -> ExamplePair:
     return read_pair(run, file, Recording(run / "recording").manifest.data.columns)
 
 
-def _data_uri(run: Path, picture: str) -> str:
+def _make_data_uri(run: Path, picture: str) -> str:
     path = Path(picture)
     content = read_bytes(run, str(path), limit=MAX_PICTURE_BYTES)
     return f"data:image/png;base64,{b64encode(content).decode()}"

@@ -82,7 +82,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
         if reason:
             yield NotChecked(rule=ATTACK_RULE, reason=f"{name}: {reason}")
         else:
-            fitting.append(list(_sizes(recording, whole, out, nulls=nulls)))
+            fitting.append(list(_forecast_client_counts(recording, whole, out, nulls=nulls)))
     yield from _share_budget(fitting, seconds)
 
 
@@ -96,8 +96,9 @@ def _explain_no_update(rows: Sequence[Row]) -> str:
 def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) -> Iterator[PlannedAttack | NotChecked]:
     """Yield each attack on the most clients for which it fits into its share of the budget.
 
-    fitting: for each attack, the same attack on fewer and fewer clients, as `_sizes` yields it. If an attack does not fit on any
-    of these numbers of clients, a `NotChecked` is yielded for it; but the first attack then runs on the fewest clients.
+    fitting: for each attack, the same attack on fewer and fewer clients, as `_forecast_client_counts` yields it. If an attack
+    does not fit on any of these numbers of clients, a `NotChecked` is yielded for it; but the first attack then runs on the
+    fewest clients.
     seconds: budget on one core.
     """
     left = seconds
@@ -229,7 +230,7 @@ def _keep_clients(planned: PlannedAttack, count: int) -> PlannedAttack:
     return replace(planned, rows=tuple(row for row in planned.rows if row.client in chosen))
 
 
-def _sizes(recording: Recording, planned: PlannedAttack, out: Path, *, nulls: bool) -> Iterator[PlannedAttack]:
+def _forecast_client_counts(recording: Recording, planned: PlannedAttack, out: Path, *, nulls: bool) -> Iterator[PlannedAttack]:
     """Yield the attack, with its forecast time, on updates of up to 16, 8, 4, 2 and 1 clients (`CLIENT_COUNTS`), in this order.
 
     A count is left out if the next smaller one includes all clients already. planned: the attack on all clients to choose from.
@@ -239,7 +240,7 @@ def _sizes(recording: Recording, planned: PlannedAttack, out: Path, *, nulls: bo
     for count in CLIENT_COUNTS:
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):
             continue
-        one = _keep_clients(planned, count)
-        attack = one.replay(recording, out, null=False).estimate_work().core_seconds
-        null = one.replay(recording, out, null=True).estimate_work().core_seconds if nulls else 0.0
-        yield replace(one, core_seconds=attack + null, null_share=null / (attack + null) if attack + null else 0.5 * nulls)
+        smaller = _keep_clients(planned, count)
+        attack = smaller.replay(recording, out, null=False).estimate_work().core_seconds
+        null = smaller.replay(recording, out, null=True).estimate_work().core_seconds if nulls else 0.0
+        yield replace(smaller, core_seconds=attack + null, null_share=null / (attack + null) if attack + null else 0.5 * nulls)

@@ -67,10 +67,10 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
 
 def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     """Return the result: whether clients report a metric of a single example with "loss" or "accuracy" in its name, in clear."""
-    few = [observation for observation in observations if observation.num_examples == 1 and _equations(observation)]
+    few = [observation for observation in observations if observation.num_examples == 1 and _list_equations(observation)]
     if not few:
         return PassedCheck(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")
-    names = ", ".join(sorted({name for observation in few for name in _equations(observation)}))
+    names = ", ".join(sorted({name for observation in few for name in _list_equations(observation)}))
     return Finding(
         rule=METRICS_RULE,
         grade="low",
@@ -81,7 +81,7 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     )
 
 
-def _equations(observation: Observation) -> list[str]:
+def _list_equations(observation: Observation) -> list[str]:
     return [name for name in observation.metrics if any(word in name for word in EQUATION_METRICS)]
 
 

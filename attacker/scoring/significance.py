@@ -43,13 +43,13 @@ def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     values: attack minus null of each example. groups: cluster of each example; at least two clusters. If the standard error is 0,
     the p-value is 0 for a positive mean and 1 for any other mean.
     """
-    centre, error, count = _mean_and_error(values, groups)
+    centre, error, count = _compute_mean_and_error(values, groups)
     if error == 0:
         return 0.0 if centre > 0 else 1.0
     return float(t.sf(centre / error, count - 1))
 
 
-def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
+def _compute_mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
     """Return the mean over examples, its cluster-robust standard error, and the number of clusters.
 
     values: one per example. groups: cluster of each example; the caller must give at least two clusters.
@@ -165,7 +165,7 @@ def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], le
     The standard error is replaced by the upper limit of its one-sided 90 % confidence interval, since few clusters determine it
     poorly. level: significance level of the test.
     """
-    _, error, count = _mean_and_error(values, groups)
+    _, error, count = _compute_mean_and_error(values, groups)
     wide = error * sqrt((count - 1) / chi2.ppf(0.1, count - 1))
     return float((t.isf(level, count - 1) + t.ppf(TEST_POWER, count - 1)) * wide)
 

@@ -208,11 +208,11 @@ def _dominates(other: SettingResult, setting: SettingResult) -> bool:
     """
     if other.training != setting.training or not _is_ranked(other):
         return False
-    ours, theirs = (setting.accuracy, _protection(setting)), (other.accuracy, _protection(other))
+    ours, theirs = (setting.accuracy, _measure_protection(setting)), (other.accuracy, _measure_protection(other))
     return theirs != ours and all(b >= a for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None)
 
 
-def _protection(setting: SettingResult) -> float:
+def _measure_protection(setting: SettingResult) -> float:
     return fmean(setting.leak.errors.values()) if setting.leak else 0.0
 
 
@@ -230,7 +230,7 @@ def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> 
     ]
     if len(able) < 2:
         return []
-    winner = max(able, key=_protection)
+    winner = max(able, key=_measure_protection)
     comparisons = [
         found for other in able if other is not winner and (found := _compare_pair(winner, other, len(able) - 1)) is not None
     ]

@@ -167,7 +167,7 @@ def _measure_attack(
     spec = attack.candidates[0]
     try:
         if len(attack.candidates) > 1:
-            spec = min(attack.candidates, key=lambda spec: _mean_error(score(spec, tuning, TUNING_FOLDER)))
+            spec = min(attack.candidates, key=lambda spec: _compute_mean_error(score(spec, tuning, TUNING_FOLDER)))
         rows = score(spec, reported, RECONSTRUCTIONS_FOLDER)
     except ValueError as error:
         return AttackScores(spec=str(spec), knows=False, refused=str(error))
@@ -195,7 +195,7 @@ def _choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], l
     return names[: min(grid.attacked.clients, left)], names[left:]
 
 
-def _mean_error(rows: Sequence[ScoreRow]) -> float:
+def _compute_mean_error(rows: Sequence[ScoreRow]) -> float:
     values = [row["rmse"] for row in _list_examples(rows)]
     return sum(values) / len(values) if values else float("inf")
 

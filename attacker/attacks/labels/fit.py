@@ -195,7 +195,7 @@ def find_most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
     From the best of `starts`, the label of one example after the other is changed, as long as that makes the fit more probable.
     starts: candidate counts, each (K,) with the sum n.
     """
-    y = torch.stack([_one_hot(counts.cpu()) for counts in starts])
+    y = torch.stack([_encode_one_hot(counts.cpu()) for counts in starts])
     seeds = fit.start[torch.arange(fit.examples) % len(fit.start)]
     now = fit_features(
         fit, LabelCandidates(y, START_SPREAD * seeds.expand(len(y), -1, -1), torch.zeros(len(y))), COARSE_ERROR, steps=4
@@ -255,7 +255,7 @@ def _propose_changes(fit: HeadFit, now: LabelCandidates, share: float, tried: se
     return LabelCandidates(torch.stack(found), now.z.expand(len(found), -1, -1), now.cost.expand(len(found)))
 
 
-def _one_hot(counts: Tensor) -> Tensor:
+def _encode_one_hot(counts: Tensor) -> Tensor:
     labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
     return torch.eye(len(counts), dtype=torch.float64)[labels]
 
