@@ -113,16 +113,8 @@ def tag_pairs(tagger: Tagger | str, x: Tensor, truth: Tensor) -> list[dict[str, 
     ]
 
 
-def load_tagger(name: str) -> Tagger:
-    """Return the tagger with a registered name, or the tagger that a factory `module:function`, which is imported, returns.
-
-    Raises ValueError if the name is unknown, or the packages that the tagger needs are not installed.
-    """
-    return Tagger(name, TAGGERS[name]())
-
-
-def load_or_explain(name: str | None, spec: DataSpec) -> Tagger | str:
-    """Return the tagger that `load_tagger` returns, or as text the reason why there is none.
+def load_tagger(name: str | None, spec: DataSpec) -> Tagger | str:
+    """Return the tagger with a registered name or of a factory `module:function`; or, as text, the reason why there is none.
 
     Reasons are that none is asked for, that it is not installed, and data that are not images of 1 or 3 channels.
     Raises ValueError for an unknown name.

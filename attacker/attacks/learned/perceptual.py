@@ -119,7 +119,7 @@ def load(net: str = "alex", weights: Path | None = None) -> Lpips:
     return Lpips(net, model.requires_grad_(False).eval())
 
 
-def load_or_explain(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
+def load_lpips(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
     """Return the LPIPS model that `load` returns, or as text the reason why there is none.
 
     Reasons are an unknown backbone, images of an unsuitable shape, and a missing or wrong weight file. spec: specification of the
